@@ -7,20 +7,25 @@ import ast
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 from embodied import commands
+from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.errors import ContractError, ContractWarning, RemoteError, RobotError
 from embodied.moved import MovedWarning
-from embodied.user_packages import ShadowWarning
+from embodied.user_packages import ShadowWarning, import_from_here
 
 STOPPED = 130
+OPTIONS = {"export": "--to", "demo": "--out"}
+"""Commands whose output folder is an option: `out=DIR` means it too."""
 ERRORS = {
     "embodied.core.checkpoint": "CheckpointError",
     "embodied.core.env": "NotFinite",
@@ -67,9 +72,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "  embodied view outputs/RUN\n"
         "  embodied demos collect env=fr3_lift episodes=50 out=outputs/demos",
     )
+    parser.add_argument("--version", action="version", version=f"embodied {version()}")
+    if not argv:
+        parser.print_help()
+        sys.exit(0)
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in known:
         raise ConfigError(f'there is no command "{verb}"{nearest(verb, known)}')
+    argv = with_folder(verb or "", argv)
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     for name, sentence in known.items():
         own = subparsers.add_parser(
@@ -85,10 +95,36 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(argv)
     # argparse ends a list of words at the first option; overrides may follow it.
     if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
-        raise ConfigError(f"unknown argument {rest[0]} (see embodied {args.verb} --help)")
+        raise ConfigError(_unknown(rest[0], argv, args))
     if rest:
         args.words += rest
     return args
+
+
+def _unknown(option: str, argv: Sequence[str], args: argparse.Namespace) -> str:
+    """The answer to `--seed 3`: settings are written without dashes."""
+    key, _, value = option.lstrip("-").partition("=")
+    after = argv[argv.index(option) + 1 :]
+    value = value or next((word for word in after if not word.startswith("-")), "VALUE")
+    line = f"unknown argument {option} (see embodied {args.verb} --help)"
+    return f"{line}; settings are written {key}={value}" if hasattr(args, "words") else line
+
+
+def with_folder(verb: str, argv: Sequence[str]) -> list[str]:
+    """`argv` with the output folder (`out=DIR`, `output=DIR`) as the command `verb` calls it."""
+    words = [re.sub(r"^(\+*)output=", r"\1out=", word) for word in argv]
+    if (option := OPTIONS.get(verb)) is None:
+        return words
+    split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in words]
+    return [word for part in split for word in part]
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return metadata.version("embodied-rl")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -96,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     warnings.showwarning = _shown_in_one_line(warnings.showwarning)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
+        _allow_again([*map(str, vars(args).values()), *getattr(args, "words", [])])
         args.run(args)
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
@@ -109,6 +146,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"embodied: {line}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
+
+
+def _allow_again(words: Sequence[str]) -> None:
+    """Allow the user's packages that were allowed when the user trained the runs in `words`."""
+    if added := run_packages.recall(words):
+        import_from_here()
+        print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
 
 
 def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:

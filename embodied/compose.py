@@ -21,7 +21,8 @@ from typing import Any, cast
 import yaml
 
 from embodied import moved
-from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+from embodied.core.build import ConfigError, Node, allow, nearest, require_allowed, resolve
+from embodied.core.config_fields import settings_of
 from embodied.core.saved_node import require_inside
 from embodied.user_packages import import_from_here
 from embodied.user_yaml import with_present_names
@@ -85,6 +86,7 @@ def compose(
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
         node, choices = _composed(primary, words, found)
+        top = _primary(primary, found)
     for group in (word[1:] for word in words if word.startswith("~")):
         if not any(word.startswith(f"++{group}.") for word in words):
             node[group] = None  # drops what an experiment sets in it
@@ -94,13 +96,14 @@ def compose(
         group, _, option = name.partition("/")
         if not option or choices.get(group) == option:
             require_inside(saved, f"the saved {group}")
-    if "regimes" in node:
-        _fill_data(node, node.pop("regimes"), words, search)
-    _bound(node, node.pop("at_most", {}))
     for name, value in node.items():
+        _require_kind(name, type(top.get(name)).__name__, value)
         group = name != "data" and any((folder / name).is_dir() for folder in search)
         if isinstance(value, dict) and group:
             _check(name, value)
+    if "regimes" in node:
+        _fill_data(node, node.pop("regimes"), words, search)
+    _bound(node, node.pop("at_most", {}))
     return Composition(node, choices)
 
 
@@ -184,7 +187,7 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    top = _load(next(f for f in (d / f"{primary}.yaml" for d in search) if f.exists()))
+    top = _primary(primary, search)
     groups = {next(iter(entry)) for entry in top.get("defaults", []) if isinstance(entry, dict)}
     words: list[str] = []
     for text in overrides:
@@ -192,7 +195,11 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             override = OverridesParser.create().parse_overrides([text])[0]
         except HydraException as error:
             raise ConfigError(f'cannot read "{text}": expected key=value') from error
+        if override.is_sweep_override():
+            raise ConfigError(_several(override.key_or_group, text.partition("=")[2]))
         key, value = override.key_or_group, override.value()
+        if (folder := moved.folder_key(key, top)) != key:
+            text, key = text.replace(key, folder, 1), folder
         if key in moved.table()["run"] and key not in top:
             new = moved.table()["run"][key]
             moved.warn(f"the run's {key}", new)
@@ -217,6 +224,17 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             text = f"++{text}"
         words.append(text)
     return words
+
+
+def _several(key: str, values: str) -> str:
+    """The answer to several values of a setting (`seed=0,1,2`)."""
+    line = f"a run has one {key}, and {values} are several: embodied study FILE runs variants and"
+    return f"{line} seeds, embodied sweep tries values; a list is written {key}=[{values}]"
+
+
+def _primary(primary: str, search: Sequence[Path]) -> Node:
+    """`PRIMARY.yaml` of the first folder that has it."""
+    return _load(next(f for f in (d / f"{primary}.yaml" for d in search) if f.exists()))
 
 
 def _require_known(key: str, top: Node, groups: set[str], text: str) -> None:
@@ -282,15 +300,42 @@ def _check(name: str, node: Node) -> None:
         raise ConfigError(
             f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"
         )
-    target = str(node["_target_"])
+    target = moved.target(str(node["_target_"]))
+    if (known := _known_settings(target)) is None:
+        return
+    given = {key: value for key, value in node.items() if key != "_target_"}
+    for key, value in moved.settings(target, given).items():
+        if key not in known:
+            raise ConfigError(f'{name} ({target}) has no setting "{key}"{nearest(key, known)}')
+        _require_kind(f"{name}.{key}", known[key], value)
+
+
+def _require_kind(where: str, kind: str, value: Any) -> None:
+    """ConfigError for a word instead of a number, and for one value instead of a list; `build`
+    finds the other mistakes, after imports that take seconds."""
+    number = isinstance(value, int | float)
+    if kind.startswith("tuple[") and (number or isinstance(value, str)):
+        raise ConfigError(f"{where}={value} should be a list: [{value}], or [{value},{value}]")
+    if kind in ("int", "float") and isinstance(value, str):
+        try:
+            float(value)
+        except ValueError as error:
+            raise ConfigError(f"{where}={value!r} should be {kind}") from error
+
+
+def _known_settings(target: str) -> dict[str, str] | None:
+    """The settings of a class and their types as written; None for a class that takes keywords.
+
+    Its source is read where that is enough: importing it takes seconds, and the answer to a mistake
+    should not.
+    """
+    require_allowed(target.rpartition(".")[0], f"_target_ {target}")
+    if (read := settings_of(target)) is not None:
+        return {setting.name: setting.kind for setting in read}
     cls = resolve(target, object)  # only its settings are read here; `build` knows its role
-    if "config" in inspect.signature(cls).parameters:
-        config = typing.get_type_hints(cls.__init__)["config"]
-        known = [field.name for field in fields(config)]
-        given = {key: value for key, value in node.items() if key != "_target_"}
-        for key in moved.settings(moved.target(target), given):
-            if key not in known:
-                raise ConfigError(f'{name} ({target}) has no setting "{key}"{nearest(key, known)}')
+    if "config" not in inspect.signature(cls).parameters:
+        return None
+    return {f.name: "" for f in fields(typing.get_type_hints(cls.__init__)["config"])}
 
 
 def _load(file: Path) -> Node:

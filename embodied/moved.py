@@ -89,6 +89,13 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def folder_key(key: str, known: Mapping[str, Any]) -> str:
+    """The output folder is `out` on every command line and was `output` on some: whichever of the
+    two `known` settings have, where `key` is the other one."""
+    other = table()["folder"].get(key)
+    return other if other in known and key not in known else key
+
+
 def attributes(module: str) -> Callable[[str], Any]:
     """A module's `__getattr__` (PEP 562) that knows its names of before.
 

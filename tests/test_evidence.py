@@ -11,11 +11,12 @@ import yaml
 from embodied import evidence
 from embodied.core.build import ConfigError, parse
 from embodied.moved import MovedWarning
+from embodied.study.study import Study, command, finished, read_study, run
 
 
 @pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)
 def test_studies_are_well_formed(file: Path) -> None:
-    study = evidence.read_study(file.read_text(), file.stem)
+    study = read_study(file.read_text(), file.stem)
     assert {study.baseline, study.result, *study.also} <= study.variants.keys()
     for variant, line in study.variants.items():
         words = line.format(work="W", out=f"W/{variant}-0", seed=0).split()
@@ -54,11 +55,11 @@ def test_a_small_study_from_command_to_table(
         "also": {"half": "half as much"},
         "further_metrics": ["y"],
     }
-    tiny: evidence.Study = parse(evidence.Study, study, "tiny")
+    tiny: Study = parse(Study, study, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
     for _ in range(2):  # the second time nothing is run again: score.py would fail on its folder
-        evidence.run(tiny, tmp_path / "work", workers=2)
-    assert evidence.finished(tiny, tmp_path / "work") == (0, 1)
+        run(tiny, tmp_path / "work", workers=2)
+    assert finished(tiny, tmp_path / "work") == (0, 1)
     evidence.write_down("tiny", tiny, tmp_path / "work")
     facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
     assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0], "half": [5.0, 5.0]}
@@ -73,11 +74,11 @@ def test_a_small_study_from_command_to_table(
 
 def test_a_failing_command_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"failed with 3; see .*out\.log"):
-        evidence.command('python -c "raise SystemExit(3)"', tmp_path / "out")
+        command('python -c "raise SystemExit(3)"', tmp_path / "out")
 
 
 def test_the_former_key_of_variants_is_read_with_a_warning() -> None:
     study = yaml.safe_load(sorted(evidence.STUDIES.glob("*.yaml"))[0].read_text())
     former = {("arms" if key == "variants" else key): value for key, value in study.items()}
     with pytest.warns(MovedWarning, match="variants"):
-        assert evidence.read_study(yaml.safe_dump(former), "former").variants == study["variants"]
+        assert read_study(yaml.safe_dump(former), "former").variants == study["variants"]

@@ -9,7 +9,6 @@ continues.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from embodied import evidence
 from embodied.bench.measure import machine
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, iqm
+from embodied.study.study import Study, cores, read_study
+from embodied.study.study import run as run_study
 from embodied.training.logger import read_metrics
 
 GOOD = 0.9  # success rate whose first crossing is in the table
@@ -52,13 +52,13 @@ class Curve:
 def run(out: Path) -> None:
     """Run what is missing, then write OUT/finetune.{json,png} and print the table."""
     settings = (PACKAGED / "bench" / "finetune.yaml").read_text()
-    study = evidence.read_study(settings, "finetune")
+    study = read_study(settings, "finetune")
     work = out / "finetune"
-    evidence.run(study, work, os.cpu_count() or 1)
+    run_study(study, work, cores())
     report(study, work, out)
 
 
-def report(study: evidence.Study, work: Path, out: Path) -> None:
+def report(study: Study, work: Path, out: Path) -> None:
     """Write the report from the variants below `work` that are finished for every seed."""
     curves = {
         variant: curve
@@ -88,7 +88,7 @@ def report(study: evidence.Study, work: Path, out: Path) -> None:
     Console().print(f"curves: {out / 'finetune.png'}", markup=False)
 
 
-def read(study: evidence.Study, work: Path, variant: str) -> Curve | None:
+def read(study: Study, work: Path, variant: str) -> Curve | None:
     """The evaluations of every seed of a variant; None if a seed is missing."""
     runs = [work / f"{variant}-{seed}" for seed in study.seeds]
     if not all(Path(f"{run}.done").exists() for run in runs):
@@ -102,9 +102,7 @@ def read(study: evidence.Study, work: Path, variant: str) -> Curve | None:
     )
 
 
-def draw(
-    study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Curve], file: Path
-) -> None:
+def draw(study: Study, base: NDArray[np.float64], curves: dict[str, Curve], file: Path) -> None:
     """Success by steps (left) and by minutes (right), from the BC policy's at 0."""
     import matplotlib
 
@@ -132,7 +130,7 @@ def draw(
     pyplot.close(figure)
 
 
-def table(study: evidence.Study, base: NDArray[np.float64], curves: dict[str, Curve]) -> Table:
+def table(study: Study, base: NDArray[np.float64], curves: dict[str, Curve]) -> Table:
     """One line per variant: final success, steps and minutes to `GOOD`."""
     low, high = bootstrap_interval(base)
     title = f"{study.task}; {study.baseline}: {iqm(base):.2f} [{low:.2f}, {high:.2f}]"

@@ -85,7 +85,7 @@ def the_workspace_holds_home(subject: RobotSubject) -> None:
     require(sound, f"the kinematics gives {place}, should be x, y, z in metres")
     require(made.workspace is not None, "no workspace: nothing keeps the tool from the table")
     assert made.workspace is not None
-    depth = float(Workspace(made.workspace, kinematics).depth(home).min())
+    depth = float(np.min(Workspace(made.workspace, kinematics).depth(home)))
     require(depth > 0, f"home, at {np.round(place[0], 3)}, is outside of the workspace")
 
 

@@ -3,65 +3,82 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from embodied.commands import add_overrides
+from embodied.commands.show import text_of
 from embodied.core.build import ConfigError, nearest
 
 EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
 
 
+PLURALS = {"bench": "benches", "data": "data", "policy": "policies"}
+GROUPED = 20  # groups of more options are shown by the package of their classes
+
+
 def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a group, such as policies")
-    parser.epilog = "examples:\n  embodied list experiments\n  embodied list policies"
+    add_overrides(parser, "a group, such as policies, or one option, such as sac")
+    parser.epilog = (
+        "examples:\n  embodied list\n  embodied list experiments\n  embodied list policies\n"
+        "  embodied list sac            the settings of one option"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     from embodied.compose import options, search_folders
+    from embodied.settings_tables import found_options
 
     folders = search_folders(args.config_dir)
     groups = {p.name for folder in folders for p in folder.iterdir() if any(p.glob("*.yaml"))}
     groups |= {*EMPTY}
     names = {plural(group): group for group in sorted(groups)}
     if not args.words:
-        raise ConfigError(f"no group is given: embodied list GROUP (known: {', '.join(names)})")
+        print("embodied list GROUP shows the options of a group:")
+        print(lines({name: str(len(options(group, folders))) for name, group in names.items()}))
     for word in args.words:
-        if (group := names.get(word, word)) not in groups:
+        if (group := names.get(word, word)) in groups:
+            _print_group(group, options(group, folders))
+        elif found := found_options(word, args.config_dir):
+            print("\n\n".join(text_of(group, file) for group, file in found))
+        else:
             raise ConfigError(f'there is no group "{word}"{nearest(word, names)}')
-        found = options(group, folders)
-        if not found:
-            print(f"no options; add DIR/{group}/NAME.yaml and --config-dir DIR")
-        width = max(map(len, found), default=0)
-        for name, file in found.items():
-            print(f"{name:{width}}   {sentence(file)}".rstrip())
+
+
+def _print_group(group: str, found: Mapping[str, Path]) -> None:
+    """The options of a group; many of them by the package that they are in."""
+    from embodied.settings_tables import sentence
+
+    if not found:
+        print(f"no options; add DIR/{group}/NAME.yaml and --config-dir DIR")
+    said = {name: sentence(file) for name, file in found.items()}
+    if len(found) <= GROUPED or group == "experiment":
+        print(lines(said))
+        return
+    packages = {name: package(file) for name, file in found.items()}
+    for each in sorted({*packages.values()}):
+        print(f"{each}:")
+        print(lines({n: s for n, s in said.items() if packages[n] == each}, "  "))
+
+
+def lines(said: Mapping[str, str], indent: str = "") -> str:
+    """Names and what is said about them, aligned."""
+    width = max(map(len, said), default=0)
+    return "\n".join(f"{indent}{n:{width}}   {text}".rstrip() for n, text in said.items())
 
 
 def plural(group: str) -> str:
-    return f"{group[:-1]}ies" if group.endswith("y") else f"{group}s"
+    return PLURALS.get(group, f"{group}s")
 
 
-def sentence(file: Path) -> str:
-    """The description of an option: the first comment of its YAML, else its module's docstring."""
-    text = file.read_text()
-    comments = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
-    for comment in comments:
-        if not comment.startswith("@package"):
-            return comment
-    target = str((yaml.safe_load(text) or {}).get("_target_", ""))
-    return _first_line(target.rpartition(".")[0]) if target else ""
-
-
-def _first_line(module: str) -> str:
-    """The first line of a module's docstring, without importing it."""
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        return ""
-    if found is None or found.origin is None:
-        return ""
-    tree = ast.parse(Path(found.origin).read_text())
-    return (ast.get_docstring(tree) or "").split("\n")[0]
+def package(file: Path) -> str:
+    """The package of an option's class, without the first name (envs.fr3.env.Fr3: fr3); of an
+    environment in wrappers, that of the environment."""
+    node: Any = yaml.safe_load(file.read_text()) or {}
+    while isinstance(node.get("env"), dict) and "_target_" in node["env"]:
+        node = node["env"]
+    words = str(node.get("_target_", "")).split(".")
+    return words[1] if len(words) > 2 else words[0]

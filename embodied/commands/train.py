@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from embodied.commands import add_overrides, device_of
 from embodied.core.build import ConfigError, Node, nearest
 
+SENTENCES = ("prompt", "sentence", "text", "goal")
+"""Settings of a node that say in words what is wanted."""
+
 if TYPE_CHECKING:
     from embodied.training.config import RunConfig
     from embodied.training.logger import Log
@@ -21,12 +24,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  embodied train experiment=pendulum_sac\n"
         "  embodied train experiment=halfcheetah_sac seed=1 learner.gamma=0.98\n"
-        "  embodied train experiment=fr3_lift_flow demos=outputs/demos output=outputs/bc\n"
+        "  embodied train experiment=fr3_lift_flow demos=outputs/demos out=outputs/bc\n"
         "  embodied train experiment=fr3_lift_dsrl init=outputs/bc size=debug\n"
         "  embodied train policy=flow learner=imitate demos=hf://lerobot/pusht\n"
         "  embodied train experiment=fr3_lift_dsrl init=ws://127.0.0.1:8000   a served policy\n"
-        "  embodied train resume=outputs/bc steps=8000"
+        "  embodied train resume=outputs/bc steps=8000\n\n"
+        "settings (key, default, what it is), and those of each part: embodied show learner=NAME\n"
+        + settings()
     )
+
+
+def settings() -> str:
+    """The settings of a run as a table."""
+    from embodied.compose import PACKAGED
+    from embodied.settings_tables import command_rows, regime_rows, table
+
+    return table([*command_rows(PACKAGED / "train.yaml"), *regime_rows([PACKAGED])])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -38,15 +51,14 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
 
     Prints the settings, progress and what to type next, unless `verbose` is false.
     """
-    from policies.remote.address import allow_typed
-
-    allow_typed(words)
     resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
     if resume and resume[-1] not in ("", "null"):
         node, step = resumed(Path(resume[-1]), words, folders)
     else:
         node, step = fresh(words, folders), 0
+    from policies.remote.address import allow_typed
 
+    allow_typed(words)
     from embodied.core import distributed
     from embodied.training.config import read_config
     from embodied.training.logger import Log
@@ -114,7 +126,7 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     if any(Path(node["output"]).glob("checkpoints/[0-9]*")):
         raise ConfigError(
             f"{node['output']} already holds a run: resume it with resume={node['output']}, or "
-            "choose another folder: output=DIR"
+            "choose another folder: out=DIR"
         )
     return node
 
@@ -156,6 +168,8 @@ def facts(config: RunConfig) -> dict[str, str]:
         **({"finetune": f"{described(finetune)} of {config.init}"} if finetune else {}),
         **({"from": config.init} if config.init and not finetune else {}),
         "learner": described(config.learner),
+        **({"reward": described(config.reward)} if config.reward else {}),
+        **({"teacher": described(config.teacher)} if config.teacher else {}),
         "training": config.data.regime.replace("_", "-"),
         **({"demos": ", ".join(paths)} if paths else {}),
         **({"mapping": config.mapping} if config.mapping else {}),
@@ -170,6 +184,7 @@ def described(node: Node) -> str:
     shown = [
         f"{k}={node[k]}" for k in ("task", "id", "chunk", "num_envs", "batch_size") if k in node
     ]
+    shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
     return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -237,6 +238,11 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except ValueError as error:
             raise ConfigError(f"{where}={shown(value)} is not a number") from error
+    if hint is int and (whole := _whole(value)) is not None:
+        return whole
+    if origin is tuple and isinstance(value, int | float | str):
+        text = shown(value)
+        raise ConfigError(f"{where}={text} should be a list: [{text}], or [{text},{text}]")
     kind: Any = origin or hint
     if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
@@ -249,6 +255,13 @@ def _float(value: int, where: str) -> float:
         return float(value)
     except OverflowError as error:
         raise ConfigError(f"{where}={shown(value)} is too large for a number") from error
+
+
+def _whole(value: object) -> int | None:
+    """A whole number that was written as 1e5 or 100000.0; None for another value."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value):
+        value = float(value)  # YAML 1.1 reads 1e5 as a string
+    return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
 def _typed_tuple(hints: tuple[Any, ...], items: Sequence[Any], where: str) -> tuple[Any, ...]:

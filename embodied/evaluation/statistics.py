@@ -65,6 +65,26 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def probability_of_improvement(
+    better: ArrayLike, baseline: ArrayLike, samples: int = 2_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """P(a run of `better` scores higher than one of `baseline`), and its 95% bootstrap interval.
+
+    The mean over all pairs of runs, ties count one half (Agarwal et al., 2021, section 4.3); runs
+    of each side are resampled on their own.
+    """
+    one, other = np.asarray(better, np.float64), np.asarray(baseline, np.float64)
+    if not one.size or not other.size:
+        raise ValueError("a probability needs at least one score on each side")
+    wins = (one[:, None] > other) + 0.5 * (one[:, None] == other)
+    random = np.random.default_rng(seed)
+    rows = random.integers(len(one), size=(samples, len(one), 1))
+    columns = random.integers(len(other), size=(samples, 1, len(other)))
+    drawn = wins[rows, columns].mean((1, 2))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(wins.mean()), float(low), float(high)
+
+
 def _middle(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The interquartile mean of each row [samples, n] -> [samples]."""
     count = rows.shape[1]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import yaml
 
-from embodied.core import distributed
+from embodied.core import distributed, run_packages
 from embodied.core.errors import RemoteError, RobotError
 from embodied.core.seeding import seed_everything
 from embodied.training import reward_hacking
@@ -35,6 +35,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
     if first:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.yaml").write_text(yaml.safe_dump(as_node(config), sort_keys=False))
+        run_packages.remember(folder)
     step = components.resume(config.resume) if config.resume else 0
     distributed.broadcast(components.learner)
     if distributed.world() > 1:

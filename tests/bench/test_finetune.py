@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embodied import evidence
 from embodied.bench import finetune
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, parse
+from embodied.study.study import Study
 
 SETTINGS = yaml.safe_load((PACKAGED / "bench" / "finetune.yaml").read_text())
 
@@ -28,12 +28,12 @@ def write_run(work: Path, name: str, scores: list[float]) -> None:
     Path(f"{folder}.done").write_text("1.0\n")
 
 
-def study(**variants: str) -> evidence.Study:
-    return parse(evidence.Study, {**SETTINGS, "seeds": [0, 1], "variants": variants}, "finetune")
+def study(**variants: str) -> Study:
+    return parse(Study, {**SETTINGS, "seeds": [0, 1], "variants": variants}, "finetune")
 
 
 def test_variants_name_experiments_and_share_the_bc_policy() -> None:
-    own: evidence.Study = parse(evidence.Study, SETTINGS, "finetune")
+    own: Study = parse(Study, SETTINGS, "finetune")
     for line in own.variants.values():
         words = shlex.split(line.format(work="W", out="O", seed=0))
         (experiment,) = (w.partition("=")[2] for w in words if w.startswith("experiment="))

@@ -1,0 +1,80 @@
+"""Search settings with Optuna: parallel trials, poor ones stopped at checkpoints, one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embodied.commands import add_overrides
+from embodied.core.build import ConfigError, parse
+
+OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "words of `embodied train`; ranges; trials=20 metric=eval/return ...")
+    parser.epilog = (
+        "a setting is searched if it is written as\n"
+        "  KEY=log:1e-4..1e-3    a number, evenly in its logarithm\n"
+        "  KEY=0.1..0.9          a number; KEY=16..64 a whole number\n"
+        "  KEY=choice:A,B,C      one of these\n"
+        "and of the sweep itself: trials=20 metric=eval/return direction=maximize|minimize\n"
+        "rungs=4 pruner=median|halving|none sweep_seed=0 workers=N out=DIR\n\n"
+        "example:\n"
+        "  embodied sweep experiment=pendulum_sac learner.critic_lr=log:1e-4..1e-2 \\\n"
+        "      'policy.hidden=choice:[64,64],[256,256]' trials=12 out=outputs/pendulum_sweep\n"
+        "The same command goes on with a sweep that was interrupted."
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from embodied.study.study import cores
+    from embodied.study.sweep import run as run_sweep
+    from embodied.study.sweep_page import best_of, facts, write_sweep
+
+    own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
+    words = [word for word in args.words if word.partition("=")[0] not in OWN]
+    sweep = sweep_of(own, words, args.config_dir)
+    out = Path(own.get("out") or "outputs/sweep")
+    workers = _number(own, "workers", cores())
+    study = run_sweep(sweep, out, workers, lambda found: write_sweep(out.name, sweep, found, out))
+    page, best = write_sweep(out.name, sweep, study, out), best_of(sweep, facts(study, out))
+    if best is not None:
+        shown = " ".join(f"{key}={value}" for key, value in best["settings"].items())
+        print(f"\nbest: trial {best['trial']}, {sweep.metric} {best['value']:.4g}: {shown}")
+    print(f"  report  {page}")
+
+
+def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
+    """The sweep, after one training with its first values was composed: mistakes cost nothing."""
+    from embodied.commands.train import fresh
+    from embodied.study.space import searched
+    from embodied.study.sweep import Sweep
+
+    found = {word: searched(word) for word in words}
+    fixed = [word for word, space in found.items() if space is None]
+    space = tuple(each for each in found.values() if each is not None)
+    first = [
+        f"{s.key}={s.choices[0] if s.choices else int(s.low) if s.whole else s.low}" for s in space
+    ]
+    node = fresh([*fixed, *first, "out=outputs/no-run"], folders)
+    steps = int(node["steps"])
+    fixed = [word for word in fixed if word.partition("=")[0] != "steps"]
+    kept = [part for folder in folders for part in ("--config-dir", folder)]
+    settings = {
+        "words": (*fixed, *kept),
+        "space": space,
+        "steps": steps,
+        **{key: own[key] for key in ("metric", "direction", "pruner") if key in own},
+        **{key: _number(own, key, 0) for key in ("trials", "rungs") if key in own},
+        **({"seed": _number(own, "sweep_seed", 0)} if "sweep_seed" in own else {}),
+    }
+    return parse(Sweep, settings, "sweep")
+
+
+def _number(own: dict[str, str], key: str, usual: int) -> int:
+    try:
+        return int(own.get(key, usual))
+    except ValueError as error:
+        raise ConfigError(f"{key}={own[key]} should be a whole number") from error

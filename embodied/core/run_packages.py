@@ -1,0 +1,77 @@
+"""The user's packages that a run was allowed to use, kept in the user's own state folder.
+
+`embodied train "allow=[my_lab]"` writes the run folder, the packages and a hash of its run.yaml to
+STATE/allowed.json (STATE: $XDG_STATE_HOME/embodied, else ~/.local/state/embodied). A later command
+that names that run need not repeat `allow=`. Nothing inside a run folder is believed: a folder of
+another person has no entry there, and one whose run.yaml was changed is not the run that was
+allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from embodied.core import build
+from embodied.core.atomic_write import write_json
+
+SETTINGS = "run.yaml"
+
+
+def state_file() -> Path:
+    """STATE/allowed.json; it need not exist."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "embodied" / "allowed.json"
+
+
+def remember(folder: Path) -> None:
+    """Keep the packages that this process was asked to allow, for the run in `folder`."""
+    asked = list(build.asked_packages())
+    known = _read()
+    if not asked and str(folder.resolve()) not in known:
+        return
+    known[str(folder.resolve())] = {"packages": asked, "sha256": _hash(folder)}
+    known = {run: entry for run, entry in known.items() if (Path(run) / SETTINGS).exists()}
+    state_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_json(state_file(), known)
+
+
+def recall(words: Iterable[str]) -> list[str]:
+    """Allow what was allowed for the runs that `words` of a command line name ("outputs/a",
+    "init=outputs/a", a checkpoint in it); returns the packages that this adds."""
+    known = _read()
+    if not known:
+        return []
+    added = list[str]()
+    for folder in filter(None, map(_run_of, words)):
+        entry = known.get(str(folder.resolve()))
+        if entry is None or entry["sha256"] != _hash(folder):
+            continue
+        for package in entry["packages"]:
+            if package not in (*build.asked_packages(), *added):
+                added.append(package)
+                build.allow(package)
+    return added
+
+
+def _run_of(word: str) -> Path | None:
+    """The run folder that a word names, by itself or by a checkpoint."""
+    path = Path(word if Path(word).exists() else word.rpartition("=")[2])
+    places = (path, path.parent.parent)
+    return next((place for place in places if (place / SETTINGS).is_file()), None)
+
+
+def _hash(folder: Path) -> str:
+    return hashlib.sha256((folder / SETTINGS).read_bytes()).hexdigest()
+
+
+def _read() -> dict[str, Any]:
+    try:
+        known = json.loads(state_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return cast(dict[str, Any], known) if isinstance(known, dict) else {}

@@ -1,0 +1,1 @@
+"""Studies (variants over seeds, with intervals) and sweeps (settings, by Optuna), as HTML pages."""

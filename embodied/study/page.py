@@ -1,0 +1,172 @@
+"""One HTML page, and results.json, of a study or a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.core.atomic_write import write_durably, write_json
+from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.reports.run_report import PAGE, STYLE
+from embodied.reports.svg import LEFT, RIGHT, WIDTH, ticks
+from embodied.reports.svg import several as curves_of
+from embodied.study.study import Study, is_done, last_value, seconds_of, values_of
+
+ROW = 30  # pixels of one variant in the plot of intervals
+
+
+def results(study: Study, work: Path) -> dict[str, Any]:
+    """Scores of the finished runs of every variant, with what is said about them."""
+    variants = {}
+    for name in study.variants:
+        seeds = [seed for seed in study.seeds if is_done(work, name, seed)]
+        outs = [work / f"{name}-{seed}" for seed in seeds]
+        scores = [last_value(out, study.metric) for out in outs]
+        variants[name] = {
+            "line": study.line(name, study.seeds[0], work),
+            "seeds": seeds,
+            "scores": scores,
+            "minutes": [seconds_of(out) / 60 for out in outs],
+            **summary(scores),
+        }
+    base = variants[study.baseline]["scores"]
+    for name, facts in variants.items():
+        if name != study.baseline and base and facts["scores"]:
+            compared = probability_of_improvement(facts["scores"], base)
+            facts["probability_of_improvement"] = list(compared)
+    return {"metric": study.metric, "baseline": study.baseline, "variants": variants}
+
+
+def summary(scores: Sequence[float]) -> dict[str, Any]:
+    """Interquartile mean and its 95% bootstrap interval; nothing without scores."""
+    if not scores:
+        return {}
+    return {"iqm": iqm(scores), "interval": list(bootstrap_interval(scores))}
+
+
+def write_study(name: str, study: Study, work: Path) -> Path:
+    """Write results.json and report.html into `work`; returns the page."""
+    found = results(study, work)
+    write_json(work / "results.json", found)
+    body = [
+        head(study.method or name, study.task, study.claim),
+        f"<h2>{escape(study.metric)} at the end</h2>",
+        figure(intervals(found["variants"])),
+        table(HEADS, [_cells(n, f, study.baseline) for n, f in found["variants"].items()]),
+        NOTE,
+        "<h2>During training</h2>",
+        figure(curves_of(_curves(study, work), study.metric)),
+        "<h2>Command lines</h2>",
+        f"<pre>{escape(chr(10).join(f['line'] for f in found['variants'].values()))}</pre>",
+    ]
+    return write_page(work, name, body)
+
+
+HEADS = ("variant", "runs", "IQM", "95% interval", "P(better than baseline)", "scores", "minutes")
+NOTE = (
+    "<p>IQM: interquartile mean over seeds, with its 95% bootstrap interval. P: probability that a "
+    "run of the variant scores higher than one of the baseline, with its 95% interval; near 50% "
+    "means that they cannot be told apart. With fewer than five seeds intervals are too narrow."
+    "</p>"
+)
+
+
+def write_page(work: Path, name: str, body: Iterable[str]) -> Path:
+    file = work / "report.html"
+    page = PAGE.format(title=escape(name), style=STYLE, body="\n".join(body))
+    write_durably(file, lambda sink: sink.write(page.encode()))
+    return file
+
+
+def head(title: str, *says: str) -> str:
+    lines = "".join(f"<p>{escape(each)}</p>" for each in says if each)
+    return f"<header><h1>{escape(title)}</h1>{lines}</header>"
+
+
+def figure(drawn: str) -> str:
+    return f"<figure>{drawn}</figure>" if drawn else "<p>nothing to draw yet</p>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _cells(name: str, facts: Mapping[str, Any], baseline: str) -> list[str]:
+    if not facts["scores"]:
+        return [name, "0", "-", "-", "-", "", ""]
+    low, high = facts["interval"]
+    compared = facts.get("probability_of_improvement")
+    better = (
+        "-" if compared is None else f"{compared[0]:.0%} [{compared[1]:.0%}, {compared[2]:.0%}]"
+    )
+    return [
+        f"{name} (baseline)" if name == baseline else name,
+        str(len(facts["scores"])),
+        number(facts["iqm"]),
+        f"[{number(low)}, {number(high)}]",
+        better,
+        ", ".join(map(number, facts["scores"])),
+        f"{float(np.median(facts['minutes'])):.1f}",
+    ]
+
+
+def intervals(variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """An SVG: one line per variant with its interval, its IQM and the score of every run."""
+    drawn = {name: facts for name, facts in variants.items() if facts["scores"]}
+    if not drawn:
+        return ""
+    every = [v for f in drawn.values() for v in (*f["scores"], *f["interval"])]
+    low, high = min(every), max(every)
+    pad = 0.05 * (high - low) or max(abs(high), 1.0) * 0.05
+    low, high, left = low - pad, high + pad, LEFT + 60
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (WIDTH - RIGHT - left)
+
+    height = ROW * len(drawn) + 24
+    parts = [
+        f'<text x="{x(v):.1f}" y="{height - 6}" class="x">{number(v)}</text>'
+        f'<path class="grid" d="M{x(v):.1f} 0V{height - 20}"/>'
+        for v in ticks(low, high, 5)
+    ]
+    for at, (name, facts) in enumerate(drawn.items()):
+        y, (a, b) = ROW * at + ROW / 2, facts["interval"]
+        parts.append(f'<text x="{left - 8}" y="{y + 4}" class="y">{escape(name[:22])}</text>')
+        parts.append(f'<path class="whisker" d="M{x(a):.1f} {y}H{x(b):.1f}"/>')
+        parts += [
+            f'<circle cx="{x(v):.1f}" cy="{y}" r="2.5" class="dot" opacity=".5"/>'
+            for v in facts["scores"]
+        ]
+        parts.append(f'<circle cx="{x(facts["iqm"]):.1f}" cy="{y}" r="5" class="dot"/>')
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
+
+
+def _curves(study: Study, work: Path) -> dict[str, list[tuple[float, float]]]:
+    """Of each variant the IQM over its runs at every evaluated step that all of them have."""
+    found = {}
+    for name in study.variants:
+        runs = [dict(values_of(work / f"{name}-{s}", study.metric)) for s in study.seeds]
+        runs = [run for run in runs if run]
+        steps = sorted(set.intersection(*map(set, runs))) if runs else []
+        found[name] = [(float(step), iqm([run[step] for run in runs])) for step in steps]
+    return found
+
+
+def lines(found: Mapping[str, Any]) -> str:
+    """The results as plain text."""
+    rows = [_cells(n, f, found["baseline"])[:5] for n, f in found["variants"].items()]
+    rows = [list(HEADS[:5]), *rows]
+    widths = [max(len(row[k]) for row in rows) for k in range(5)]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows
+    )

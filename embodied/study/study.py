@@ -1,0 +1,235 @@
+"""Study: command lines, its variants, each run once per seed; what is finished is not repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied import moved
+from embodied.core.build import ConfigError, parse
+
+COMMANDS = ("embodied", "python")
+STOPPED = 130
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study.
+
+    `variants` are command lines with the fields {work}, {out} and {seed}, or only words of
+    `embodied train`, to which `base` (words of all variants), the seed and the folder are added.
+    `prepare` lines run once before. `metric` is read from the last line of each variant's
+    metrics.jsonl that has it. Every variant is compared with `baseline` (default: the first one).
+
+    `method`, `task` and `claim` describe the study on its page. `result` and `also` (by name, with
+    the method's name) choose the variants of a table row in docs/evidence.md; `further_metrics`
+    are read and compared in the same way.
+    """
+
+    metric: str
+    seeds: tuple[int, ...]
+    variants: dict[str, str]
+    base: str = ""
+    baseline: str = ""
+    method: str = ""
+    task: str = ""
+    claim: str = ""
+    result: str = ""
+    prepare: tuple[str, ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict)
+    further_metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.variants or not self.seeds:
+            raise ConfigError("a study needs variants (NAME: words) and seeds: [0, 1, 2]")
+        if not self.baseline:
+            object.__setattr__(self, "baseline", next(iter(self.variants)))
+        for name in filter(None, (self.baseline, self.result, *self.also)):
+            if name not in self.variants:
+                raise ConfigError(f'there is no variant "{name}"{nearest(name, self.variants)}')
+
+    def line(self, variant: str, seed: int, work: Path) -> str:
+        """The command line of a variant."""
+        text, out = self.variants[variant], work / f"{variant}-{seed}"
+        if not text.startswith(COMMANDS):
+            text = f"embodied train {self.base} {text} seed={{seed}} out={{out}} video=false"
+        return " ".join(_filled(text, work=work, out=out, seed=seed).split())
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a variant may continue from another one's folder."""
+        return any("{work}/" in text for text in self.variants.values())
+
+
+def _filled(text: str, **places: object) -> str:
+    try:
+        return text.format(**places)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"`{text}`: only {{work}}, {{out}} and {{seed}} are filled in; double other braces"
+        ) from error
+
+
+def read_study(text: str, name: str) -> Study:
+    """Parse a study; the former key `arms` is still accepted, with a warning."""
+    node = yaml.safe_load(text)
+    if not isinstance(node, dict):
+        raise ConfigError(f"study {name} should hold metric, seeds and variants")
+    if "arms" in node and "variants" not in node:
+        moved.warn(f"the key arms of study {name}", "variants")
+        node["variants"] = node.pop("arms")
+    return parse(Study, {**node, "variants": _texts(node.get("variants"))}, f"study {name}")
+
+
+def _texts(variants: Any) -> Any:
+    """A variant without words (`sac:`) is one with none."""
+    if not isinstance(variants, dict):
+        return variants
+    return {str(name): "" if text is None else text for name, text in variants.items()}
+
+
+def run(
+    study: Study, work: Path, workers: int, done: Callable[[Path], object] = lambda out: None
+) -> None:
+    """Run what is missing, `workers` at a time; `done(out)` is called after each, one at a time.
+
+    A failing run does not stop the others; ConfigError names the first one at the end.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(study.prepare):
+        command(_filled(text, work=work), work / f"prepare-{number}")
+    jobs, one_at_a_time = list(_jobs(study)), threading.Lock()
+
+    def finish(out: Path) -> None:
+        with one_at_a_time:
+            done(out)
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        ended = pool.map(lambda names: _chain(study, work, names, finish), jobs)
+        problems = [problem for problem in ended if problem is not None]
+    finally:  # after Ctrl-C nothing more is started
+        pool.shutdown(cancel_futures=True)
+    if problems:
+        raise problems[0]
+
+
+def _jobs(study: Study) -> Iterator[list[tuple[str, int]]]:
+    """Lists of (variant, seed) that are run in order; the lists are run in parallel."""
+    for seed in study.seeds:
+        pairs = [(variant, seed) for variant in study.variants]
+        yield from [pairs] if study.in_order else [[pair] for pair in pairs]
+
+
+def _chain(
+    study: Study, work: Path, pairs: Sequence[tuple[str, int]], done: Callable[[Path], object]
+) -> ConfigError | None:
+    for variant, seed in pairs:
+        out = work / f"{variant}-{seed}"
+        try:
+            command(study.line(variant, seed, work), out)
+        except ConfigError as problem:
+            print(f"embodied: {problem}", file=sys.stderr, flush=True)
+            return problem
+        done(out)
+    return None
+
+
+def command(line: str, out: Path) -> None:
+    """Run a command line once; OUT.log keeps its output, OUT.done the seconds it took.
+
+    A training that was interrupted is resumed exactly from its last checkpoint.
+    """
+    done = Path(f"{out}.done")
+    if done.exists():
+        return
+    words = shlex.split(line)
+    resumed = words[:2] == ["embodied", "train"] and any(out.glob("checkpoints/[0-9]*/loop.pt"))
+    if resumed:
+        words = [*resume_words(words), f"resume={out}"]
+    else:
+        shutil.rmtree(out, ignore_errors=True)
+    print(shlex.join(words) if resumed else line, flush=True)
+    start = time.perf_counter()
+    with Path(f"{out}.log").open("a" if resumed else "w") as log:
+        code = subprocess.run(
+            program(words), stdout=log, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    if code == STOPPED:
+        raise KeyboardInterrupt
+    if code != 0:
+        raise ConfigError(f"study: `{line}` failed with {code}; see {out}.log")
+    done.write_text(f"{time.perf_counter() - start:.1f}\n")
+
+
+def program(words: Sequence[str]) -> list[str]:
+    """`embodied` and `python` are those of this Python."""
+    if words[0] == "embodied":
+        return [sys.executable, "-m", "embodied.cli", *words[1:]]
+    return [sys.executable if words[0] == "python" else words[0], *words[1:]]
+
+
+def resume_words(words: Sequence[str]) -> list[str]:
+    """Of a training's words those that a resumed one needs too."""
+    kept = [word for word in words if word.startswith("allow=")]
+    for at, word in enumerate(words[:-1]):
+        if word == "--config-dir":
+            kept += [word, words[at + 1]]
+    return [*words[:2], *kept]
+
+
+def finished(study: Study, work: Path) -> tuple[int, ...]:
+    """The seeds for which every variant is done."""
+    return tuple(
+        seed for seed in study.seeds if all(is_done(work, v, seed) for v in study.variants)
+    )
+
+
+def is_done(work: Path, variant: str, seed: int) -> bool:
+    return (work / f"{variant}-{seed}.done").exists()
+
+
+def scores_of(study: Study, work: Path, metric: str) -> dict[str, list[float]]:
+    """Of each variant, the last value of `metric` of each seed."""
+    return {
+        variant: [last_value(work / f"{variant}-{seed}", metric) for seed in study.seeds]
+        for variant in study.variants
+    }
+
+
+def last_value(folder: Path, metric: str) -> float:
+    """The last value of `metric` in a run's metrics."""
+    values = values_of(folder, metric)
+    if not values:
+        raise ConfigError(f"study: {folder}/metrics.jsonl has no {metric}")
+    return values[-1][1]
+
+
+def values_of(folder: Path, metric: str) -> list[tuple[int, float]]:
+    """(step, value) of every complete line of a run's metrics that has `metric`."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return [(int(row.get("step", 0)), float(row[metric])) for row in rows if metric in row]
+
+
+def seconds_of(out: Path) -> float:
+    return float(Path(f"{out}.done").read_text())
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

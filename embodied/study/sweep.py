@@ -1,0 +1,218 @@
+"""Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
+
+A trial is a process of `embodied train`. It evaluates and saves `rungs` times; after each
+evaluation Optuna's pruner decides whether it goes on. A stopped trial saves where it is (as after
+Ctrl-C), and can be resumed exactly by hand. A sweep that was interrupted goes on with the same
+trials: Optuna's journal keeps what was tried, and unfinished runs are resumed exactly from their
+last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, Literal
+
+from embodied.core.build import ConfigError
+from embodied.study.space import Searched
+from embodied.study.study import STOPPED, program, resume_words, values_of
+
+POLL = 0.5  # s between looks at a trial's metrics
+GRACE = 5.0  # s for a training that was interrupted to end by itself
+JOURNAL = "optuna.log"
+WORDS = "words"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`words` of all trials, `space` that is searched, `trials` in all, `rungs` of evaluations.
+
+    `metric` is maximized or minimized; `steps` of a whole trial. `pruner`: "median" (worse than the
+    median of earlier trials at the same step), "halving" (successive halving) or "none".
+    """
+
+    words: tuple[str, ...]
+    space: tuple[Searched, ...]
+    metric: str = "eval/return"
+    direction: Literal["maximize", "minimize"] = "maximize"
+    trials: int = 20
+    rungs: int = 4
+    steps: int = 100_000
+    pruner: Literal["median", "halving", "none"] = "median"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.space:
+            raise ConfigError(
+                "a sweep needs a setting to search: KEY=log:1e-4..1e-3, KEY=16..64, KEY=choice:A,B"
+            )
+        for name in ("trials", "rungs", "steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} should be at least 1")
+
+    @property
+    def every(self) -> int:
+        """Steps between evaluations, which are checkpoints too."""
+        return max(1, self.steps // self.rungs)
+
+
+def open_study(sweep: Sweep, out: Path) -> Any:
+    """Optuna's study in OUT/optuna.log; ConfigError if it is one of other settings."""
+    try:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'embodied sweep needs Optuna: pip install optuna (or pip install "embodied-rl[sweep]")'
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    out.mkdir(parents=True, exist_ok=True)
+    pruners: dict[str, Any] = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=3),
+        "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=sweep.every),
+        "none": optuna.pruners.NopPruner(),
+    }
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(out / JOURNAL))),
+        sampler=optuna.samplers.TPESampler(seed=sweep.seed, constant_liar=True),
+        pruner=pruners[sweep.pruner],
+        study_name="sweep",
+        direction=sweep.direction,
+        load_if_exists=True,
+    )
+    asked = shlex.join([*sweep.words, *map(repr, sweep.space), sweep.metric, str(sweep.steps)])
+    if study.user_attrs.setdefault(WORDS, asked) != asked:
+        raise ConfigError(f"{out} holds a sweep of other settings: choose another folder, out=DIR")
+    study.set_user_attr(WORDS, asked)
+    return study
+
+
+def run(sweep: Sweep, out: Path, workers: int, done: Callable[[Any], object]) -> Any:
+    """Run the missing trials, `workers` at a time; `done(study)` after each. Returns the study."""
+    study, stop = open_study(sweep, out), Event()
+    waiting, lock = _trials(sweep, study), Lock()
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                trial = next(waiting, None)
+            if trial is None:
+                return
+            _run_trial(sweep, study, trial, out, stop)
+            with lock:
+                done(study)
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        jobs = [pool.submit(work) for _ in range(workers)]
+        for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
+            job.result()
+    finally:
+        stop.set()
+        pool.shutdown()
+    return study
+
+
+def _trials(sweep: Sweep, study: Any) -> Iterator[Any]:
+    """Trials that were interrupted, then new ones, until there are enough."""
+    import optuna
+
+    running = [t for t in study.trials if t.state == optuna.trial.TrialState.RUNNING]
+    for frozen in running:
+        yield optuna.trial.Trial(study, frozen._trial_id)
+    while len(study.trials) < sweep.trials:
+        yield study.ask()
+
+
+def folder_of(out: Path, number: int) -> Path:
+    return out / f"trial-{number:03d}"
+
+
+def line_of(sweep: Sweep, trial: Any, out: Path) -> list[str]:
+    """The words of a trial's training."""
+    chosen = [f"{each.key}={each.suggest(trial)}" for each in sweep.space]
+    every = f"eval_every={sweep.every}", f"save_every={sweep.every}"
+    return [
+        "embodied",
+        "train",
+        *sweep.words,
+        *chosen,
+        f"steps={sweep.steps}",
+        *every,
+        "video=false",
+        f"out={folder_of(out, trial.number)}",
+    ]
+
+
+def _run_trial(sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event) -> None:
+    """Run or resume a trial's process and report its evaluations until it ends or is stopped."""
+    from optuna.trial import TrialState
+
+    folder, words = folder_of(out, trial.number), line_of(sweep, trial, out)
+    if any(folder.glob("checkpoints/[0-9]*/loop.pt")):
+        words = [*resume_words(words), f"resume={folder}"]
+    print(shlex.join(words), flush=True)
+    with Path(f"{folder}.log").open("a") as log:
+        process = subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
+        pruned = _watch(sweep, trial, folder, process, stop)
+        code = process.wait()
+    values = values_of(folder, sweep.metric)
+    if pruned:
+        study.tell(trial, state=TrialState.PRUNED)
+    elif code == STOPPED or stop.is_set():  # interrupted: the next sweep goes on with it
+        return
+    elif code != 0 or not values:
+        print(f"trial {trial.number} failed; see {folder}.log", flush=True)
+        study.tell(trial, state=TrialState.FAIL)
+    else:
+        study.tell(trial, values[-1][1])
+
+
+def _watch(
+    sweep: Sweep, trial: Any, folder: Path, process: subprocess.Popen[bytes], stop: Event
+) -> bool:
+    """Report evaluations until the process ends; whether it was stopped as a poor one."""
+    reported = {step for step in trial.study.trials[trial.number].intermediate_values}
+    while process.poll() is None:
+        if stop.is_set():
+            _interrupt(process)
+            return False
+        if _poor(sweep, trial, folder, reported):
+            process.send_signal(signal.SIGINT)
+            return True
+        time.sleep(POLL)
+    _poor(sweep, trial, folder, reported)
+    return False
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Let the training save and end. After Ctrl-C in a terminal it has its own signal, and a second
+    one would end it at once."""
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+
+
+def _poor(sweep: Sweep, trial: Any, folder: Path, reported: set[int]) -> bool:
+    """Report the new evaluations; whether the pruner would stop the trial at one of them."""
+    for step, value in values_of(folder, sweep.metric):
+        if step not in reported and step < sweep.steps:
+            reported.add(step)
+            trial.report(value, step)
+            if trial.should_prune():
+                return True
+    return False
+
+
+def trial_words(sweep: Sweep, params: dict[str, Any]) -> Sequence[str]:
+    """The words of `embodied train` with the settings of a trial."""
+    return [*sweep.words, *(f"{key}={value}" for key, value in params.items())]

@@ -1,0 +1,94 @@
+"""Packages that a run was allowed to use: remembered by the user's account, never by the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied.cli import main
+from embodied.core import build, run_packages
+
+LAB = """
+from dataclasses import dataclass
+from policies import gaussian
+
+@dataclass(frozen=True)
+class Config(gaussian.Config):
+    hidden: tuple[int, ...] = (8,)
+
+class Mine(gaussian.Gaussian):
+    def __init__(self, config: Config, spec) -> None:
+        super().__init__(config, spec)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a package of their own, and a run that was trained with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "remembered_lab.py").write_text(LAB)
+    (tmp_path / "yaml" / "policy").mkdir(parents=True)
+    (tmp_path / "yaml" / "policy" / "mine.yaml").write_text("_target_: remembered_lab.Mine\n")
+    words = "env=two_gap policy=mine learner=sac size=debug video=false out=run steps=40"
+    assert embodied(*words.split(), "allow=[remembered_lab]", "--config-dir", "yaml") == 0
+    forget()
+    return tmp_path
+
+
+def forget() -> None:
+    """As a new process: nothing is allowed."""
+    build.ALLOWED[:] = [each for each in build.ALLOWED if each not in build.ASKED]
+    build.ASKED.clear()
+
+
+def embodied(*words: str, verb: str = "train") -> int | str | None:
+    with pytest.raises(SystemExit) as stopped:
+        main([verb, *words])
+    return stopped.value.code
+
+
+def test_the_owner_need_not_say_it_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert embodied("run", "episodes=2", verb="eval") == 0
+    assert "embodied: allow=[remembered_lab], as when it was trained" in capsys.readouterr().err
+    forget()
+    assert embodied("resume=run", "steps=60") == 0
+    forget()
+    assert embodied("run", "episodes=2", verb="eval") == 0  # its run.yaml has changed since
+
+
+@pytest.mark.parametrize("how", ["moved", "changed", "said in the file"])
+def test_a_run_cannot_extend_the_list(
+    place: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder from somebody else: no entry, another run.yaml, or a list of its own."""
+    run = place / "run"
+    if how == "moved":
+        shutil.copytree(run, place / "theirs")
+        run = place / "theirs"
+    else:
+        node = yaml.safe_load((run / "run.yaml").read_text())
+        node |= {"seed": 7} if how == "changed" else {"allow": ["remembered_lab"]}
+        (run / "run.yaml").write_text(yaml.safe_dump(node))
+    assert embodied(str(run), "episodes=2", verb="eval") == 2
+    assert "add its package with allow=" in capsys.readouterr().err
+
+
+def test_nothing_is_written_without_packages(place: Path) -> None:
+    before = run_packages.state_file().read_text()
+    assert list(json.loads(before)) == [str(place / "run")]
+    words = "env=two_gap policy=gaussian learner=sac size=debug video=false out=plain steps=40"
+    assert embodied(*words.split()) == 0
+    assert run_packages.state_file().read_text() == before
+
+
+def test_a_damaged_file_is_ignored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_packages.state_file().write_text("{")
+    assert embodied("run", "episodes=2", verb="eval") == 2
+    assert "allow=" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""`embodied study`: anybody's YAML, in parallel, resumed exactly, with intervals on one page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from embodied.cli import main
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.study.study import read_study
+
+STUDY = """
+metric: eval/return
+seeds: [0, 1]
+base: env=two_gap policy=gaussian learner=sac size=debug
+variants:
+  wide:
+  narrow: policy.hidden=[8]
+"""
+
+
+def embodied(*words: str | Path) -> int | str | None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    return tmp_path / "mine.yaml"
+
+
+def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert embodied("study", file, f"out={out}", "workers=2") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("embodied train") == 4 and "wide (baseline)" in shown
+    found = json.loads((out / "results.json").read_text())
+    narrow = found["variants"]["narrow"]
+    assert len(narrow["scores"]) == 2 and len(narrow["interval"]) == 2
+    assert 0 <= narrow["probability_of_improvement"][0] <= 1
+    page = (out / "report.html").read_text()
+    assert "P(better than baseline)" in page and page.count("<svg") == 2
+    before = (out / "narrow-1" / "run.yaml").stat().st_mtime_ns
+    assert embodied("study", file, f"out={out}") == 0  # nothing is run again
+    assert "embodied train" not in capsys.readouterr().out
+    assert (out / "narrow-1" / "run.yaml").stat().st_mtime_ns == before
+
+
+def test_an_interrupted_run_is_resumed_exactly(file: Path, tmp_path: Path) -> None:
+    """A run that was stopped in the middle ends with the weights of one that was not."""
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    words = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug", "seed=0"]
+    assert embodied("study", file, f"out={whole}", "seeds=[0]") == 0
+    assert embodied("train", *words, f"out={half}/wide-0", "video=false", "steps=120") == 0
+    text = (half / "wide-0" / "run.yaml").read_text()
+    (half / "wide-0" / "run.yaml").write_text(text.replace("steps: 120", "steps: 240"))
+    assert embodied("study", file, f"out={half}", "seeds=[0]") == 0
+    assert "resume=" not in (whole / "wide-0.log").read_text()
+    one, other = (
+        load_file(checkpoint.find(place / "wide-0") / "policy.safetensors")
+        for place in (whole, half)
+    )
+    assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(
+        STUDY.replace("size=debug", "size=debug steps=3000 save_every=500").replace(
+            "seeds: [0, 1]", "seeds: [0]"
+        )
+    )
+    words = [sys.executable, "-m", "embodied.cli", "study", "long.yaml", "out=out", "workers=1"]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/wide-0/checkpoints/0*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "embodied: stopped" in err
+    assert not (tmp_path / "out" / "narrow-0").exists(), "nothing more was started"
+    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "resume=out/wide-0" in again.stdout
+
+
+def test_a_failing_run_does_not_stop_the_others(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STUDY.replace("  wide:", '  wide: python -c "raise SystemExit(3)"')
+    file.write_text(text)
+    out = tmp_path / "out"
+    assert embodied("study", file, f"out={out}", "seeds=[0]") == 2
+    assert "failed with 3; see" in capsys.readouterr().err
+    found = json.loads((out / "results.json").read_text())["variants"]
+    assert len(found["narrow"]["scores"]) == 1 and not found["wide"]["scores"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (STUDY.replace("learner=sac", "learner=sax"), 'variant wide: there is no learner "sax"'),
+        (STUDY + "baseline: wid\n", 'no variant "wid" (did you mean "wide"?)'),
+        (STUDY.replace("metric", "metrik"), 'no setting "metrik" (did you mean "metric"?)'),
+        (STUDY.replace("policy.hidden=[8]", "name={x}"), "only {work}, {out} and {seed}"),
+        ("3", "should hold metric, seeds and variants"),
+    ],
+)
+def test_mistakes_cost_nothing(
+    file: Path, text: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(text)
+    assert embodied("study", file, f"out={file.parent}/out") == 2
+    assert line in capsys.readouterr().err
+    assert not (file.parent / "out").exists()
+
+
+def test_studies_of_this_project_are_read_as_before() -> None:
+    study = read_study(Path("studies/dppo_gap.yaml").read_text(), "dppo_gap")
+    assert study.in_order
+    line = study.line("bc", 3, Path("w"))
+    assert line.startswith("embodied train experiment=two_gap_diffusion")
+    assert "demos=w/demos seed=3 output=w/bc-3" in line
+    with pytest.raises(ConfigError):
+        read_study("metric: x\nseeds: []\nvariants: {a: b}", "none")
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    better, low, high = probability_of_improvement([1.0, 2.0], [0.0, 1.0])
+    assert better == (1 + 0.5 + 1 + 1) / 4  # one tie
+    assert 0 <= low <= better <= high <= 1
+    assert probability_of_improvement([3.0, 4.0], [1.0, 2.0]) == (1.0, 1.0, 1.0)
+
+
+def test_the_same_as_rliable() -> None:
+    """The reference of Agarwal et al. (2021), where it is installed."""
+    pytest.importorskip("arch")
+    library = pytest.importorskip("rliable.library")
+    metrics = pytest.importorskip("rliable.metrics")
+    random = np.random.default_rng(0)
+    one, other = random.normal(1.0, 1.0, (8, 1)), random.normal(0.5, 1.0, (8, 1))
+    mine = probability_of_improvement(one[:, 0], other[:, 0], samples=20_000)
+    assert mine[0] == pytest.approx(metrics.probability_of_improvement(one, other))
+    assert iqm(one) == pytest.approx(metrics.aggregate_iqm(one))
+    _, intervals = library.get_interval_estimates(
+        {"one": one},
+        lambda scores: np.array([metrics.aggregate_iqm(scores)]),
+        reps=5_000,
+        random_state=np.random.RandomState(0),
+    )
+    assert bootstrap_interval(one) == pytest.approx(intervals["one"][:, 0], abs=0.1)
+    _, compared = library.get_interval_estimates(
+        {"both": (one, other)},
+        lambda a, b: np.array([metrics.probability_of_improvement(a, b)]),
+        reps=5_000,
+        random_state=np.random.RandomState(0),
+    )
+    assert mine[1:] == pytest.approx(compared["both"][:, 0], abs=0.03)

@@ -1,0 +1,152 @@
+"""`embodied sweep`: Optuna's trials as trainings, pruned at checkpoints, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from embodied.cli import main
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.study.space import Searched, searched
+
+WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
+
+
+def embodied(*words: str | Path) -> int | str | None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code
+
+
+@pytest.mark.parametrize(
+    ("word", "means"),
+    [
+        ("learner.lr=log:1e-4..1e-3", Searched("learner.lr", low=1e-4, high=1e-3, log=True)),
+        ("a=0.1..0.9", Searched("a", low=0.1, high=0.9)),
+        ("a=16..64", Searched("a", low=16, high=64, whole=True)),
+        ("a=log:16..64", Searched("a", low=16, high=64, whole=True, log=True)),
+        ("a=int:1e1..1e2", Searched("a", low=10, high=100, whole=True)),
+        ("a=choice:[8],[16,16]", Searched("a", ("[8]", "[16,16]"))),
+        ("a=choice:relu,tanh", Searched("a", ("relu", "tanh"))),
+        ("a=3", None),
+        ("init=../run", None),
+        ("demos=/x/..y", None),
+    ],
+)
+def test_what_is_searched(word: str, means: Searched | None) -> None:
+    assert searched(word) == means
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("a=log:0..1", "0 < LOW < HIGH"),
+        ("a=3..3", "LOW < HIGH"),
+        ("a=log:x..y", "a=log:LOW..HIGH"),
+        ("a=choice:b", "at least two values"),
+    ],
+)
+def test_a_wrong_range(word: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        searched(word)
+
+
+def test_trials_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    out = tmp_path / "sweep"
+    space = ["learner.critic_lr=log:1e-4..1e-2", "policy.hidden=choice:[8],[16,16]"]
+    words = ["sweep", *WORDS, *space, f"out={out}", "workers=2"]
+    assert embodied(*words, "trials=3") == 0
+    assert "best: trial" in capsys.readouterr().out
+    found = json.loads((out / "results.json").read_text())
+    states = [trial["state"] for trial in found["trials"]]
+    assert len(states) == 3 and set(states) <= {"complete", "pruned"} and "complete" in states
+    for trial in found["trials"]:
+        run = (Path(trial["run"]) / "run.yaml").read_text()
+        assert str(trial["settings"]["learner.critic_lr"]) in run
+    assert found["best"]["state"] == "complete"
+    page = (out / "report.html").read_text()
+    assert "Best: trial" in page and "policy.hidden" in page and "<svg" in page
+    assert embodied(*words, "trials=4") == 0  # goes on: one more
+    assert capsys.readouterr().out.count("embodied train") == 1
+    assert embodied(*words, "learner.gamma=0.9", "trials=4") == 2
+    assert "holds a sweep of other settings" in capsys.readouterr().err
+
+
+def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -> None:
+    """A pruner that stops whatever it sees: the run is saved where it was."""
+    optuna = pytest.importorskip("optuna")
+    from embodied.study import sweep as module
+
+    sweep = module.Sweep(
+        words=tuple(WORDS),
+        space=(Searched("learner.gamma", low=0.9, high=0.99),),
+        trials=1,
+        steps=40_000,
+        rungs=20,
+    )
+    study = module.open_study(sweep, tmp_path)
+    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
+    module._run_trial(sweep, study, study.ask(), tmp_path, Event())
+    (trial,) = study.trials
+    assert trial.state.name == "PRUNED" and list(trial.intermediate_values) == [2_000]
+    saved = int(checkpoint.find(tmp_path / "trial-000").name)
+    assert 2_000 <= saved < 40_000
+    words = ["resume", str(tmp_path / "trial-000"), f"steps={saved + 100}"]
+    assert embodied(*words) == 0
+    assert int(checkpoint.find(tmp_path / "trial-000").name) >= saved + 100
+
+
+def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    """SIGINT to all, as a terminal sends it; the same command finishes the same trial."""
+    pytest.importorskip("optuna")
+    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
+    words += ["trials=1", "steps=6000", "rungs=6", "out=out", "workers=1"]
+    environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"}
+    process = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "resume=out/trial-000" in again.stdout
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
+    assert [trial["state"] for trial in found] == ["complete"]
+    assert len(found[0]["checkpoints"]) == 5, "all of its evaluations were reported once"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (WORDS, "a sweep needs a setting to search"),
+        ([*WORDS, "learner.gama=0.9..1"], 'no setting "gama" (did you mean "gamma"?)'),
+        ([*WORDS, "learner.gamma=0.9..0.99", "trials=many"], "trials=many should be a whole"),
+        ([*WORDS, "learner.gamma=0.9..0.99", "pruner=best"], "pruner='best' is not allowed"),
+    ],
+)
+def test_mistakes(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert embodied("sweep", *words, f"out={tmp_path}/out") == 2
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,145 @@
+"""What the command line shows of settings; one name for the output folder; no needless imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied.commands.train import facts, fresh
+from embodied.compose import PACKAGED, compose, options
+from embodied.core.config_fields import settings_of
+from embodied.settings_tables import command_rows, option_rows, regime_rows
+from embodied.training.config import read_config
+from tests.test_cli import Shell, embodied
+
+__all__ = ["embodied"]  # a fixture
+
+
+def nodes() -> list[tuple[str, Path]]:
+    groups = [folder.name for folder in PACKAGED.iterdir() if folder.is_dir()]
+    files = [(group, file) for group in groups for file in options(group, [PACKAGED]).values()]
+    return [(g, f) for g, f in files if "_target_" in (yaml.safe_load(f.read_text()) or {})]
+
+
+def test_alone_it_helps_and_it_has_a_version(embodied: Shell) -> None:
+    outcome = embodied()
+    assert outcome.code == 0 and "usage: embodied" in outcome.out and "train" in outcome.out
+    assert embodied("--version").out.startswith("embodied 0.")
+
+
+def test_train_help_lists_every_setting(embodied: Shell) -> None:
+    shown = embodied("train", "--help").out
+    rows = [*command_rows(PACKAGED / "train.yaml"), *regime_rows([PACKAGED])]
+    assert all(row.key in shown and row.value in shown for row in rows)
+    assert not [row.key for row in rows if not row.says], "a sentence each"
+    config = settings_of("embodied.training.config.RunConfig") or []
+    top = {row.key.partition("=")[0].partition(".")[0] for row in rows}
+    assert {setting.name for setting in config} - {"output"} <= top | {"out"}
+
+
+def test_settings_are_read_without_importing() -> None:
+    """Names and defaults from the source are those of the dataclass."""
+    import dataclasses
+    import typing
+
+    from policies.gaussian import Gaussian
+
+    found = {s.name: s for s in settings_of("policies.gaussian.Gaussian") or []}
+    fields = dataclasses.fields(typing.get_type_hints(Gaussian.__init__)["config"])
+    assert list(found) == [field.name for field in fields]
+    inherited = [
+        s.name for s in settings_of("embodied.learners.on_policy.ppo_demos.PpoDemos") or []
+    ]
+    assert "gamma" in inherited and "horizon" in inherited
+    assert settings_of("no.such.Class") is None
+
+
+def test_nearly_every_setting_has_a_sentence() -> None:
+    rows = [row for group, file in nodes() for row in option_rows(group, file)]
+    silent = sorted({row.key for row in rows if not row.says})
+    assert len(rows) > 1500
+    assert len([row for row in rows if not row.says]) < 0.05 * len(rows), silent
+
+
+def test_show_and_list_show_one_option(embodied: Shell) -> None:
+    shown = embodied("show", "learner=sac").out
+    assert embodied("list", "sac").out == shown
+    line = next(line for line in shown.splitlines() if "learner.gamma" in line)
+    assert line.split()[1] == "0.99" and "discount" in line
+
+
+def test_show_prints_the_configuration_and_runs_nothing(
+    embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = embodied("show", "experiment=pendulum_sac", "learner.gamma=0.9", "steps=1e4").out
+    node = yaml.safe_load(shown)
+    assert node["learner"]["gamma"] == 0.9 and node["output"] == "outputs/pendulum_sac-0"
+    assert read_config(node).steps == 10_000
+    assert not list(tmp_path.iterdir())
+
+
+def test_plurals(embodied: Shell) -> None:
+    listed = embodied("list").out
+    for word in ("replays", "benches", "policies", "data", "envs"):
+        assert f"\n{word} " in listed
+        assert embodied("list", word).code == 0
+
+
+def test_many_environments_are_grouped(embodied: Shell) -> None:
+    lines = embodied("list", "envs").out.splitlines()
+    assert "fr3:" in lines and "minigrid:" in lines
+    at = lines.index("fr3:")
+    assert lines[at + 1].startswith("  fr3_")
+
+
+@pytest.mark.parametrize("word", ["out=here", "output=here"])
+def test_the_output_folder_has_one_name(word: str) -> None:
+    assert fresh(["experiment=pendulum_sac", word], [])["output"] == "here"
+    collected = compose("collect", ["env=fr3_lift", "demonstrator=lift", word]).node
+    assert collected["out"] == "here" and "output" not in collected
+
+
+def test_out_is_understood_where_it_was_an_option(embodied: Shell, tmp_path: Path) -> None:
+    outcome = embodied("export", tmp_path, f"out={tmp_path}/x")
+    assert outcome.code == 2 and "--to" not in outcome.err and "unknown" not in outcome.err
+
+
+def test_numbers_as_people_write_them() -> None:
+    made = compose("train", ["experiment=pendulum_sac", "steps=1e5", "learner.batch_size=1e2"])
+    config = read_config(made.node | {"name": "x", "output": "y"})
+    assert config.steps == 100_000 and isinstance(config.steps, int)
+
+
+def test_the_header_says_what_is_rewarded_and_taught() -> None:
+    words = ["experiment=franka_reach_vlm", "reward.prompt=touch the ball"]
+    shown = facts(read_config(fresh(words, [])))
+    assert "touch the ball" in shown["reward"]
+    taught = facts(read_config(fresh(["experiment=fr3_reach_far", "teacher=alpgmm"], [])))
+    assert taught["teacher"].startswith("AlpGmm")
+
+
+MISTAKES = [
+    "experiment=pendulum_sc",
+    "experiment=pendulum_sac stepps=3",
+    "experiment=pendulum_sac learner.gama=1",
+    "experiment=pendulum_sac policy.hidden=256",
+    "experiment=pendulum_sac steps=many",
+]
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_imports_no_torch(line: str) -> None:
+    """Importing it takes longer than everything else."""
+    code = (
+        "import sys\nfrom embodied.cli import main\n"
+        f"try: main('train {line}'.split())\n"
+        "except SystemExit as stop: assert stop.code == 2\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
