@@ -188,7 +188,7 @@ class FirstSteps:
 
 def _change(one: Tensors, other: Tensors) -> Tensor:
     """[B]: the largest difference of each env's observations."""
-    parts = [(other[k].float() - one[k].float()).abs().flatten(1) for k in one]
+    parts = [(other[k].float() - one[k].float()).abs().reshape(len(one[k]), -1) for k in one]
     return torch.cat(parts, 1).amax(1)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from embodied import moved
-from embodied.core.build import ConfigError, parse
+from embodied.core.build import ConfigError, nearest, parse
 
 COMMANDS = ("embodied", "python")
 STOPPED = 130

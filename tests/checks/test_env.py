@@ -9,7 +9,7 @@ import pytest
 from embodied.cli import main
 from tests.checks import wrong_envs
 
-SOUND = "tests.checks.wrong_envs.Plane"
+SOUND = [wrong_envs.Plane, wrong_envs.PlaneAndClock]
 REFUSED = [  # what training cannot go on with
     (wrong_envs.RewardColumn, "reward is of shape [B, 1], should be [B]: write reward.squeeze(-1)"),
     (wrong_envs.RewardDouble, "reward is float64, should be float32"),
@@ -58,10 +58,12 @@ def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str
     assert code == 1 and any(says(line, 2) in each for each in found), found
 
 
-def test_check_finds_nothing_in_a_sound_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert embodied("check", "env", SOUND) == 0
+@pytest.mark.parametrize("kind", SOUND)
+def test_check_finds_nothing_in_a_sound_one(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"tests.checks.wrong_envs.{kind.__name__}"
+    assert embodied("check", "env", name) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"{SOUND}: sound"
+    assert lines[-1] == f"{name}: sound"
     skipped = [line for line in lines if "skipped" in line]
     assert len(skipped) == 2, "it has no get_state, and is not one of Gymnasium's"
 
@@ -84,10 +86,11 @@ def test_train_warns_of_it(
     assert sum(line in each for each in err) == 1, err
 
 
+@pytest.mark.parametrize("kind", SOUND)
 def test_train_says_nothing_about_a_sound_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(wrong_envs.Plane, tmp_path) == 0
+    assert train(kind, tmp_path) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -64,6 +64,23 @@ class Plane(VecEnv):
         return begun
 
 
+class PlaneAndClock(Plane):
+    """Sound, with an observation that has no dimensions of its own."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.spec = self.spec.with_obs(clock=Leaf((), "int64", 0, 10))
+
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        return super().reset(seed) | {"clock": self.age.clone()}
+
+    def step(self, action: torch.Tensor) -> Step:
+        age = self.age + 1
+        step = super().step(action)
+        obs, following = step.obs | {"clock": self.age.clone()}, step.next_obs | {"clock": age}
+        return replace(step, obs=obs, next_obs=following)
+
+
 class RewardColumn(Plane):
     def step(self, action: torch.Tensor) -> Step:
         step = super().step(action)
