@@ -1,4 +1,4 @@
-"""The settings reference: every option of every group, its settings, types and defaults.
+"""The settings reference: every option of every group, its settings, defaults and what they are.
 
 Read from the YAML files and the source, without importing what they name: optional packages need
 not be installed.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import griffe
 import yaml
 
-from embodied.commands.list import sentence
+from embodied.core.config_fields import config_of
+from embodied.settings_tables import Row, option_rows, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -28,7 +26,6 @@ GROUPS = {
     "teacher": "Teachers",
     "robot": "Robots",
 }
-OURS = ("embodied", "envs", "policies", "real_robot")
 BESIDE = ("data", "replay", "weighting", "size", "demonstrator")
 
 
@@ -59,34 +56,20 @@ def page(group: str, title: str) -> str:
 
 def options(group: str, level: str) -> Iterator[str]:
     for file in sorted((CONFIGS / group).glob("*.yaml")):
-        node: dict[str, Any] = yaml.safe_load(file.read_text()) or {}
-        target = str(node.pop("_target_", ""))
+        target = str((yaml.safe_load(file.read_text()) or {}).get("_target_", ""))
         yield from (f"{level} {file.stem}", "", sentence(file), "")
         if target:
             yield from (f"`{target}`", "")
-        fields, text = settings(target)
-        if text:
+        if text := docstring(target):
             yield from (" ".join(text.split()), "")
-        rows = [*table(fields, node)]
-        if rows:
-            yield from ("| setting | default | type |", "|---|---|---|", *rows, "")
+        if rows := option_rows(group, file):
+            yield from ("| setting | default | |", "|---|---|---|", *map(line, rows), "")
 
 
-def table(fields: dict[str, tuple[str, str]], node: dict[str, Any]) -> Iterator[str]:
-    """A line for each field of the class, and for what the YAML file has beside them."""
-    known = {name: (kind, default) for name, (kind, default) in fields.items()}
-    for name in [*known, *(key for key in node if key not in known and key != "defaults")]:
-        kind, default = known.get(name, ("", ""))
-        value = shown(node[name]) if name in node else default
-        yield f"| `{name}` | {code(value)} | {code(kind)} |"
-
-
-def shown(value: Any) -> str:
-    return (
-        str(yaml.safe_dump(value, default_flow_style=True, width=10_000))
-        .removesuffix("\n...\n")
-        .strip()
-    )
+def line(row: Row) -> str:
+    """A row of a Markdown table."""
+    says = row.says.replace("|", "\\|")
+    return f"| {code(row.key.partition('.')[2])} | {code(row.value)} | {says} |"
 
 
 def code(text: str) -> str:
@@ -94,76 +77,7 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-@cache
-def package(name: str) -> griffe.Module:
-    loaded = griffe.load(name, search_paths=[ROOT], resolve_aliases=False)
-    assert isinstance(loaded, griffe.Module)
-    return loaded
-
-
-def settings(target: str) -> tuple[dict[str, tuple[str, str]], str]:
-    """(type, default) of each field of the config of a class, and the config's docstring."""
-    if not target:
-        return {}, ""
-    found = find(target)
-    if not isinstance(found, griffe.Class) or (config := config_of(found)) is None:
-        return {}, ""
-    fields: dict[str, tuple[str, str]] = {}
-    for kind in [*reversed(bases(config)), config]:
-        for name, member in kind.attributes.items():
-            if member.annotation is not None and "ClassVar" not in str(member.annotation):
-                default = "" if member.value is None else str(member.value)
-                fields[name] = (str(member.annotation), plain(default))
-    return fields, config.docstring.value if config.docstring else ""
-
-
-def plain(default: str) -> str:
-    """A default as YAML has it."""
-    if default.startswith("field("):
-        return {"field(default_factory=dict)": "{}", "field(default_factory=list)": "[]"}.get(
-            default, ""
-        )
-    known = {"None": "null", "True": "true", "False": "false"}
-    try:
-        value = ast.literal_eval(default)
-    except (ValueError, SyntaxError):
-        return known.get(default, default)
-    return shown(list(value) if isinstance(value, tuple) else value)
-
-
-def find(dotted: str) -> griffe.Object | None:
-    """What a dotted name is, following imports."""
-    top, _, rest = dotted.partition(".")
-    if top not in OURS:
-        return None
-    try:
-        found = package(top)[rest]
-    except KeyError:
-        return None
-    return find(found.target_path) if isinstance(found, griffe.Alias) else found
-
-
-def bases(kind: griffe.Class) -> list[griffe.Class]:
-    """The base classes that are ours, nearest first."""
-    names = [resolved(kind, str(base).split("[")[0]) for base in kind.bases]
-    own = [base for base in map(find, names) if isinstance(base, griffe.Class)]
-    return [each for base in own for each in (base, *bases(base))]
-
-
-def resolved(kind: griffe.Class, name: str) -> str:
-    """The dotted name of what a class's module calls `name`."""
-    try:
-        return kind.resolve(name)
-    except griffe.NameResolutionError:
-        return ""
-
-
-def config_of(kind: griffe.Class) -> griffe.Class | None:
-    """The dataclass that the constructor's parameter `config` is annotated with."""
-    for each in (kind, *bases(kind)):
-        made = each.members.get("__init__")
-        if isinstance(made, griffe.Function) and "config" in made.parameters:
-            name = str(made.parameters["config"].annotation)
-            found = find(each.resolve(name))
-            return found if isinstance(found, griffe.Class) else None
-    return None
+def docstring(target: str) -> str:
+    """The docstring of the settings of a class."""
+    found = config_of(target)
+    return "" if found is None else ast.get_docstring(found[1]) or ""
