@@ -1,8 +1,8 @@
-"""Validity of an action chunk, checked where the control process receives it.
+"""Validity of actions, checked where the control process receives them.
 
-The policy is another process, and what it writes is not trusted: a record that is refused here
-never reaches the follower. Actions themselves are not looked at; the safety chain refuses those
-that are not finite.
+The policy and the operator's terminal are other processes, and what they write is not trusted: a
+record that is refused here never reaches the follower. Actions themselves are not looked at; the
+safety chain refuses those that are not finite.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
 
 
 class ChunkCheck:
-    """Call it with a CHUNK record and the time (s); the answer is why the record cannot be followed
-    in one line, empty where it can.
+    """Call it with a CHUNK record (`person`: a PERSON) and the time (s); the answer is why the
+    record cannot be followed in one line, empty where it can.
 
     `names` are the controller's actions. Stamps must not be more than `ahead` s in the future
     (`start`: and a step of `dt` s, since real-time chunking begins on a grid). Stamps of long ago
@@ -33,21 +33,29 @@ class ChunkCheck:
         if not 1 <= steps <= MOST_STEPS:
             return f"the policy's chunk has {steps} steps; 1 to {MOST_STEPS} are possible"
         if size != len(self.names):
-            actions = f"{len(self.names)} actions ({', '.join(self.names)})"
-            return f"the policy's chunk has {size} numbers for {actions}"
+            return self._size("the policy's chunk", size)
         if not 0 <= noise <= MOST_NOISE:
             return f"the policy's chunk has {noise} numbers of noise; 0 to {MOST_NOISE} fit"
         if not np.isfinite(chunk["image_times"]).all():
             return "the policy's chunk has a capture time of an image that is not a finite number"
-        return self._stamp("seen", float(chunk["seen"]), now + self.ahead, now) or self._stamp(
-            "start", float(chunk["start"]), now + self.ahead + self.dt, now
-        )
+        return self._stamps("the policy's", "chunk", chunk, now)
 
-    def _stamp(self, name: str, value: float, latest: float, now: float) -> str:
-        if not math.isfinite(value):
-            return f"the policy's chunk has {name}={value}, which is not a time in s"
-        if value <= latest:
-            return ""
-        if name == "seen":
-            return f"the policy's observation is {value - now:.3f} s from the future"
-        return f"the policy's chunk starts {value - now:.3f} s from now, in the future"
+    def person(self, record: np.void, now: float) -> str:
+        """The same for what a person's terminal says while they have the arm."""
+        if int(record["size"]) != len(self.names):
+            return self._size("the person's action", int(record["size"]))
+        return self._stamps("the person's", "action", record, now)
+
+    def _size(self, what: str, size: int) -> str:
+        return f"{what} has {size} numbers for {len(self.names)} actions ({', '.join(self.names)})"
+
+    def _stamps(self, whose: str, what: str, record: np.void, now: float) -> str:
+        seen, start = float(record["seen"]), float(record["start"])
+        for name, value in (("seen", seen), ("start", start)):
+            if not math.isfinite(value):
+                return f"{whose} {what} has {name}={value}, which is not a time in s"
+        if seen > now + self.ahead:
+            return f"{whose} observation is {seen - now:.3f} s from the future"
+        if start > now + self.ahead + self.dt:
+            return f"{whose} {what} starts {start - now:.3f} s from now, in the future"
+        return ""

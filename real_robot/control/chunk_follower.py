@@ -7,6 +7,9 @@
 Each action of a chunk belongs to a time, not to a queue. A chunk that arrives late is entered at
 the current time, so inference latency is not played back. A newer chunk takes over in `blend`
 steps of growing weight, without a jump (real-time chunking; Black et al., 2025).
+
+A person who takes over is followed at once and alone. Once they let go, the policy is followed
+again from the first chunk on that it made of what it saw after their last action.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from real_robot.control.arm_state import Floats
 
 @dataclass(slots=True)
 class Chunk:
-    """`actions` [count, A]; the first is for `start` (s), made from what was seen at `seen` (s)."""
+    """`actions` [count, A]; the first is for `start` (s), made from what was seen at `seen` (s).
+    `person`: they are a person's, who has taken over."""
 
     actions: Floats
     start: float
     seen: float
+    person: bool = False
 
 
 class ChunkFollower:
@@ -37,6 +42,7 @@ class ChunkFollower:
         self.controller, self.dt, self.blend, self.grace = controller, dt, blend, grace
         self.chunk: Chunk | None = None
         self.old: Chunk | None = None
+        self.taken_over = False
 
     def begin(self, q: Floats, width: float, now: float) -> None:
         """From rest at `q` [n] with the hand `width` m open; chunks that are there stay."""
@@ -45,7 +51,7 @@ class ChunkFollower:
         self.width = width
         self.origin, self.step = now, -1
         self.taken = 0  # steps since the newest chunk came
-        self.starved = True
+        self.starved, self.intervened = True, False
         self.action = np.zeros(0)
 
     def forget(self) -> None:
@@ -53,10 +59,16 @@ class ChunkFollower:
         self.chunk = self.old = None
 
     def take(self, chunk: Chunk) -> None:
-        """A newer chunk; one that was made from something older than the last is not followed."""
-        if self.chunk is not None and chunk.seen < self.chunk.seen:
-            return
-        self.old, self.chunk, self.taken = self.chunk, chunk, 0
+        """A newer chunk; one that was made from something older than the last is not followed, nor
+        a policy's while a person has the arm (until `give_back`)."""
+        if chunk.person:
+            self.taken_over, self.old, self.chunk = True, None, chunk
+        elif not self.taken_over and (self.chunk is None or chunk.seen >= self.chunk.seen):
+            self.old, self.chunk, self.taken = self.chunk, chunk, 0
+
+    def give_back(self) -> None:
+        """The person has let go: the policy's next chunk is followed."""
+        self.taken_over = False
 
     @property
     def seen(self) -> float:
@@ -67,6 +79,7 @@ class ChunkFollower:
         """Write the joint target [n] for `now` to `out`; `q` [n] is measured.
 
         `starved` says that there is no action for now: the arm then stays where it was sent.
+        `intervened`: the action of this step is a person's.
         """
         step = int((now - self.origin) / self.dt)
         if step > self.step:
@@ -85,6 +98,7 @@ class ChunkFollower:
         if action is None:
             return
         self.action, self.taken = action, self.taken + 1
+        self.intervened = self.chunk is not None and self.chunk.person
         if not np.isfinite(action).all():  # for the safety chain to refuse; the reference stays
             self.after[:] = np.nan
             return

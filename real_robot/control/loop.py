@@ -66,6 +66,8 @@ class Control(StoppingLoop):
             now = self.clock()  # a robot that is to recover takes its time
         if self.channels.chunk.receive():
             self._receive_chunk(now)
+        if self.channels.takeover.receive():
+            self._receive_person(now)
         self._wait(now)
         if self.episode.over(now):
             self.enabled.on, self.mode = False, Mode.STOPPING
@@ -144,6 +146,21 @@ class Control(StoppingLoop):
             return
         actions = fields["actions"][: fields["steps"], : fields["size"]].astype(np.float64)
         self.follower.take(Chunk(actions, float(fields["start"]), float(fields["seen"])))
+
+    def _receive_person(self, now: float) -> None:
+        """A person takes over from the policy, goes on, or has let go. What is not valid is refused
+        as a policy's is."""
+        fields = self.channels.takeover.fields[0]
+        if not fields["over"]:
+            self.follower.give_back()
+            return
+        if problem := self.chunk_check.person(fields, now):
+            if self.mode in (Mode.ARMED, Mode.RUNNING):
+                self._stop_for_good(problem)
+            return
+        action = fields["action"][None, : fields["size"]].astype(np.float64)
+        seen, start = float(fields["seen"]), float(fields["start"])
+        self.follower.take(Chunk(action, start, seen, person=True))
 
     def _wait(self, now: float) -> None:
         """While the daemon is silent, or the key of hold-to-run is released, whatever moves by

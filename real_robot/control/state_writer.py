@@ -35,6 +35,7 @@ class StateWriter:
         fields, size = self.state.fields[0], min(len(follower.action), MOST_ACTION)
         fields["step"], fields["followed"], fields["size"] = follower.step, follower.seen, size
         fields["action"][:size] = follower.action[:size]
+        fields["intervened"] = follower.intervened
 
     def commanded(self, proposed: Floats, chain: Chain, width: float, starved: bool) -> None:
         """What was wanted and what the chain made of it."""

@@ -35,7 +35,7 @@ from real_robot.daemon.systemd import Notifier
 from real_robot.deployment import Deployment
 from real_robot.ipc.blackbox_files import BlackBoxFiles
 from real_robot.ipc.blackbox_saver import BlackBoxSaver
-from real_robot.ipc.messages import DEADMAN, READY, Mode
+from real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
 
 LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited
@@ -50,6 +50,7 @@ SHARED_FILES = (
     "request",
     "heartbeat",
     DEADMAN,
+    TAKEOVER,
     "estop",
     "ring",
     "recorded",

@@ -53,6 +53,7 @@ class StatusMonitor:
         self.first = 0.0  # when the first tick was
         self.ticks = self.chunks = 0
         self.control_silent = self.policy_silent = False
+        self.intervened = False
 
     def note(self, text: str) -> None:
         """For the status, and the log."""
@@ -103,6 +104,7 @@ class StatusMonitor:
             "fault": self._trouble(now) if alive else control.died or self.fault,
             "ended": Ended(int(fields["ended"])).name,
             "stopped": self.stopped,
+            "intervened": self.intervened,
             "control": {
                 "pid": control.pid,
                 "died": control.died,
@@ -148,7 +150,10 @@ class StatusMonitor:
             self.note(f"fault: {fault}")
         if mode != self.mode:
             self.note(f"{self.mode.name} -> {mode.name}")
-        self.mode, self.fault = mode, fault
+        intervened = mode == Mode.RUNNING and bool(fields["intervened"])
+        if intervened != self.intervened:
+            self.note("a person took over" if intervened else "the person gave the arm back")
+        self.mode, self.fault, self.intervened = mode, fault, intervened
 
     def _note_silence(self, now: float) -> None:
         """Note once that someone who has spoken before does not any more."""

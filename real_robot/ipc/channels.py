@@ -10,20 +10,30 @@ import numpy as np
 
 from real_robot.ipc.estop import EmergencyStop
 from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import CHUNK, DEADMAN, HEARTBEAT, REQUEST, VERSION, state_record
+from real_robot.ipc.messages import (
+    CHUNK,
+    DEADMAN,
+    HEARTBEAT,
+    PERSON,
+    REQUEST,
+    TAKEOVER,
+    VERSION,
+    state_record,
+)
 
 
 @dataclass(frozen=True)
 class Channels:
     """The control process writes `state` and reads the others: the policy process writes `chunk`,
-    the daemon `request` and `heartbeat`, an operator's terminal `deadman` (hold-to-run), and
-    any process of the same user `estop`."""
+    the daemon `request` and `heartbeat`, an operator's terminal `deadman` (hold-to-run) and
+    `takeover`, and any process of the same user `estop`."""
 
     state: Mailbox
     chunk: Mailbox
     request: Mailbox
     heartbeat: Mailbox
     deadman: Mailbox
+    takeover: Mailbox
     estop: EmergencyStop
 
     @classmethod
@@ -44,6 +54,7 @@ class Channels:
             Mailbox(folder / "request", REQUEST, VERSION, create),
             Mailbox(folder / "heartbeat", HEARTBEAT, VERSION, create),
             Mailbox(folder / DEADMAN, HEARTBEAT, VERSION, create),
+            Mailbox(folder / TAKEOVER, PERSON, VERSION, create),
             EmergencyStop(folder / "estop", create),
         )
 

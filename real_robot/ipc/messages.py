@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 5
+VERSION = 6
 DEADMAN = "deadman"
 """The mailbox of hold-to-run: a HEARTBEAT of the operator's terminal."""
+TAKEOVER = "takeover"
+"""The mailbox of a person who takes over from the policy: a PERSON of the operator's terminal."""
 READY = "policy.ready"
 """The file with the process id of a policy that is ready to take over from another."""
 MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 128, 32, 4096, 240
@@ -60,8 +62,8 @@ def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
     knows beyond the joints (the place of an object).
 
     `action` [size] is what the policy's chunk seen at `followed` says for the follower's step
-    number `step`, `proposed` [joints] the target that it means, `filtered` what the safety chain
-    left of that, `sent` what the limits did.
+    number `step` (a person's where `intervened`), `proposed` [joints] the target that it means,
+    `filtered` what the safety chain left of that, `sent` what the limits did.
     """
     return np.dtype(
         [
@@ -76,6 +78,7 @@ def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
             ("step", "<i8"),
             ("size", "<i4"),
             ("action", "<f4", (MOST_ACTION,)),
+            ("intervened", "<i4"),
             ("followed", "<f8"),
             ("proposed", "<f8", (joints,)),
             ("filtered", "<f8", (joints,)),
@@ -113,6 +116,18 @@ CHUNK = np.dtype(
 """From the policy process, at every decision: with the first `noise_size` numbers of `noise` the
 same policy decides the same again (0: it has none, or more than fits). `image_times` are the
 capture times of its images, in the order of its Spec."""
+
+PERSON = np.dtype(
+    [
+        ("number", "<i8"),
+        ("over", "<i4"),  # whether they have taken over
+        ("seen", "<f8"),  # `measured` of the state that they acted on
+        ("start", "<f8"),  # the time from which on `action` is meant, for one step
+        ("size", "<i4"),
+        ("action", "<f4", (MOST_ACTION,)),
+    ]
+)
+"""From an operator's terminal, all the time, while a person may take over."""
 
 CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
 """From a camera's process: since when it shows pictures (0: not yet), and why it does not any

@@ -32,7 +32,8 @@ Target = Callable[[Floats], Floats]
 
 class Decider:
     """`turn` is one decision. The same `Actor` as in simulation keeps what the policy remembers;
-    it begins an episode whenever the arm has just been armed. Where the policy continues its own
+    it begins an episode whenever the arm has just been armed, and anew where a person gives the arm
+    back, which did not follow what the policy said. Where the policy continues its own
     plans, they join at a `seam`; `clock` is that of the state's stamps."""
 
     def __init__(
@@ -74,7 +75,8 @@ class Decider:
             return False
         fields = self.state.fields[0]
         mode = Mode(int(fields["mode"]))
-        self.first = self.first or (mode == Mode.ARMED and self.mode != Mode.ARMED)
+        armed = mode == Mode.ARMED and self.mode != Mode.ARMED
+        self.first = self.first or armed or bool(fields["intervened"])
         self.mode = mode
         try:
             plan = self._decide(fields)

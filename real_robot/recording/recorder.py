@@ -131,11 +131,13 @@ class EpisodeBuilder:
         row |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
         row |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
         row |= {"stamp/decided": followed, "stamp/sent": float(begin["now"])}
+        row["intervened"] = bool(begin["intervened"])
         row["interventions"] = (last["counts"] - begin["counts"]).copy()
         if self.noise:
             nothing = np.zeros(self.noise, np.float32)
             drawn = self.noises.get(followed, nothing)
-            row["noise"] = drawn if followed in self.ticks else nothing
+            mine = followed in self.ticks and not begin["intervened"]
+            row["noise"] = drawn if mine else nothing
         done = self.success(last["q"], last["sensed"])
         if done is not None:
             row |= {"success": done, "reward": float(done)}

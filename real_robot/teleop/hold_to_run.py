@@ -12,7 +12,6 @@ import os
 import select
 import struct
 import termios
-import threading
 import time
 import tty
 from abc import ABC, abstractmethod
@@ -23,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.ipc.mailbox import Mailbox, MailboxError
-from real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION
+from real_robot.ipc.messages import DEADMAN, HEARTBEAT
+from real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
 
 LOOK = 0.02  # s between two looks at a button
 EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
@@ -205,103 +204,46 @@ class Beats:
     """Writes into the mailbox `deadman` of `folder`. A daemon that starts again makes a new one."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.file = folder / DEADMAN, -1
-        self.mailbox: Mailbox | None = None
+        self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT)
 
     def beat(self, now: float) -> None:
         """It was held at `now` (s, monotonic). Nothing happens where no daemon runs."""
-        with suppress(OSError, MailboxError):
-            file = os.stat(self.path).st_ino
-            if self.mailbox is None or file != self.file:
-                self._open(file)
-            assert self.mailbox is not None
-            self.mailbox.fields["count"] += 1
-            self.mailbox.fields["time"] = now
-            self.mailbox.send()
-
-    def _open(self, file: int) -> None:
-        self.close()
-        self.mailbox, self.file = Mailbox(self.path, HEARTBEAT, VERSION, create=False), file
-        self.mailbox.receive()  # its count goes on
+        if (mailbox := self.there.newest()) is not None:
+            mailbox.fields["count"] += 1
+            mailbox.fields["time"] = now
+            mailbox.send()
 
     def close(self) -> None:
-        if self.mailbox is not None:
-            self.mailbox.close()
-        self.mailbox = None
+        self.there.close()
 
 
-class HoldToRun:
-    """The device `node` is opened at once (ConfigError), and looked at from `start` on. As a
-    context: until its end."""
+class HoldToRun(OperatorThread):
+    """The device `node` (None: the space bar), while an operator holds it."""
 
     def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock, self.last = clock, -1e9
-        self.problem: Exception | None = None
-        self._folder: Path | None = None
-        self._opened, self._go = threading.Event(), threading.Event()
-        self._done = threading.Event()
-        # One thread opens and reads it: a gamepad's library insists on that.
-        arguments = (SPACE if node is None else node,)
-        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
-        self._thread.start()
-        self._opened.wait()
-        if self.problem is not None:
-            raise self.problem
-
-    def start(self, folder: Path) -> None:
-        """Beats for the daemon in `folder` from here on. ConfigError."""
-        self._folder = folder
-        self._opened.clear()
-        self._go.set()
-        self._opened.wait()
-        if self.problem is not None:
-            raise self.problem
+        self.node, self.last = SPACE if node is None else node, -1e9
+        self.beats: Beats | None = None
+        super().__init__(clock)
 
     @property
     def held(self) -> bool:
         """Whether a beat was written in the last quarter of a second."""
         return self.clock() - self.last <= 0.25
 
-    def _run(self, node: Node) -> None:
-        try:
-            device = build(node, HoldDevice)
-        except Exception as error:  # it is raised in the thread that waits
-            self.problem = error
-            self._opened.set()
-            return
-        self.hint = device.hint
-        self._opened.set()
-        try:
-            self._go.wait()
-            if not self._done.is_set():
-                self._look(device)
-        finally:
-            device.close()
+    def _open(self) -> None:
+        self.device = build(self.node, HoldDevice)
+        self.hint = self.device.hint
 
-    def _look(self, device: HoldDevice) -> None:
-        assert self._folder is not None
-        try:
-            device.begin()
-        except ConfigError as error:
-            self.problem = error
-            return
-        finally:
-            self._opened.set()
-        beats = Beats(self._folder)
-        while not self._done.is_set():
-            if device.held():
-                self.last = self.clock()
-                beats.beat(self.last)
-        beats.close()
+    def _begin(self, folder: Path) -> None:
+        self.device.begin()
+        self.beats = Beats(folder)
 
-    def close(self) -> None:
-        """Safe to call twice."""
-        self._done.set()
-        self._go.set()
-        self._thread.join()
+    def _look(self) -> None:
+        if self.device.held() and self.beats is not None:
+            self.last = self.clock()
+            self.beats.beat(self.last)
 
-    def __enter__(self) -> HoldToRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _close(self) -> None:
+        self.device.close()
+        if self.beats is not None:
+            self.beats.close()

@@ -16,6 +16,8 @@ from embodied.embodiments.joint_delta import JointDelta
 from real_robot.control.chunk_check import ChunkCheck
 from real_robot.control.chunk_follower import Chunk, ChunkFollower
 from real_robot.control.rtc_alignment import RtcAlignment
+from real_robot.drivers.replay import Config as ReplayConfig
+from real_robot.drivers.replay import Replay
 from real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
 from real_robot.ipc.ring_buffer import write_records
 from real_robot.policy.decider import Decider
@@ -130,10 +132,15 @@ def test_noise_of_a_long_chunk_is_recorded(tmp_path: Path) -> None:
 
 
 def test_flight_records_of_the_version_before_are_read(tmp_path: Path) -> None:
-    """A flight record holds state messages, which long chunks do not change."""
-    assert state_record(7, 3).itemsize == 1104, "as in version 4: old records are read as they are"
-    records = np.zeros(5, state_record(7, 3))
-    records["q"] = 0.25
+    """A flight record holds state messages, which do not change with chunks. Those of version 5 and
+    before did not say whether a person had taken over."""
+    today = state_record(7, 3)
+    fields = {name: today[name] for name in today.names or () if name != "intervened"}
+    before = np.dtype([*fields.items()])
+    assert before.itemsize == 1104, "as in versions 4 and 5"
+    records = np.zeros(5, before)
+    records["q"], records["measured"] = 0.25, np.arange(5)
     write_records(records, tmp_path / "old.npz")
-    again = np.load(tmp_path / "old.npz")["state"]
-    assert again.dtype == records.dtype and (again["q"] == 0.25).all()
+    driver = Replay(ReplayConfig(str(tmp_path / "old.npz")))
+    driver.connect()
+    assert driver.read().q.tolist() == [0.25] * 7

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from embodied.deploy.site import Site
     from real_robot.deployment import Deployment
     from real_robot.teleop.hold_to_run import HoldToRun
+    from real_robot.teleop.takeover import Takeover
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
@@ -36,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied deploy robot=sim demonstrator=lift episodes=3 yes=true\n"
         "  embodied deploy robot=so101_sim demonstrator=reach seconds=8\n"
         "  embodied deploy robot=so101 policy=outputs/RUN dry=true\n"
+        "  embodied deploy robot=so101 policy=outputs/RUN teleop=gamepad      take over by hand\n"
         "  embodied deploy robot=so101 policy=ws://HOST:8000        a policy server\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
         "Ctrl-C brings the arm to rest; from another terminal: embodied robot stop|estop|status"
@@ -126,7 +128,11 @@ def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
     problem, share = "", 1.0
     try:
         pace = Pace(site.behind)
-        with hand(made, node["hold"]) as hold, Session(folder, made, output, Live(hold)) as session:
+        with (
+            hand(made, node["hold"]) as hold,
+            person(made, node["teleop"]) as teleop,
+            Session(folder, made, output, Live(hold)) as session,
+        ):
             try:
                 print(f"starting in {folder} ...", flush=True)
                 elsewhere = f" folder={folder}" if node["folder"] else ""
@@ -136,6 +142,9 @@ def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
                     if hold is not None:
                         hold.start(folder)
                         print(f"{hold.hint}: the arm moves only then", flush=True)
+                    if teleop is not None:
+                        teleop.start(folder)
+                        print(teleop.hint, flush=True)
                     pace = Pace(site.behind)
                     session.run(node["episodes"], node["seconds"], node["home"])
             except Stopped as error:
@@ -169,6 +178,18 @@ def hand(deployment: Deployment, device: Node | None) -> Iterator[HoldToRun | No
         return
     with HoldToRun(device) as hold:
         yield hold
+
+
+@contextmanager
+def person(deployment: Deployment, teleop: Node | None) -> Iterator[Takeover | None]:
+    """The device with which a person takes over, where one is named."""
+    from real_robot.teleop.takeover import Takeover
+
+    if teleop is None:
+        yield None
+        return
+    with Takeover(teleop, deployment) as takeover:
+        yield takeover
 
 
 def _agreed(node: Node, robot: str, dry: bool) -> bool:
@@ -206,8 +227,9 @@ def live_line(status: dict[str, Any], ran: float, success: bool | None) -> str:
     late = f"late {1e3 * control['late']:.1f} ms (worst {1e3 * control['worst']:.0f})"
     if control["silent"]:
         return f"{status['fault']}  ({ran:.1f} s)"
+    mode = "TAKEOVER" if status["intervened"] else status["mode"]
     return (
-        f"{status['mode']:8} {ran:5.1f} s  {control['rate']:.1f} Hz  {late}  missed "
+        f"{mode:8} {ran:5.1f} s  {control['rate']:.1f} Hz  {late}  missed "
         f"{control['missed']}  interventions: {', '.join(acted) if acted else 'none'}{known}"
     )
 

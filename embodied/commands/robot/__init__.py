@@ -222,6 +222,8 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     )
     lines.append(f"  policy    {_process(policy)}, spoke {policy['age']:.2f} s ago")
     lines.append(f"            {status['acting']}")
+    if status["intervened"]:
+        lines.append("            a person has taken over")
     acted = [f"{name} {each['count']}" for name, each in status["stages"].items() if each["count"]]
     lines.append(f"  safety    {', '.join(acted) if acted else 'has changed nothing'}")
     if "recorder" in status:

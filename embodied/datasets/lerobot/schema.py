@@ -35,7 +35,12 @@ DATA_MB, VIDEO_MB = 100, 200
 CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 FLAGS = ("terminated", "truncated", "done")
-NAMED = {"reward": "next.reward", "success": "next.success", "task": "task_vector"}
+NAMED = {
+    "reward": "next.reward",
+    "success": "next.success",
+    "task": "task_vector",
+    "intervened": "intervention",
+}
 
 
 class DatasetError(RuntimeError):

@@ -1,0 +1,112 @@
+"""Taking over: a person with a device moves the arm while a policy runs, and gives it back.
+
+A thread of the operator's terminal reads the device and writes what it says into the mailbox
+`takeover` of the daemon's folder. The control process follows it in place of the policy, through
+the same controller and safety chain, while the person has the arm. A terminal that dies or hangs
+then leaves an arm that is held and latched, as a policy does (`fresh`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embodied.core.build import Node, build
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.embodiments.controller import Controller
+from real_robot.assemble import build_chain, forward_kinematics
+from real_robot.deployment import Deployment
+from real_robot.ipc.messages import MOST_ACTION, PERSON, TAKEOVER, Mode, state_record
+from real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
+from real_robot.teleop.teleop import GRIPPER, Teleoperator
+
+TOOL = ("tool_x", "tool_y", "tool_z")
+LOOKS = 2  # in a step of the policy
+
+
+class Takeover(OperatorThread):
+    """`node`: of a Teleoperator. `always`: the person has the arm all the time, and the policy
+    never. While the policy has it, the hand's command is the policy's, so that taking over neither
+    opens nor closes it."""
+
+    def __init__(
+        self,
+        node: Node,
+        deployment: Deployment,
+        always: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.node, self.deployment, self.always = node, deployment, always
+        names = tuple(build(deployment.controller, Controller).names)
+        act = Leaf((len(names),), low=-1.0, high=1.0, names=names)
+        self.spec = Spec({"state": Leaf((3,), names=TOOL)}, act, dt=deployment.step)
+        self.forward, stages = forward_kinematics(deployment), len(build_chain(deployment).names)
+        self.record = state_record(deployment.joints, stages, len(deployment.sensed))
+        self.hand = names.index(GRIPPER) if GRIPPER in names else None
+        self.number, self.due = 0, 0.0
+        self.state: DaemonMailbox | None = None
+        self.out: DaemonMailbox | None = None
+        super().__init__(clock)
+
+    @property
+    def hint(self) -> str:
+        """What the operator may do."""
+        name, linger = type(self.person.device).__name__, self.person.config.linger
+        return f"{name}: take over by moving it; the policy goes on {linger:g} s after you let go"
+
+    def _open(self) -> None:
+        self.person = build(self.node, Teleoperator, spec=self.spec)
+
+    def _begin(self, folder: Path) -> None:
+        self.state = DaemonMailbox(folder / "state", self.record)
+        self.out = DaemonMailbox(folder / TAKEOVER, PERSON)
+
+    def _look(self) -> None:
+        self.due = max(self.due + self.deployment.step / LOOKS, self.clock())
+        time.sleep(max(0.0, self.due - self.clock()))
+        assert self.state is not None
+        if (state := self.state.newest()) is None:
+            return
+        state.receive()
+        fields = state.fields[0]
+        if self.hand is not None:
+            self._keep_hand(fields, self.hand)
+        action, carry = self.person.act(self._seen(fields), {}, torch.zeros(1, 0))
+        over = self.always or bool(carry["row/intervened"])
+        self._send(action[0, 0].numpy(), over, float(fields["measured"]))
+
+    def _keep_hand(self, fields: np.void, hand: int) -> None:
+        """The hand stays as it is until the person says otherwise."""
+        running = int(fields["mode"]) == Mode.RUNNING and int(fields["size"]) > hand
+        if running and not self.always and not fields["intervened"]:
+            self.person.grip = float(np.clip(fields["action"][hand], -1.0, 1.0))
+        elif not running and self.deployment.home_width is not None:
+            open_ = float(fields["sent_width"]) > self.deployment.home_width / 2
+            self.person.grip = 1.0 if open_ else -1.0
+
+    def _seen(self, fields: np.void) -> Tensors:
+        tool = self.forward(np.asarray(fields["q"])[None])[0]
+        return {"state": torch.as_tensor(tool, dtype=torch.float32)[None]}
+
+    def _send(self, action: np.ndarray, over: bool, seen: float) -> None:
+        if self.out is None or (out := self.out.newest()) is None:
+            return
+        self.number += 1
+        message = out.fields[0]
+        message["number"], message["over"], message["seen"] = self.number, over, seen
+        message["start"], message["size"] = self.clock(), min(len(action), MOST_ACTION)
+        message["action"][: message["size"]] = action[:MOST_ACTION]
+        out.send()
+
+    def _close(self) -> None:
+        """The arm is given back."""
+        self.person.device.close()
+        self._send(np.zeros(len(self.spec.act.names)), False, 0.0)
+        for box in (self.state, self.out):
+            if box is not None:
+                box.close()
