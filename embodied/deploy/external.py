@@ -77,7 +77,7 @@ class External:
 
     def __init__(self, config: Config) -> None:
         node = compose("deploy", list(config.words), list(config.config_dir)).node
-        if node["teleop"] is not None:
+        if node.get("teleop") is not None:
             raise ConfigError("teleop: another program moves this arm; it has devices of its own")
         robot = with_allowed(renamed_settings(node["robot"]))
         if robot.pop("_target_", "") != TARGET:

@@ -33,6 +33,8 @@ LONGEST = 15.0  # s of an episode whose success is measured, unless seconds= is 
 LOGS = ("daemon", "control", "policy", "policy.next", "recorder")
 AT_REST = ("IDLE", "ESTOP", "DISCONNECTED")
 SUCCESS, TIME = "success", "time"
+KEPT, DISCARDED = "ended by the operator", "discarded by the operator"
+WHOLE = (SUCCESS, TIME, KEPT, DISCARDED)  # after these, another episode may begin
 INTERRUPTED = "stopped from the keyboard"
 Status = dict[str, Any]
 Show = Callable[[Status, float, bool | None], None]
@@ -109,17 +111,30 @@ class Session:
         if seconds is None and self.success.known:
             seconds = LONGEST
         for _ in range(episodes):
-            if home and self.deployment.home:
-                self._do(Verb.HOME)
-                # A hand may let go for as long as it likes.
-                patience = math.inf if self.deployment.hold_to_run else PATIENCE
-                self._until(self._is_idle, "the arm to reach its home pose", patience=patience)
-                self._require_home()
-            self._do(Verb.ARM)
-            self._start(seconds)
-            self._episode()
-            self._until(self._is_idle, "the arm to come to rest")
-            self._recorded()
+            if home:
+                self._go_home()
+            self._play(seconds)
+
+    def asked(self) -> str:
+        """Why the operator ends the episode now (KEPT or DISCARDED); empty while they do not."""
+        return ""
+
+    def _go_home(self) -> None:
+        if not self.deployment.home:
+            return
+        self._do(Verb.HOME)
+        # A hand may let go for as long as it likes.
+        patience = math.inf if self.deployment.hold_to_run else PATIENCE
+        self._until(self._is_idle, "the arm to reach its home pose", patience=patience)
+        self._require_home()
+
+    def _play(self, seconds: float | None) -> None:
+        """One episode, from here."""
+        self._do(Verb.ARM)
+        self._start(seconds)
+        self._episode()
+        self._until(self._is_idle, "the arm to come to rest")
+        self._recorded()
 
     def stop(self) -> None:
         """Bring the arm to rest, from any mode; a second Ctrl-C is an emergency stop."""
@@ -189,7 +204,7 @@ class Session:
                 status, ran = self.status, time.monotonic() - began
                 success = self._success(status)
                 self.show(relative(status, first), ran, success)
-                end = _end(status, success)
+                end = _end(status, success) or self.asked()
             except KeyboardInterrupt:
                 end = INTERRUPTED
             except Stopped as error:
@@ -201,7 +216,7 @@ class Session:
         self.episodes.append(Episode(ran, success, end, counts, missed, unkept=self._unkept()))
         if end == INTERRUPTED:
             raise KeyboardInterrupt
-        if end not in (SUCCESS, TIME):
+        if end not in WHOLE:
             raise Stopped(end)
         if status["mode"] == "RUNNING":
             self._end_episode()

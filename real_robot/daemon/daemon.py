@@ -54,6 +54,7 @@ SHARED_FILES = (
     "estop",
     "ring",
     "recorded",
+    "discard",
     READY,
 )
 LOST = "; the robot's own watchdog acts, then `reset` starts again"

@@ -18,7 +18,7 @@ from real_robot.daemon.child import Child
 from real_robot.daemon.status import recorder_status
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import RECORDED, VERSION
+from real_robot.ipc.messages import DISCARD, RECORDED, VERSION
 from real_robot.policy.hot_swap import HotSwap
 
 
@@ -39,6 +39,7 @@ class Processes:
     def start(self) -> None:
         """All of them but `remote`, on new mailboxes."""
         self.recorded = Mailbox(self.folder / "recorded", RECORDED, VERSION, create=True)
+        Mailbox(self.folder / "discard", DISCARD, VERSION, create=True)
         self.control.start()
         self.cameras.start()
         self.policy.start()

@@ -53,7 +53,7 @@ class StatusMonitor:
         self.first = 0.0  # when the first tick was
         self.ticks = self.chunks = 0
         self.control_silent = self.policy_silent = False
-        self.intervened = False
+        self.intervened: bool = False
 
     def note(self, text: str) -> None:
         """For the status, and the log."""
@@ -181,6 +181,7 @@ def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
         "ready": bool(fields["alive"]),
         "ended": int(fields["ended"]),
         "episodes": int(fields["episodes"]),
+        "discarded": int(fields["discarded"]),
         "steps": int(fields["steps"]),
         "success": None if fields["success"] < 0 else bool(fields["success"]),
         "problem": bytes(fields["problem"]).decode(errors="replace"),

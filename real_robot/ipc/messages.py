@@ -148,6 +148,10 @@ RECORDED = np.dtype(
         ("steps", "<i8"),  # of the newest
         ("success", "<i4"),  # of the newest; -1: not measured
         ("problem", f"S{TEXT}"),  # why the newest is not on the disk
+        ("discarded", "<i8"),  # the newest that was removed again, by its number among `ended`
     ]
 )
 """From the recorder, when it begins and after every episode."""
+
+DISCARD = np.dtype([("ended", "<i8")])
+"""From an operator's terminal: episode number `ended`, the newest, is not to be kept."""

@@ -29,7 +29,7 @@ from real_robot.control.main import on_daemon_exit
 from real_robot.control.rate import Rate
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox, MailboxError
-from real_robot.ipc.messages import RECORDED, VERSION
+from real_robot.ipc.messages import DISCARD, RECORDED, VERSION
 from real_robot.ipc.ring_buffer import BlackBox
 from real_robot.policy.compatibility import observer
 from real_robot.policy.success import Success
@@ -46,6 +46,7 @@ class Recorder:
     ring: BlackBox
     chunk: Mailbox
     status: Mailbox
+    discard: Mailbox
 
     def __post_init__(self) -> None:
         self.deployment = Deployment.read(self.folder)
@@ -62,6 +63,8 @@ class Recorder:
 
     def update(self) -> None:
         """Take what is new."""
+        if self.discard.receive():
+            self._discard(int(self.discard.fields["ended"][0]))
         if self.chunk.receive():
             self._receive_chunk(self.chunk.fields[0])
         if self.builder is None:
@@ -139,6 +142,23 @@ class Recorder:
         fields["steps"] = len(episode.rows["action"]) if episode.rows else 0
         self.status.send()
 
+    def _discard(self, number: int) -> None:
+        """The newest episode is removed again, if it is that one and on the disk."""
+        fields = self.status.fields
+        newest = int(fields["ended"][0]) == number != int(fields["discarded"][0])
+        if not newest or fields["problem"][0]:
+            return
+        try:
+            if self.writer is None:
+                raise DatasetError("the newest episode was written by a recorder that died")
+            self.writer.drop_newest()
+        except (DatasetError, OSError) as error:
+            fields["problem"] = str(error).encode()[:239]
+        else:
+            fields["episodes"] -= 1
+            fields["discarded"] = number
+        self.status.send()
+
     def _write(self, episode: Episode) -> None:
         about: dict[str, Any] = {
             "policy": self.deployment.policy,
@@ -164,7 +184,8 @@ def main(folder: Path) -> None:
         deployment, folder, len(build_chain(deployment).names), create=False
     )
     status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
-    recorder = Recorder(folder, ring, open_channels(deployment, folder).chunk, status)
+    discard = Mailbox(folder / "discard", DISCARD, VERSION, create=False)
+    recorder = Recorder(folder, ring, open_channels(deployment, folder).chunk, status, discard)
     rate = Rate(PER_STEP / deployment.step)
     while not gone.is_set():
         rate.wait()

@@ -14,6 +14,7 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build
 from real_robot.drivers.driver import DriverError
 from real_robot.drivers.servos.driver import ServoBus
+from real_robot.teleop.episode_keys import Key
 from real_robot.teleop.hold_to_run import LOOK, HoldDevice
 from real_robot.teleop.leader_motion import LeaderMotion, Reach
 from real_robot.teleop.teleop import NO_INPUT, Device, Held
@@ -44,7 +45,8 @@ class KeyboardConfig:
 
 
 class Keyboard(Device):
-    """wasd, r and f move (x, y, z), u/o i/k j/l turn, z closes and x opens the hand."""
+    """wasd, r and f move (x, y, z), u/o i/k j/l turn, z closes and x opens the hand. While its
+    window is in front the terminal hears nothing, so it has the keys of the episode, too."""
 
     def __init__(self, config: KeyboardConfig) -> None:
         self.pygame = pygame = _pygame()
@@ -52,19 +54,30 @@ class Keyboard(Device):
         pygame.display.set_mode(config.size)
         pygame.display.set_caption("arm: wasd rf, uo ik jl, z x; keep this window in front")
         self.codes = {name: pygame.key.key_code(name) for name in (*KEYS, *GRIPS)}
+        self.episode: dict[int, Key] = {
+            pygame.K_RIGHT: "next",
+            pygame.K_LEFT: "discard",
+            pygame.K_ESCAPE: "stop",
+        }
+        self.key: Key = ""
+
+    def pressed(self) -> Key:
+        key, self.key = self.key, ""
+        return key
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
-        self.pygame.event.pump()
+        for event in self.pygame.event.get(self.pygame.KEYDOWN):
+            self.key = self.episode.get(event.key, self.key)
         if not self.pygame.key.get_focused():
             return NO_INPUT
         down = self.pygame.key.get_pressed()
-        return pressed({name for name, code in self.codes.items() if down[code]})
+        return held_keys({name for name, code in self.codes.items() if down[code]})
 
     def close(self) -> None:
         self.pygame.display.quit()
 
 
-def pressed(names: set[str]) -> Held:
+def held_keys(names: set[str]) -> Held:
     """Of keys that are down."""
     motion = [0.0] * 6
     for name in names & set(KEYS):

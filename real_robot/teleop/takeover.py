@@ -23,7 +23,7 @@ from real_robot.assemble import build_chain, forward_kinematics
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import MOST_ACTION, PERSON, TAKEOVER, Mode, state_record
 from real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
-from real_robot.teleop.teleop import GRIPPER, Teleoperator
+from real_robot.teleop.teleop import GRIPPER, Device, Teleoperator
 
 TOOL = ("tool_x", "tool_y", "tool_z")
 LOOKS = 2  # in a step of the policy
@@ -54,9 +54,15 @@ class Takeover(OperatorThread):
         super().__init__(clock)
 
     @property
+    def device(self) -> Device:
+        return self.person.device
+
+    @property
     def hint(self) -> str:
         """What the operator may do."""
-        name, linger = type(self.person.device).__name__, self.person.config.linger
+        name, linger = type(self.device).__name__, self.person.config.linger
+        if self.always:
+            return f"{name}: it moves the arm from here on"
         return f"{name}: take over by moving it; the policy goes on {linger:g} s after you let go"
 
     def _open(self) -> None:
@@ -105,7 +111,7 @@ class Takeover(OperatorThread):
 
     def _close(self) -> None:
         """The arm is given back."""
-        self.person.device.close()
+        self.device.close()
         self._send(np.zeros(len(self.spec.act.names)), False, 0.0)
         for box in (self.state, self.out):
             if box is not None:

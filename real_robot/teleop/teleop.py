@@ -21,6 +21,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
 from policies.scripted.intervener import Intervener
+from real_robot.teleop.episode_keys import Key
 
 MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
 GRIPPER = "gripper"
@@ -45,6 +46,11 @@ class Device(Protocol):
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         """How it is held just now; `tool` (m) is where the arm's tool is, where that is seen."""
         ...
+
+    def pressed(self) -> Key:
+        """A key of the episode (`real_robot.teleop.episode_keys`) since the last call, where the
+        device has such keys and not the terminal."""
+        return ""
 
     def close(self) -> None: ...
 

@@ -22,7 +22,7 @@ from real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from real_robot.daemon.requests import Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import RECORDED, VERSION, Mode, state_record
+from real_robot.ipc.messages import DISCARD, RECORDED, VERSION, Mode, state_record
 from real_robot.policy.decider import observe_state
 from real_robot.policy.observer import Observer
 from real_robot.recording.main import Recorder
@@ -163,7 +163,9 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
     ring = open_flight_recorder(deployment, tmp_path, stages, create=True)
     boxes = open_channels(deployment, tmp_path, create=True)
     tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
-    recorder = Recorder(tmp_path, ring, open_channels(deployment, tmp_path).chunk, tell)
+    discard = Mailbox(tmp_path / "discard", DISCARD, VERSION, create=True)
+    heard = open_channels(deployment, tmp_path).chunk
+    recorder = Recorder(tmp_path, ring, heard, tell, discard)
     runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
     made = ticks(
         {"mode": Mode.ARMED, "q": fr3.HOME + 0.2},

@@ -48,14 +48,9 @@ def run(args: argparse.Namespace) -> None:
     from embodied.deploy.site import site
 
     node, policy = composed(args.words, args.config_dir)
-    if not node["yes"] and not sys.stdin.isatty():
-        raise ConfigError(
-            "there is no terminal to confirm on: yes=true lets the arm move without a question"
-        )
-    output = _output(node, args.words)
-    if threading.current_thread() is threading.main_thread():
-        # Shells start background programs that ignore Ctrl-C; a program that moves an arm must not.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    require_confirmation(node)
+    output = output_of(node, args.words)
+    hear_interrupts()
     with site(node, policy, output) as here:
         if not show_checks(here):
             raise ConfigError("not started: a check failed, see above")
@@ -95,7 +90,22 @@ def show_checks(site: Site, connect: bool = False) -> bool:
     return fine
 
 
-def _output(node: Node, words: list[str]) -> Path:
+def require_confirmation(node: Node) -> None:
+    """ConfigError where the operator can neither be asked nor said yes=true."""
+    if not node["yes"] and not sys.stdin.isatty():
+        raise ConfigError(
+            "there is no terminal to confirm on: yes=true lets the arm move without a question"
+        )
+
+
+def hear_interrupts() -> None:
+    """Shells start background programs that ignore Ctrl-C; a program that moves an arm must not."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def output_of(node: Node, words: list[str]) -> Path:
+    """The folder of what the session leaves, created. ConfigError where there is something."""
     if node["output"]:
         output = Path(node["output"])
     else:
@@ -108,43 +118,54 @@ def _output(node: Node, words: list[str]) -> Path:
 
 
 def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
-    """`robot`: the name that was typed; the default folder is that robot's."""
+    from embodied.deploy.session import Session
+
+    recording = str(output / "recording") if node["record"] else ""
+    made = settings_of(site, node, output, recording)
+    folder = folder_of(node, robot, made)
+    with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
+        conduct(site, node, Session(folder, made, output, Live(hold)), hold, teleop)
+
+
+def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deployment:
+    """What the command line adds to the robot's settings."""
     from dataclasses import replace
 
-    from embodied.deploy.session import Session, Stopped
-    from real_robot.daemon.client import ClientError
-    from real_robot.daemon.folders import default_folder
-    from real_robot.daemon.server import RpcServerError
-    from real_robot.drivers.driver import DriverError
-
-    made = replace(
+    return replace(
         site.deployment,
         records=str(output / "blackbox"),
-        recording=str(output / "recording") if node["record"] else "",
+        recording=recording,
         dry=site.deployment.dry or node["dry"],
         hold_to_run=site.deployment.hold_to_run or node["hold_to_run"],
     )
-    folder = Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
+
+
+def folder_of(node: Node, robot: str | None, made: Deployment) -> Path:
+    """The daemon's. `robot`: the name that was typed; the default folder is that robot's."""
+    from real_robot.daemon.folders import default_folder
+
+    return Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
+
+
+def conduct(
+    site: Site,
+    node: Node,
+    session: Session,
+    hold: HoldToRun | None,
+    teleop: Takeover | None,
+) -> None:
+    """Run `session` from its first process to its summary. ConfigError with what ended it."""
+    from embodied.deploy.session import Stopped
+    from real_robot.daemon.client import ClientError
+    from real_robot.daemon.server import RpcServerError
+    from real_robot.drivers.driver import DriverError
+
     problem, share = "", 1.0
     try:
         pace = Pace(site.behind)
-        with (
-            hand(made, node["hold"]) as hold,
-            person(made, node["teleop"]) as teleop,
-            Session(folder, made, output, Live(hold)) as session,
-        ):
+        with session:
             try:
-                print(f"starting in {folder} ...", flush=True)
-                elsewhere = f" folder={folder}" if node["folder"] else ""
-                print(f"to view it: embodied view robot{elsewhere}", flush=True)
-                session.ready()
-                if _agreed(node, made.robot, made.dry):
-                    if hold is not None:
-                        hold.start(folder)
-                        print(f"{hold.hint}: the arm moves only then", flush=True)
-                    if teleop is not None:
-                        teleop.start(folder)
-                        print(teleop.hint, flush=True)
+                if _begin(node, session, hold, teleop):
                     pace = Pace(site.behind)
                     session.run(node["episodes"], node["seconds"], node["home"])
             except Stopped as error:
@@ -159,11 +180,29 @@ def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
                 problem = f"{problem}; {error}" if problem else str(error)
     except (RpcServerError, ClientError, DriverError) as error:
         raise ConfigError(str(error)) from error
-    _summarize(session, output, problem, share)
+    _summarize(session, session.output, problem, share)
     if problem:
         raise ConfigError(problem)
     if not site.simulated:
         _remember(site)
+
+
+def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None) -> bool:
+    """Whether the arm is held, all processes are ready, and the operator wants to go on."""
+    folder, made = session.folder, session.deployment
+    print(f"starting in {folder} ...", flush=True)
+    elsewhere = f" folder={folder}" if node["folder"] else ""
+    print(f"to view it: embodied view robot{elsewhere}", flush=True)
+    session.ready()
+    if not _agreed(node, made.robot, made.dry):
+        return False
+    if hold is not None:
+        hold.start(folder)
+        print(f"{hold.hint}: the arm moves only then", flush=True)
+    if teleop is not None:
+        teleop.start(folder)
+        print(teleop.hint, flush=True)
+    return True
 
 
 @contextmanager
@@ -181,14 +220,16 @@ def hand(deployment: Deployment, device: Node | None) -> Iterator[HoldToRun | No
 
 
 @contextmanager
-def person(deployment: Deployment, teleop: Node | None) -> Iterator[Takeover | None]:
-    """The device with which a person takes over, where one is named."""
+def person(
+    deployment: Deployment, teleop: Node | None, always: bool = False
+) -> Iterator[Takeover | None]:
+    """The device with which a person takes over (`always`: drives), where one is named."""
     from real_robot.teleop.takeover import Takeover
 
     if teleop is None:
         yield None
         return
-    with Takeover(teleop, deployment) as takeover:
+    with Takeover(teleop, deployment, always) as takeover:
         yield takeover
 
 
@@ -264,7 +305,7 @@ def _summarize(session: Session, output: Path, problem: str, pace: float) -> Non
         )
     print(f"  folder   {output}")
     if any(each.recorded for each in session.episodes):
-        print(f"next: embodied demos info {output / 'recording'}")
+        print(f"next: embodied demos info {session.deployment.recording}")
 
 
 def _remember(site: Site) -> None:

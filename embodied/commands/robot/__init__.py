@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, take
-from embodied.commands.robot import calibrate, describe, identify
+from embodied.commands.robot import calibrate, describe, identify, teleop
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ ANSWER = 10.0  # s
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    words = "|".join([*SAYS, "check", "keys", "identify", "describe", "find", "calibrate"])
+    more = ("check", "teleop", "record", "keys", "identify", "describe", "find", "calibrate")
+    words = "|".join([*SAYS, *more])
     kinds = parser.add_subparsers(dest="kind", metavar=words, required=True)
     for word, sentence in SAYS.items():
         own = kinds.add_parser(word, help=sentence)
@@ -50,9 +51,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     identify.add(kinds)
     describe.add(kinds)
     calibrate.add(kinds)
+    teleop.add(kinds)
     parser.epilog = (
         "examples:\n"
         "  embodied robot check robot=so101 policy=outputs/RUN\n"
+        "  embodied robot teleop robot=so101 teleop=gamepad\n"
+        '  embodied robot record robot=so101 episodes=50 out=outputs/demos task="lift the cube"\n'
         "  embodied robot status\n"
         "  embodied robot stop\n"
         "  embodied robot load outputs/OTHER\n"
@@ -61,20 +65,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.kind == "check":
-        _check(args)
-    elif args.kind == "find":
-        calibrate.find(args)
-    elif args.kind == "calibrate":
-        calibrate.calibrate(args)
-    elif args.kind == "identify":
-        identify.run(args)
-    elif args.kind == "describe":
-        describe.run(args)
-    elif args.kind == "keys":
-        _keys(args)
-    else:
-        _ask(args)
+    own = {
+        "check": _check,
+        "find": calibrate.find,
+        "calibrate": calibrate.calibrate,
+        "identify": identify.run,
+        "describe": describe.run,
+        "keys": _keys,
+        "teleop": teleop.teleop,
+        "record": teleop.record,
+    }
+    own.get(args.kind, _ask)(args)
 
 
 def _ask(args: argparse.Namespace) -> None:

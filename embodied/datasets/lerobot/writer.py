@@ -94,6 +94,19 @@ class EpisodeWriter:
         self.count += 1
         return self.count - 1
 
+    def drop_newest(self) -> None:
+        """Remove the episode that `add` kept last. DatasetError where there is none any more."""
+        newest = pending_file(self.path, self.count - 1)
+        if not newest.file.exists():
+            raise DatasetError(
+                f"{self.path}: its newest episode was kept in an earlier session; type: "
+                f"embodied demos drop {self.path} episodes={self.count - 1} out=NEW_FOLDER"
+            )
+        newest.file.unlink()  # first: from here on there is no such episode
+        for column in self.columns:
+            newest.film(column).unlink(missing_ok=True)
+        self.count -= 1
+
     def close(self) -> None:
         """Move the episodes into the large files and let go of the folder; safe to call twice."""
         if self._lock is None:

@@ -1,0 +1,318 @@
+"""`embodied robot teleop` and `embodied robot record` on simulated robots, led by a SpaceMouse that
+is a pipe, with keys typed on a pseudo-terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.cli import main
+from embodied.commands.robot.teleop import filming
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
+from embodied.datasets.lerobot.schema import DatasetError
+from embodied.embodiments import fr3
+from real_robot.daemon.client import ClientError, call
+from real_robot.daemon.requests import Verb
+from real_robot.teleop.episode_keys import EpisodeKeys, keys
+from tests.real_robot.test_daemon import PATIENT, until
+from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, folder, said
+from tests.real_robot.test_filmed import files
+
+__all__ = ["folder"]  # a fixture
+RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"
+
+
+class Hand:
+    """A SpaceMouse, and who moves it."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path, self.pipe = path, os.open(path, os.O_RDWR)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return "teleop=spacemouse", f"teleop.device.path={self.path}"
+
+    def push(self, x: int, y: int, z: int) -> None:
+        os.write(self.pipe, struct.pack("<B6h", 1, x, y, z, 0, 0, 0))
+
+
+@pytest.fixture
+def hand(tmp_path: Path) -> Iterator[Hand]:
+    made = Hand(tmp_path / "hidraw0")
+    yield made
+    os.close(made.pipe)
+
+
+class Operator:
+    """A command on a pseudo-terminal, and who types and reads there."""
+
+    def __init__(self, where: Path, folder: Path, *words: str) -> None:
+        self.folder, self.text = folder, b""
+        self.file, slave = pty.openpty()
+        command = [sys.executable, "-m", "embodied.cli", "robot", *words, *PATIENTLY]
+        self.process = subprocess.Popen(
+            # With fork, a pseudo-terminal would be no controlling one.
+            ["setsid", "--ctty", "--wait", *command, f"folder={folder}", "yes=true"],
+            cwd=where,
+            env=ENV,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
+        os.close(slave)
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self.text += os.read(self.file, 4096)
+            except OSError:  # the other side is closed
+                return
+
+    def types(self, key: bytes) -> None:
+        os.write(self.file, key)
+
+    def says(self, words: str, times: int = 1) -> None:
+        def so() -> bool:
+            found = self.text.count(words.encode()) >= times
+            assert found or self.process.poll() is None, self.text.decode()
+            return found
+
+        until(so, f"it says {words!r} {times} times")
+
+    def mode(self, name: str) -> dict[str, Any]:
+        return until(
+            lambda: s if (s := self.status()) and s["mode"] == name else None, f"it is {name}"
+        )
+
+    def status(self) -> dict[str, Any] | None:
+        assert self.process.poll() is None, self.text.decode()
+        try:
+            return call(self.folder, Verb.STATUS, PATIENT).status
+        except ClientError:
+            return None
+
+    def height(self) -> float:
+        """Of the tool, m."""
+        return float(fr3.forward(np.array([self.mode("RUNNING")["q"]]))[0][0, 2])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.file)
+        self.thread.join()
+
+
+def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
+    tmp_path: Path, folder: Path, hand: Hand
+) -> None:
+    camera = json.dumps(files(tmp_path / "pictures")).replace('"', "")
+    words = ["record", "robot=sim", "robot.driver.world.task=reach", CROWDED, *hand.words]
+    words += [f"robot.cameras.side={camera}", "robot.picture=4.0", "task=push up"]
+    words += [f"out={tmp_path / 'demos'}"]
+    operator = Operator(tmp_path, folder, *words, "episodes=2", f"output={tmp_path / 'o'}")
+    try:
+        operator.says("episode 1 of 2")
+        began = operator.height()
+        hand.push(0, 0, -350)
+        until(lambda: operator.height() > began + 0.05, "it is led up")
+        operator.types(RIGHT)
+        operator.says("put the scene back")
+        operator.types(LEFT)
+        operator.says("discarded\r\n")
+        operator.types(RIGHT)
+        operator.says("episode 1 of 2", times=2)
+        until(lambda: operator.height() > began + 0.05, "once more")
+        operator.types(RIGHT)
+        operator.says("put the scene back", times=2)
+        operator.types(RIGHT)
+        operator.says("episode 2 of 2")
+        operator.mode("RUNNING")
+        operator.types(LEFT)  # while it runs
+        operator.says("put the scene back", times=3)
+        operator.types(RIGHT)
+        operator.says("episode 2 of 2", times=2)
+        operator.mode("RUNNING")
+        operator.types(ESCAPE)
+        assert operator.process.wait(PATIENT) == 0, operator.text.decode()
+    finally:
+        operator.close()
+    episodes = read_episodes(tmp_path / "demos")
+    assert len(episodes) == 2 and set(episodes.texts) == {"push up"}
+    first = episodes.episode(0)
+    assert first["intervened"].all(), "LeRobot's `intervention`"
+    assert (first["action"][:, 2] == 1.0).all() and first["action"].shape[1] == 4
+    assert first["obs/side"].shape[1:] == (240, 320, 3)
+    info = json.loads((tmp_path / "demos" / "meta" / "info.json").read_text())
+    assert info["features"]["observation.images.side"]["dtype"] == "video"
+    assert info["total_episodes"] == 2 and "discarded" in operator.text.decode()
+    goes_on_in_the_same_folder(tmp_path, folder, words)
+
+
+def goes_on_in_the_same_folder(where: Path, folder: Path, words: list[str]) -> None:
+    """Without a terminal, and with a recorder that is killed in the second of two more episodes."""
+    dataset = where / "demos"
+    enough = robot_command(where, folder, *words, "episodes=2", "seconds=1", "reset_seconds=0")
+    text = said(enough)
+    assert enough.returncode == 2 and "has 2 episodes already; for ten more: episodes=12" in text
+    more = robot_command(
+        where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0", "robot.picture=4.0"
+    )
+    try:
+        status = until(lambda: running(folder), "it runs")
+        os.kill(status["recorder"]["pid"], signal.SIGKILL)
+        assert len(read_episodes(dataset)) == 2, "what was finished is there"
+        more.send_signal(signal.SIGINT)
+        text = said(more)
+    finally:
+        more.kill()
+    assert "SIGKILL" in text and len(read_episodes(dataset)) == 2, text
+    more = robot_command(where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0")
+    try:
+        until(lambda: running(folder), "it runs")
+        more.send_signal(signal.SIGINT)
+        text = said(more)
+    finally:
+        more.kill()
+    assert more.returncode == 0 and "not recorded: discarded" in text, text
+    assert len(read_episodes(dataset)) == 2, "what was interrupted is not kept"
+    more = robot_command(where, folder, *words, "episodes=3", "seconds=1", "reset_seconds=0")
+    text = said(more)
+    assert more.returncode == 0 and "episode 3 of 3" in text, text
+    episodes = read_episodes(dataset)
+    assert len(episodes) == 3 and len(episodes.episode(2)["action"]) > 10
+
+
+def robot_command(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """`embodied robot ...` without a terminal."""
+    command = [sys.executable, "-m", "embodied.cli", "robot", *words, *PATIENTLY, "yes=true"]
+    return subprocess.Popen(
+        [*command, f"folder={folder}"],
+        cwd=where,
+        env=ENV,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def running(folder: Path) -> dict[str, Any] | None:
+    try:
+        status = call(folder, Verb.STATUS, PATIENT).status
+    except ClientError:
+        return None
+    return status if status["mode"] == "RUNNING" else None
+
+
+def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: Hand) -> None:
+    """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
+    words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words)
+    teleop = robot_command(tmp_path, folder, *words, f"output={tmp_path / 'o'}")
+    try:
+        began = until(lambda: running(folder), "it runs")
+        assert began["intervened"] and "recorder" not in began
+        hand.push(0, -350, 0)
+
+        def moved() -> bool:
+            now = running(folder)
+            return now is not None and np.abs(np.subtract(now["q"], began["q"])).max() > 0.1
+
+        until(moved, "it is led away")
+        teleop.send_signal(signal.SIGINT)
+        text = said(teleop)
+    finally:
+        teleop.kill()
+    assert teleop.returncode == 0 and "SpaceMouse: it moves the arm from here on" in text, text
+    assert not (tmp_path / "o" / "recording").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("record", "robot=sim", "out=x", "policy=outputs/RUN"), "embodied deploy policy=RUN"),
+        (("teleop", "robot=sim", "teleop=null", "yes=true"), "teleop=NAME should name the device"),
+        (("teleop", "robot=sim", "teleop=joystick"), "joystick"),
+        (("record", "robot=sim", "episodes=3", "yes=true"), "out"),
+        (("teleop", "robot=sim"), "no terminal to confirm on"),
+        (
+            ("record", "robot=sim", "robot.driver.world.task=reach", "out=x", "yes=true", "HAND"),
+            "seconds=20 reset_seconds=5",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    tmp_path: Path,
+    hand: Hand,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [*words[:-1], *hand.words] if words[-1] == "HAND" else words
+    with Path(os.devnull).open() as nothing, pytest.raises(SystemExit) as left:
+        monkeypatch.setattr("sys.stdin", nothing)
+        main(["robot", *given])
+    said = capsys.readouterr()
+    assert left.value.code == 2 and reason in said.err, said.err
+
+
+def test_keys() -> None:
+    typed = (RIGHT, b"\x1bOC", LEFT, ESCAPE, b"x", b"")
+    assert [keys(each) for each in typed] == ["next", "next", "discard", "stop", "", ""]
+    others = (b"\x1b[A", b"\x1b[3~", b"\x1b[1;5B", b"\x1bOP")
+    assert [keys(each) for each in others] == [""] * 4, "they begin with an escape"
+    assert keys(b"x" + LEFT + RIGHT + b"\n") == "next", "the newest"
+    read, write = os.pipe()
+    with EpisodeKeys(read) as none:
+        os.write(write, RIGHT)
+        assert none.pressed() == "", "a pipe is no terminal"
+
+
+def test_all_cameras_are_filmed() -> None:
+    node = {"cameras": {"front": {}, "wrist": {}}, "filmed": {"wrist": [96, 96]}}
+    made = filming(node)
+    assert made["filmed"] == {"front": [240, 320], "wrist": [96, 96]} and made["images"] == "mp4"
+    assert filming({"images": "png"}) == {"images": "png", "filmed": {}}
+
+
+def test_the_newest_episode_is_removed(tmp_path: Path) -> None:
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+
+    def episode(value: float) -> dict[str, torch.Tensor]:
+        ones, no = torch.full((3, 1), value), torch.zeros(3, dtype=torch.bool)
+        flags = {"terminated": no, "truncated": no.clone()}
+        return {"obs/state": ones, "next_obs/state": ones[-1], "action": ones * 0} | {
+            "reward": torch.zeros(3),
+            **flags,
+        }
+
+    with EpisodeWriter(tmp_path, spec) as writer:
+        for value in (1.0, 2.0):
+            writer.add(episode(value))
+        writer.drop_newest()
+        assert len(writer) == 1
+        writer.add(episode(3.0))
+    assert read_episodes(tmp_path).steps["obs/state"][:, 0].tolist() == [1, 1, 1, 3, 3, 3]
+    with (
+        EpisodeWriter(tmp_path, spec) as writer,
+        pytest.raises(DatasetError, match=r"embodied demos drop .* episodes=1"),
+    ):
+        writer.drop_newest()
