@@ -157,7 +157,7 @@ def test_a_spacemouse_by_its_reports(pipe: tuple[SpaceMouse, int]) -> None:
     os.write(writer, bytes([1]) + struct.pack("<6h", 0, 0, 0, 0, 20, 0))
     assert mouse.read(None) == NO_INPUT, "a little is nothing"
     os.write(writer, bytes([3, 1, 0]))
-    assert mouse.read(None) == Held((0.0,) * 6, -1.0, True)
+    assert mouse.read(None) == Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), -1.0, True)
     os.close(writer)
     assert mouse.read(None) == NO_INPUT, "unplugged is let go"
 
