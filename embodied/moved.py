@@ -92,7 +92,7 @@ def run_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def folder_key(key: str, known: Mapping[str, Any]) -> str:
     """The output folder is `out` on every command line and was `output` on some: whichever of the
     two `known` settings have, where `key` is the other one."""
-    other = table()["folder"].get(key)
+    other = str(table()["folder"].get(key, key))
     return other if other in known and key not in known else key
 
 

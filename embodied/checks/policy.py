@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,14 +92,19 @@ def demonstrations(policy: Policy, n: int) -> Tensors:
     first = next(value for value in obs.values() if value.is_floating_point() or value.ndim > 1)
     flat, act = first.flatten(1).float(), policy.spec.act
     if act.dtype == "int64":
-        choices = int(act.high) + 1  # type: ignore[arg-type]
-        target = (flat.sum(1).abs() * 7).long() % choices
+        target = (flat.sum(1).abs() * 7).long() % choices(act)
     else:
         target = torch.tanh(flat.repeat(1, -(-act.size // flat.shape[1]))[:, : act.size])
         target = target.view(n, *act.shape)
     valid = torch.arange(policy.chunk) < torch.randint(1, policy.chunk + 1, (n, 1))
     action = target[:, None].expand(n, policy.chunk, *target.shape[1:]).contiguous()
     return {**nest(obs, "obs"), "action": action, "valid": valid}
+
+
+def choices(act: Leaf) -> int:
+    """How many discrete actions there are."""
+    assert isinstance(act.high, int | float)
+    return int(act.high) + 1
 
 
 @torch.no_grad()
@@ -112,7 +118,8 @@ def response(policy: Policy, obs: Tensors, noise: Tensor) -> Tensor:
     """What the policy makes of observations: its actions, or where these are few, and so hide a
     small influence, the loss (or, with memory, the density) of always choosing the first."""
     discrete = policy.spec.act.dtype == "int64"
-    if discrete and callable(evaluate_sequence := getattr(policy, "evaluate_sequence", None)):
+    evaluate_sequence: Any = getattr(policy, "evaluate_sequence", None)
+    if discrete and evaluate_sequence is not None:
         n, rows = len(noise), each(obs, lambda leaf: leaf[None])
         first = torch.ones(1, n, dtype=torch.bool)
         return evaluate_sequence(rows, torch.zeros(1, n), policy.initial(n), first)[0].detach()
@@ -143,7 +150,7 @@ def actions_have_shape_and_range(subject: PolicySubject) -> None:
     kind = str(actions.dtype).removeprefix("torch.")
     require(kind == act.dtype, f"act returns {kind}, should be {act.dtype}")
     if act.dtype == "int64":
-        inside = actions.min() >= 0 and actions.max() <= act.high
+        inside = actions.min() >= 0 and actions.max() <= choices(act) - 1
         require(inside, f"act returns choices outside 0 to {act.high}")
     else:
         largest = float(actions.abs().max())

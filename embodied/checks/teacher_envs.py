@@ -96,7 +96,7 @@ class Box:
     def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """A teacher and an environment whose episodes are those that it chooses: FR3 reach."""
         env = Fr3(Config(task="reach", num_envs=2, threads=1, horizon=2))
-        teacher = build({**node, "signal": "success"}, Curriculum, spec=env.spec, seed=0)
+        teacher: Any = build({**node, "signal": "success"}, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
 
 
@@ -111,7 +111,7 @@ class Help(Box):
         magnet = {"_target_": "envs.fr3.assist_force.AssistForce", "body": "cube"}
         wrapped = {"_target_": "envs.wrappers.stack.Wrapped", "num_envs": 2}
         env = build({**wrapped, "env": inner, "wrappers": [magnet]}, VecEnv)
-        teacher = build(node, Curriculum, spec=env.spec, seed=0)
+        teacher: Any = build(node, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)
 
 
@@ -141,7 +141,7 @@ class Levels(Box):
 
     def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """With a second student that stands still, or a first that learns at once."""
-        teacher = build(node, Curriculum, **self.context(), seed=0)
+        teacher: Any = build(node, Curriculum, **self.context(), seed=0)
         if "rival" in teacher.needs:
             other = teacher.antagonist_env(self.maze, lambda: Maze(self.maze.config))
             other.reset(1)
@@ -198,7 +198,7 @@ class States(Box):
         return 0.7
 
     def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
-        teacher = build(
+        teacher: Any = build(
             {**node, "limit": 2, "usual": 0.0, "steps": 0}, Curriculum, **self.context(), seed=0
         )
         return teacher, ResetStateWrapper(self.env, teacher)

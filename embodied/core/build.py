@@ -238,7 +238,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except ValueError as error:
             raise ConfigError(f"{where}={shown(value)} is not a number") from error
-    if hint is int and (whole := _whole(value)) is not None:
+    if hint is int and (whole := _whole(cast(object, value))) is not None:
         return whole
     if origin is tuple and isinstance(value, int | float | str):
         text = shown(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -127,7 +127,7 @@ def require_step(env: VecEnv, step: Step) -> None:
     if (step.terminated & step.truncated).any():
         wrong(env, "an episode is terminated and truncated at once: truncated & ~terminated")
     for name, value in step.log.items():
-        if not isinstance(value, Tensor) or value.shape[:1] != (env.num_envs,):
+        if getattr(value, "shape", ())[:1] != (env.num_envs,):
             wrong(env, f'log["{name}"] should be a tensor with one row for each parallel env')
 
 
@@ -246,7 +246,7 @@ def require_bounded_actions(env: VecEnv, seed: int) -> None:
 
 
 @contextmanager
-def errors_in_one_line(env: VecEnv, doing: str) -> Iterator[None]:
+def errors_in_one_line(env: VecEnv, doing: str) -> Generator[None]:
     """An exception from the code of `env` becomes a ContractError that says where."""
     try:
         yield

@@ -20,6 +20,7 @@ from embodied.core import build
 from embodied.core.atomic_write import write_json
 
 SETTINGS = "run.yaml"
+OURS = ("embodied", "envs", "policies", "real_robot")
 
 
 def state_file() -> Path:
@@ -29,8 +30,11 @@ def state_file() -> Path:
 
 
 def remember(folder: Path) -> None:
-    """Keep the packages that this process was asked to allow, for the run in `folder`."""
-    asked = list(build.asked_packages())
+    """Keep the user's packages that this process was asked to allow, for the run in `folder`.
+
+    Packages of this project that reach robots and networks are allowed anew each time.
+    """
+    asked = [name for name in build.asked_packages() if name.split(".")[0] not in OURS]
     known = _read()
     if not asked and str(folder.resolve()) not in known:
         return
@@ -42,20 +46,29 @@ def remember(folder: Path) -> None:
 
 def recall(words: Iterable[str]) -> list[str]:
     """Allow what was allowed for the runs that `words` of a command line name ("outputs/a",
-    "init=outputs/a", a checkpoint in it); returns the packages that this adds."""
+    "init=outputs/a", a checkpoint in it); returns the packages that this adds.
+
+    Where several runs are named, only what was allowed for each of them: a run of another person
+    gains nothing from being named beside one of the user's own.
+    """
     known = _read()
-    if not known:
-        return []
-    added = list[str]()
-    for folder in filter(None, map(_run_of, words)):
-        entry = known.get(str(folder.resolve()))
-        if entry is None or entry["sha256"] != _hash(folder):
-            continue
-        for package in entry["packages"]:
-            if package not in (*build.asked_packages(), *added):
-                added.append(package)
-                build.allow(package)
+    folders = set[Path]()
+    for word in words if known else ():
+        if (folder := _run_of(word)) is not None:
+            folders.add(folder.resolve())
+    allowed = [set(_packages(known.get(str(folder)), folder)) for folder in folders]
+    shared = set[str].intersection(*allowed) if allowed else set[str]()
+    added = sorted(shared - {*build.asked_packages()})
+    for package in added:
+        build.allow(package)
     return added
+
+
+def _packages(entry: Any, folder: Path) -> list[str]:
+    """The packages of an entry, if the run in `folder` still is the one that it was made for."""
+    if entry is None or entry["sha256"] != _hash(folder):
+        return []
+    return [str(package) for package in entry["packages"]]
 
 
 def _run_of(word: str) -> Path | None:

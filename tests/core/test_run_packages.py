@@ -80,6 +80,22 @@ def test_a_run_cannot_extend_the_list(
     assert "add its package with allow=" in capsys.readouterr().err
 
 
+def test_another_run_beside_it_gains_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place / "run", place / "theirs")
+    assert embodied("run", "theirs", "episodes=2", verb="eval") == 2
+    assert "add its package with allow=" in capsys.readouterr().err
+
+
+def test_what_reaches_robots_is_not_remembered(place: Path) -> None:
+    build.allow("real_robot")
+    build.allow("remembered_lab")
+    run_packages.remember(place / "run")
+    (entry,) = json.loads(run_packages.state_file().read_text()).values()
+    assert entry["packages"] == ["remembered_lab"]
+
+
 def test_nothing_is_written_without_packages(place: Path) -> None:
     before = run_packages.state_file().read_text()
     assert list(json.loads(before)) == [str(place / "run")]
