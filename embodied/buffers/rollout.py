@@ -82,5 +82,6 @@ class RolloutBuffer:
         for key, value in state["held"].items():
             self.length = len(value)
             room = max(self.horizon, self.length)
-            self.held[key] = value.new_zeros(room, *value.shape[1:])
-            self.held[key][: self.length] = value
+            here = value.to(self.count.device)
+            self.held[key] = here.new_zeros(room, *here.shape[1:])
+            self.held[key][: self.length] = here

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from embodied.core.build import ConfigError, Node
-
-if TYPE_CHECKING:
-    import torch
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
@@ -42,16 +38,3 @@ def require_at_least(node: Node, least: Mapping[str, float]) -> None:
             value = value[name]
         if isinstance(value, int | float) and value < low:
             raise ConfigError(f"{key}={value} should be at least {low:g}")
-
-
-def device_of(name: str) -> torch.device:
-    """The torch device of `device=NAME`; ConfigError if this machine does not have it."""
-    import torch
-
-    from embodied.training.components import pick_device
-
-    if name.split(":")[0] not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"there is no device {name!r} (known: auto, cpu, cuda, cuda:1, ...)")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name}: torch finds no GPU here; use device=cpu")
-    return pick_device(name)

@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 
 from embodied import bench
-from embodied.commands import device_of, take
+from embodied.commands import take
 from embodied.core.build import ConfigError, nearest
 
 
@@ -51,9 +51,11 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(
             f'"{rest[0] if rest else "out="}" is not a setting of bench (out=DIR, device=cuda)'
         )
+    from embodied.core.device import pick_device
+
     inside = modules()[args.suite].relative_to(bench.__path__[0]).with_suffix("")
     module = importlib.import_module(".".join([bench.__name__, *inside.parts]))
-    settings = {} if device is None else {"device": device_of(device)}
+    settings = {} if device is None else {"device": pick_device(device)}
     if settings and "device" not in inspect.signature(module.run).parameters:
         raise ConfigError(f"bench {args.suite} runs on one device only; leave out device={device}")
     module.run(args.out if out is None else Path(out), **settings)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, device_of, require_at_least
+from embodied.commands import add_overrides, require_at_least
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved, require_inside
 
@@ -95,6 +95,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.build import build
+    from embodied.core.device import on_device, pick_device
     from embodied.core.env import VecEnv
     from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import evaluate
@@ -118,14 +119,15 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
     count = min(node["num_envs"], node["episodes"])
-    env = build(node["env"] | {"num_envs": count}, VecEnv)
+    device = pick_device(node["device"])
+    env = build(on_device(node["env"], device) | {"num_envs": count}, VecEnv)
     tasks = held_out(env)
     if tasks is not None:
         tasks = tasks[: node["episodes"]]
         node["episodes"], env = len(tasks), TaskGridEval(env, tasks)
     try:
         policy = fitted(saved, env.spec, mapping, node["policy"], trained)
-        policy = policy.to(device_of(node["device"]))
+        policy = policy.to(device)
         execute = trained.get("execute") if node["execute"] == "as_trained" else node["execute"]
         result = evaluate(policy, env, node["episodes"], node["seed"], execute)
     finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from embodied.commands import add_overrides, device_of
+from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, parse
 
 if TYPE_CHECKING:
@@ -59,12 +59,13 @@ def run(args: argparse.Namespace) -> None:
 
     from embodied.compose import allow_from
     from embodied.core import checkpoint
+    from embodied.core.device import pick_device
 
     allow_from(args.words)
     path, settings = parsed(args.words)
     torch.set_num_threads(settings.threads)
     saved = checkpoint.find(path)
-    policy = checkpoint.load_policy(saved, device=device_of(settings.device))
+    policy = checkpoint.load_policy(saved, device=pick_device(settings.device))
     if settings.chunks is not None:
         policy = policy.with_real_time_chunking(settings.chunks)
     with serving(policy, settings) as server:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, device_of
+from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, Node, nearest
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
@@ -157,6 +157,8 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
 
 def facts(config: RunConfig) -> dict[str, str]:
     """The settings that a run prints first."""
+    from embodied.core.device import pick_device
+
     finetune, demos = config.finetune, config.demos
     unit = "updates" if config.data.regime == "offline" else "environment steps"
     before = f"{config.pretrain_steps:,} updates, then " if config.pretrain_steps else ""
@@ -173,7 +175,7 @@ def facts(config: RunConfig) -> dict[str, str]:
         "training": config.data.regime.replace("_", "-"),
         **({"demos": ", ".join(paths)} if paths else {}),
         **({"mapping": config.mapping} if config.mapping else {}),
-        "device": f"{device_of(config.device)}, {config.threads} thread(s)",
+        "device": f"{pick_device(config.device)}, {config.threads} thread(s)",
         "steps": f"{before}{config.steps:,} {unit}",
         "folder": config.output,
     }

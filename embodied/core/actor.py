@@ -24,7 +24,8 @@ class Actor:
     a learner stores for them ([n, execute * A], or the policy's `row/action`), and `extras` the
     other values that the policy stores with each decision.
 
-    With `cuda_graph`, a decision of all environments together is one replayed CUDA graph (see
+    Observations are moved to `device` (None: that of the policy's parameters), actions back. With
+    `cuda_graph`, a decision of all environments together is one replayed CUDA graph (see
     `Captured` for which policies); decisions of only some environments run normally.
     """
 
@@ -35,17 +36,18 @@ class Actor:
         execute: int | None = None,
         explore: bool = False,
         cuda_graph: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self.policy, self.n, self.explore = policy, n, explore
         self.execute = policy.chunk if execute is None else execute
         if not 1 <= self.execute <= policy.chunk:
             raise ValueError(f"execute={self.execute} is not in 1..{policy.chunk} (the chunk)")
         self.captured = Captured(policy) if cuda_graph else None
-        self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+        self.device = device or next((p.device for p in policy.parameters()), torch.device("cpu"))
         self.cursor = torch.full((n,), self.execute, device=self.device)
         self.every = torch.arange(n, device=self.device)
-        self.carry: Tensors = policy.initial(n)
-        self.plan = torch.empty(0)
+        self.carry: Tensors = self._initial()
+        self.plan = torch.empty(0, device=self.device)
         self.decision_obs: Tensors = {}
         self.decided = torch.zeros(n, dtype=torch.bool, device=self.device)
 
@@ -58,7 +60,7 @@ class Actor:
         if "executed_steps" in self.carry:
             self.carry = {**self.carry, "executed_steps": self.cursor}
         if self.decided.all():
-            carry = tt.where(first, self.policy.initial(self.n), self.carry)
+            carry = tt.where(first, self._initial(), self.carry)
             self.decision_obs, self.carry, self.plan = self._decide(obs, carry)
             self.cursor = torch.zeros_like(self.cursor)
         elif self.decided.any():
@@ -67,6 +69,9 @@ class Actor:
         actions = self.plan[self.every, self.cursor]
         self.cursor = self.cursor + 1
         return actions.to(home)
+
+    def _initial(self) -> Tensors:
+        return tt.to(self.policy.initial(self.n), self.device)
 
     def _decide(self, obs: Tensors, carry: Tensors) -> tuple[Tensors, Tensors, Tensor]:
         noise = self.policy.sample_noise(tt.length(obs), self.explore)
@@ -79,9 +84,7 @@ class Actor:
 
     def _decide_some(self, obs: Tensors, first: Tensor) -> None:
         index = self.decided.nonzero().flatten()
-        fresh = (
-            tt.where(first, self.policy.initial(self.n), self.carry) if first.any() else self.carry
-        )
+        fresh = tt.where(first, self._initial(), self.carry) if first.any() else self.carry
         seen, carry, plan = self._decide(tt.take(obs, index), tt.take(fresh, index))
         self.decision_obs = {key: value.clone() for key, value in self.decision_obs.items()}
         self.plan = self.plan.index_copy(0, index, plan)
@@ -121,7 +124,8 @@ class Actor:
         }
 
     def set_state(self, state: Tensors) -> None:
-        """Restore what `get_state` returned."""
+        """Restore what `get_state` returned, on this actor's device."""
+        state = tt.to(state, self.device)
         self.cursor, self.plan = state["cursor"], state["plan"]
         self.carry, self.decision_obs = tt.under(state, "carry"), tt.under(state, "seen")
         if "followed" in self.carry:  # states saved before the key was renamed

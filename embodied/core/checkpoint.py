@@ -191,12 +191,16 @@ def load_spec(path: Path | str) -> Spec:
     return Spec.from_json(json.loads((find(path) / "spec.json").read_text()))
 
 
-def load_state(path: Path | str, name: str) -> dict[str, Any]:
-    """Load `learner.pt` or `loop.pt` of a checkpoint, weights-only."""
+def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Load `learner.pt` or `loop.pt` of a checkpoint, weights-only, with all tensors on `device`.
+
+    Parts of the loop's state belong to the CPU (environments, generators): whoever takes a part
+    moves it.
+    """
     file = find(path) / f"{name}.pt"
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
-    return torch.load(file, map_location="cpu", weights_only=True)
+    return torch.load(file, map_location=device, weights_only=True)
 
 
 def _about(folder: Path, step: int) -> dict[str, Any]:

@@ -1,12 +1,16 @@
-"""Seed, save and restore the random generators of training."""
+"""Seed, save, restore and fork the random generators of training, on every device."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+from embodied.core.device import accelerator
 
 
 def seed_everything(seed: int) -> None:
@@ -17,13 +21,37 @@ def seed_everything(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The states of torch's generators, as tensors."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
+    """The states of torch's default generators of the CPU and, once they are used, of all GPUs, as
+    CPU tensors."""
+    gpu = accelerator()
+    module = None if gpu is None else torch.get_device_module(gpu)
+    used = module is not None and module.is_initialized()
+    return {"torch": torch.get_rng_state(), "gpu": module.get_rng_state_all() if used else []}
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore the states that `rng_state` returned."""
+    """Restore the states that `rng_state` returned; those of GPUs as far as this machine has them
+    (a run may go on where there are fewer)."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    saved = state["cuda"] if "cuda" in state else state["gpu"]  # its key before it was renamed
+    gpu = accelerator()
+    if gpu is not None:
+        module = torch.get_device_module(gpu)
+        for index, each in enumerate(saved[: torch.accelerator.device_count()]):
+            module.set_rng_state(each, index)
+
+
+@contextmanager
+def forked(seed: int | None = None) -> Iterator[None]:
+    """Restore torch's default generators, of the CPU and of all GPUs, after this block, which
+    starts with `seed` (None: with the states as they are).
+
+    `torch.manual_seed` seeds every device, so all have to be restored, whichever the block uses.
+    """
+    before = rng_state()
+    try:
+        if seed is not None:
+            torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        yield
+    finally:
+        set_rng_state(before)

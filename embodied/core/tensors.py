@@ -7,6 +7,7 @@ encodes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -71,3 +72,14 @@ def nest(rows: Tensors, prefix: str) -> Tensors:
 def to(rows: Tensors, device: torch.device | str) -> Tensors:
     """Move every leaf to `device` (asynchronously where the memory is pinned)."""
     return {key: value.to(device, non_blocking=True) for key, value in rows.items()}
+
+
+def state_to(state: Any, device: torch.device | str) -> Any:
+    """A state of nested dicts and lists with all its tensors on `device`."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, dict):
+        return {key: state_to(value, device) for key, value in cast(dict[str, Any], state).items()}
+    if isinstance(state, list):
+        return [state_to(value, device) for value in cast(list[Any], state)]
+    return state

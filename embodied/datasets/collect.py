@@ -20,6 +20,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import Node, build
 from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked, rng_state, set_rng_state
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
@@ -135,16 +136,17 @@ def _as_they_end(
     rows, instructed = env.num_envs, find_protocol(env, HasInstructions)
     actor = Actor(policy, rows)
     obs, first = env.reset(seed), torch.ones(rows, dtype=torch.bool, device=env.device)
-    random = torch.Generator().manual_seed(seed).get_state()
+    with forked(seed):
+        random = rng_state()
     texts = _texts(instructed, rows)
     tape: list[Tensors] = []
     begin, turn = [0] * rows, [0] * rows
     dropped = 0
     while True:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(random)
+        with forked():
+            set_rng_state(random)
             action = actor(obs, first)
-            random = torch.get_rng_state()
+            random = rng_state()
         step = env.step(action)
         require_finite(step.reward, step.next_obs, type(env).__name__)
         frame = {

@@ -11,6 +11,7 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.evaluation.episode_stats import EpisodeStats
 from embodied.evaluation.statistics import rate
 
@@ -67,9 +68,7 @@ def evaluate(
     (early successes) are not over-represented. The global random state is left unchanged.
     `each_step` is called with the number of finished episodes after every step.
     """
-    devices = [env.device] if env.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with forked(seed):
         return _play(policy, env, episodes, seed, execute, each_step)
 
 
@@ -121,8 +120,7 @@ def film(
 ) -> Tensor:
     """Frames [T, H, W, 3] (uint8) of the first episode of parallel env `row`: the one that
     `evaluate` runs with the same environment and seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with forked(seed):
         actor = Actor(policy, env.num_envs, execute)
         obs, first = env.reset(seed), torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         frames: list[Tensor] = []

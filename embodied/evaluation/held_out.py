@@ -17,6 +17,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.datasets.ranges import measured
 
@@ -50,9 +51,7 @@ class HeldOut:
     @torch.no_grad()
     def evaluate(self, policy: Policy, seed: int, device: torch.device) -> Mapping[str, float]:
         """Metrics of `policy`, with noise that depends on `seed` only; random states are kept."""
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+        with forked(seed):
             losses, errors, weights = zip(
                 *(self._batch(policy, part, device) for part in self.index.split(BATCH)),
                 strict=True,

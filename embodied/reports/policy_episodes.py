@@ -12,6 +12,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 
 
@@ -43,7 +44,7 @@ def collect_episodes(
     won: list[Tensor] = []
     lengths: list[int] = []
     policy_ids: list[int] = []
-    with torch.random.fork_rng(devices=[]):
+    with forked():
         for number, policy in enumerate(policies):
             torch.manual_seed(seed + number)
             for rows, success in _run(env, policy.eval(), episodes, gamma, seed + number):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, each
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
@@ -149,8 +150,7 @@ def _start(policy: Policy) -> Tensors:
 def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
     """The shape of a decision's noise and whether it is normal; None: neither normal nor zero, so
     that only the policy itself can sample it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with forked(0):
         noise = policy.sample_noise(3)
         torch.manual_seed(0)
         normal = torch.randn(noise.shape, device=noise.device)

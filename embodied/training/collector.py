@@ -28,7 +28,7 @@ class Collector:
     episode ends. Its transition has `obs/*` as the policy observed them, `action`, the discounted
     `reward` of its k steps, `discount` = gamma^k (0 where the environment terminated) and
     `next_obs/*`. With `n_step` > 1 a transition spans up to that many decisions of one episode;
-    `keep_single` is that of `NStepBuffer`.
+    `keep_single` is that of `NStepBuffer`. Transitions are on `device` (None: the policy's).
 
     After a step, `finished` holds the parallel envs whose decisions were completed (int64; None:
     all, in order), and `is_first` [B] (bool) tells whether an env's pending decision is the first
@@ -44,8 +44,9 @@ class Collector:
         execute: int | None = None,
         seed: int | None = None,
         keep_single: bool = False,
+        device: torch.device | None = None,
     ) -> None:
-        self.env, self.gamma, self.execute = env, gamma, execute
+        self.env, self.gamma, self.execute, self.device = env, gamma, execute, device
         self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
         self.obs = env.reset(seed)
         self.check = FirstSteps(env) if is_users(env) else None
@@ -54,7 +55,7 @@ class Collector:
 
     def act_with(self, policy: Policy) -> None:
         """Switch to another policy; pending decisions are dropped."""
-        self.actor = Actor(policy, self.env.num_envs, self.execute, explore=True)
+        self.actor = Actor(policy, self.env.num_envs, self.execute, True, device=self.device)
         self.augments = policy.augments
         self.pending: Tensors = {}
         self.finished: Tensor | None = None
@@ -169,7 +170,8 @@ class Collector:
         """Continue exactly from `get_state`."""
         self.env.set_state(state["env"])
         self.actor.set_state(state["actor"])
-        self.obs, self.first, self.pending = state["obs"], state["first"], state["open"]
-        self.is_first = state["began"]
+        here, there = self.actor.device, self.env.device
+        self.obs, self.first = tt.to(state["obs"], there), state["first"].to(there)
+        self.pending, self.is_first = tt.to(state["open"], here), state["began"].to(here)
         if self.n_step is not None:
-            self.n_step.set_state(state["window"])
+            self.n_step.set_state(tt.state_to(state["window"], here))

@@ -12,6 +12,7 @@ import torch
 
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, Node, build, parse, resolve
+from embodied.core.device import pick_device
 from embodied.core.env import VecEnv
 from embodied.core.env_contract import require_start
 from embodied.core.policy import Policy, PolicyWrapper
@@ -47,7 +48,7 @@ class RunComponents:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
-        self.env = None if config.env is None else build(config.env, VecEnv)
+        self.env = None if config.env is None else build(config.environment, VecEnv)
         if self.env is not None:
             require_start(self.env, config.seed)
         self.episodes = read_demonstrations(config, self.env)
@@ -202,7 +203,7 @@ class RunComponents:
     def resume(self, path: str) -> int:
         """Continue from the last checkpoint of `path`; returns its step."""
         loop = checkpoint.load_state(path, "loop")
-        state = checkpoint.load_state(path, "learner")
+        state = checkpoint.load_state(path, "learner", self.device)
         self._require_same_base(path)
         known = self.learner.state_dict()
         base = {k: v for k, v in known.items() if k.startswith(tuple(self._left_out()))}
@@ -303,10 +304,3 @@ def require_settings(policy: Policy, node: Node) -> None:
                 f"policy.{each.name}={given} has no effect: the policy that init holds has {has}; "
                 "set it to that, or train without init"
             )
-
-
-def pick_device(name: str) -> torch.device:
-    """The torch device of a name; "auto": the GPU if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embodied.buffers.source import Source
 from embodied.core import distributed
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
@@ -57,7 +58,8 @@ class OffPolicyLoop:
         self.stateful = dict(stateful or {})  # other parts that a checkpoint stores
         self.fit_after_warmup = fit_after_warmup
         self.data_metrics = buffers.metrics
-        self.env_ids = torch.arange(collector.env.num_envs, device=collector.actor.device)
+        self.device = collector.actor.device
+        self.env_ids = torch.arange(collector.env.num_envs, device=self.device)
         self.stride = collector.env.num_envs * distributed.world()
         self.learning = config.warmup_steps == 0  # whether the warm-up is over
         self.update_credit = 0.0
@@ -117,7 +119,7 @@ class OffPolicyLoop:
                 )
             self.buffers.success.push(rows, finished, step.log["success"], step.ended)
         if columns is not None:
-            rows = columns.push(rows, finished, step.ended.to(self.collector.actor.device))
+            rows = columns.push(rows, finished, step.ended.to(self.device))
         return rows, step
 
     def _update(self, source: Source) -> dict[str, Any]:
@@ -158,10 +160,10 @@ class OffPolicyLoop:
         if state["rollout"] is not None:
             self.collector.set_state(state["rollout"])
             if self.buffers.columns is not None:
-                self.buffers.columns.set_state(state["held"])
+                self.buffers.columns.set_state(tt.state_to(state["held"], self.device))
         self.buffers.replay.set_state(state["replay"])
         if self.buffers.success is not None:
-            self.buffers.success.set_state(state["successes"])
+            self.buffers.success.set_state(tt.state_to(state["successes"], self.device))
         self.learning, self.update_credit = state["warm"], state["debt"]
         self.rewards.set_state(state["reward"])
 
@@ -202,6 +204,7 @@ def build_off_policy(
         config.execute,
         distributed.own_seed(config.seed),
         learner.keep_single,
+        device,
     )
     fit_after_warmup = data.normalize and episodes is None
     parts = (collector, policy, learner, buffers, rewards, tasks.stateful, fit_after_warmup)

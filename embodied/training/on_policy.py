@@ -164,7 +164,9 @@ class OnPolicyLoop:
             return
         self.collector.set_state(state["rollout"])
         self.buffer.set_state(state["segment"])
-        self.carry, self.stale, self.age = state["carry"], state["stale"], state["age"]
+        here = self.collector.actor.device
+        self.carry, self.stale = tt.to(state["carry"], here), state["stale"].to(here)
+        self.age = state["age"]
 
 
 def build_on_policy(
@@ -180,7 +182,9 @@ def build_on_policy(
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
-    collector = Collector(rewards.env, policy, learner.gamma, 1, config.execute, seed)
+    collector = Collector(
+        rewards.env, policy, learner.gamma, 1, config.execute, seed, device=device
+    )
     stateful, estimates, second = tasks.stateful, tasks.estimates, tasks.second_agent
     return OnPolicyLoop(collector, learner, rewards, stateful, estimates, second)
 
@@ -218,5 +222,5 @@ def build_second_agent(
         total_decisions=config.steps // (config.execute or policy.chunk),
     ).to(device)
     seed = config.seed + SEED_OFFSET
-    collector = Collector(env, policy, learner.gamma, 1, config.execute, seed)
+    collector = Collector(env, policy, learner.gamma, 1, config.execute, seed, device=device)
     return SecondAgent(teacher, learner, OnPolicyLoop(collector, learner))

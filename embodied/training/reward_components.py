@@ -12,6 +12,7 @@ from embodied.core.atomic_write import write_json
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv, HasComponents
+from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.training.collector import Collector
 
@@ -43,8 +44,7 @@ def _episode(
     policy: Policy, env: VecEnv, gamma: float, seed: int, execute: int | None
 ) -> tuple[Tensors, bool | None]:
     """The transitions of env 0's first episode, without exploration, and whether it succeeded."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with forked(seed):
         rollout = Collector(env, policy, gamma, 1, execute, seed)
         rollout.actor = Actor(policy, env.num_envs, execute)
         kept: list[Tensors] = []

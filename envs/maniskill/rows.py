@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from envs.maniskill.factory import Settings, make, require_driver
 from envs.maniskill.observations import element_names, flat, picture, words
@@ -149,8 +150,7 @@ class Batch:
         if first is not None:
             self.generator = np.random.Generator(np.random.PCG64(first))
         self.counts[rows.cpu()] = 0
-        with torch.random.fork_rng():
-            torch.manual_seed(int(self.generator.integers(2**31)))
+        with forked(int(self.generator.integers(2**31))):
             obs, _ = self.env.reset(options={"env_idx": rows})
         return {key: value[rows] for key, value in flat(obs, self.settings.cameras).items()}
 

@@ -6,9 +6,8 @@ frequent; the end of an episode is rendered before the environment resets.
 
 from __future__ import annotations
 
-import torch
-
 from embodied.core.build import ConfigError, nearest
+from embodied.core.seeding import forked
 from embodied.vision.captions import Scenes
 from envs.simclip.album import Progress, SceneStore
 from envs.simclip.facts import FR3, SceneFacts
@@ -38,8 +37,7 @@ def collect(
     """`count` images of `size` pixels in varied states, or (with `tracks`) that many scripted
     successful episodes, every step of them; another `seed` gives other scenes."""
     album = SceneStore(facts_of(env_name), size, count)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with forked(seed):
         if env_name.startswith("fr3_"):
             robot(env_name.removeprefix("fr3_"), album, seed, tracks, shown)
         elif env_name == "minigrid_doorkey":

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
@@ -103,8 +104,7 @@ def require_steerable(base: Policy) -> None:
     """ConfigError if the actions of `base` are the same for any noise, at random observations."""
     base.require_noise()
     device = next((p.device for p in base.parameters()), torch.device("cpu"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with forked(0):
         obs = {name: leaf.sample(1).to(device) for name, leaf in base.spec.obs.items()}
         noise = torch.randn(PROBES, *base.sample_noise(1).shape[1:], device=device)
     obs = {name: value.expand(PROBES, *value.shape[1:]) for name, value in obs.items()}

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.commands import device_of
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
     given = settings(args.words)
     import torch
 
+    from embodied.core.device import pick_device
     from embodied.vision.corpus import Plan
     from embodied.vision.evaluate_simclip import publish
     from embodied.vision.simclip import Shape
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     tracks = [drawn(out, env_name, 0, shape.side, seed + 2) for env_name in names]
     plan = Plan(steps=int(given["steps"]), seed=seed)
     told = Report(plan.steps + plan.polish)
-    towers = train(scenes, plan, shape, out / "training.pt", told, device_of(given["device"]))
+    towers = train(scenes, plan, shape, out / "training.pt", told, pick_device(given["device"]))
     minutes = (time.monotonic() - began) / 60
     lines = publish(out, towers.cpu(), scenes, fresh, tracks, plan, minutes)
     print("\n".join(lines))

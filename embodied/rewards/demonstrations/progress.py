@@ -29,6 +29,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -235,8 +236,7 @@ class StepwiseProgress(nn.Module, Reward):
                 torch.cat([frames.progress, after.progress]),
             )
         settings = {f: getattr(self.config, f) for f in FitConfig.__dataclass_fields__}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with forked(self.seed):
             self.net = PairwiseRegressor(self.leaves, self.config.hidden, self.config.channels)
         error = fit(self.net, seen, frames, len(won), FitConfig(**settings), self.seed)
         print(

@@ -22,6 +22,7 @@ from torch.nn import functional
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.reward import Reward
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -58,8 +59,7 @@ class Icm(Reward):
         self.seen = ObservationFeatures(spec.obs, config.leaves, device)
         self.actions = _kinds(spec)
         self.width = self.actions or spec.act.size
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with forked(seed):
             size, hidden = config.features, config.hidden
             self.nets = nn.ModuleDict(
                 {

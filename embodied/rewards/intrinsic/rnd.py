@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from embodied.core.env import Step
 from embodied.core.reward import Reward
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -64,8 +65,7 @@ class Rnd(Reward):
     ) -> None:
         self.config, self.gamma = config, gamma
         self.seen = ObservationFeatures(spec.obs, config.leaves, device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with forked(seed):
             self.target = mlp(self.seen.size, config.hidden[:1], config.features).to(device)
             self.predictor = mlp(self.seen.size, config.hidden, config.features).to(device)
         self.generator = torch.Generator(device).manual_seed(seed)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.seeding import forked
 from embodied.rewards.language.annotator import Question
 
 LONGEST = 200  # characters of a caption that are used
@@ -104,8 +105,7 @@ class LearnedCaptionModel:
     def __init__(self, steps: int, lr: float, batch: int, threshold: float, seed: int) -> None:
         self.steps, self.batch, self.threshold = steps, batch, threshold
         self.generator = torch.Generator().manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with forked(seed):
             self.net = CharCNN()
         self.adam = torch.optim.Adam(self.net.parameters(), lr=lr)
         self.questions: list[Question] = []

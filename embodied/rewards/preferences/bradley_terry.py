@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
@@ -103,8 +104,7 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 def scores_of(leaf: Leaf, fit: FitConfig, seed: int) -> Scores:
     """An ensemble for observations like `leaf`; deterministic given the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with forked(seed):
         return Pictures(leaf, fit) if leaf.is_image else Vectors(leaf, fit)
 
 

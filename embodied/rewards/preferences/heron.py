@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.reward import Reward
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -67,8 +68,7 @@ class Heron(Reward):
         self.factors = [Factor(node, spec) for node in plain]
         self.margins = torch.tensor([float(node.get("margin", 1.0)) for node in config.factors])
         self.seen = ObservationFeatures(spec.obs, config.leaves, device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with forked(seed):
             self.net = mlp(self.seen.size, config.hidden, 1).to(device)
         self.adam = torch.optim.Adam(self.net.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)

@@ -26,6 +26,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.demonstrations.observations import require_observed
@@ -192,7 +193,7 @@ class Classifier(Reward):
         assert self.data is not None, "refits need the datasets"
         data = with_successes(self.data, self.won.kept())
         own = self.own.kept() if self.own.seen >= LEAST_OWN else {}
-        with torch.random.fork_rng(devices=[]):
+        with forked():
             net, count = self.net.cpu(), self.config.refit_updates
             self.calibration = learn(net, data, own, self.how, count, self.seed, self.version)
         self.net.to(self.device)

@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, parse
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
@@ -123,8 +124,7 @@ def made(
     whole: LabelledFrames, leaves: Mapping[str, Leaf], how: Training, seed: int
 ) -> tuple[SuccessNet, Calibration]:
     """A newly trained network; torch's global random state is not changed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with forked(seed):
         net = SuccessNet(leaves, how)
         net.fit(whole.moments)
         return net, learn(net, whole, {}, how, how.updates, seed)

@@ -12,6 +12,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.env import NotSavable, VecEnv, require_finite
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
 
@@ -63,8 +64,7 @@ def record_trajectories(
     Each env contributes its first episodes, so that short ones are not favoured. ConfigError if the
     environment cannot load saved states. Torch's global generator is left unchanged.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with forked(seed):
         obs = env.reset(seed)
         try:
             env.set_state(env.get_state())

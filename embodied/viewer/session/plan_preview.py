@@ -16,6 +16,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.types import Array
@@ -46,8 +47,7 @@ class PlanPreview:
             return []
         if before.state is None or plan.ndim < 2:
             return []
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(before.step)
+        with forked(before.step):
             plans = torch.cat([plan[None], sampled(acts.policy, before, after, DRAWS - 1)])
         return self._rolled(before, plans)
 

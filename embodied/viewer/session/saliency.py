@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from embodied.core import tensors as tt
 from embodied.core.policy import Policy
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.images import Picture, picture_of
@@ -39,8 +40,7 @@ def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) ->
     """By image name, how much each patch [grid, grid] changes the chunk that `policy` decided
     between `before` and `after`."""
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(before.step)
+    with forked(before.step):
         noise = policy.sample_noise(1)
     found: dict[str, Tensor] = {}
     for name in pictures_of(policy):

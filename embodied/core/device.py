@@ -1,0 +1,54 @@
+"""Devices: the GPU that torch finds, and the devices that settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from embodied.core.build import ConfigError
+
+WITHOUT_FLOAT64 = ("mps",)  # environments compute in float64
+
+
+def accelerator() -> torch.device | None:
+    """The type of GPU that torch finds on this machine ("cuda"); None without one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None or found.type in WITHOUT_FLOAT64 else found
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of `name`; "auto": the GPU of this process if there is one, else the CPU.
+
+    A GPU without an index is the process's current one, so that devices can be compared. Raises
+    ConfigError if this machine does not have it.
+    """
+    gpu = accelerator()
+    if name == "auto":
+        name = "cpu" if gpu is None else gpu.type
+    kind, _, index = name.partition(":")
+    known = ("cpu", "cuda") if gpu is None else ("cpu", gpu.type)
+    if kind not in (*known, "cuda") or not (index or "0").isdigit():
+        raise ConfigError(f"there is no device {name!r} (known: auto, cpu, cuda, cuda:1, ...)")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if gpu is None or gpu.type != kind:
+        raise ConfigError(f"device={name}: torch finds no GPU here; use device=cpu")
+    count = torch.accelerator.device_count()
+    if index and int(index) >= count:
+        raise ConfigError(f"device={name}: this machine has {count} GPU(s), counted from 0")
+    return torch.device(kind, int(index) if index else torch.accelerator.current_device_index())
+
+
+def on_device(node: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The settings `node` of an environment with `device: auto` replaced by the run's `device`, at
+    every depth."""
+    return {
+        key: on_device(value, device)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, dict)
+        else str(device)
+        if key == "device" and value == "auto"
+        else value
+        for key, value in node.items()
+    }
