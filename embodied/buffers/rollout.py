@@ -29,6 +29,7 @@ class RolloutBuffer:
         self.every = torch.arange(rows, device=device)
         self.count = torch.zeros(rows, dtype=torch.int64, device=device)
         self.length = 0  # the largest count
+        self.uneven = False  # whether envs may have different counts; without a look at them
 
     def add(self, rows: Tensors, closed: Tensor | None) -> None:
         """Append one decision to each of the parallel envs `closed` [n] (None: all, in order)."""
@@ -44,6 +45,7 @@ class RolloutBuffer:
             self.count += 1
             self.length += 1
         elif len(closed):
+            self.uneven = True
             slots = self.count[closed]
             most = int(slots.max())
             self._room(most)
@@ -66,18 +68,18 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         """Start the next batch."""
-        if self.length and int(self.count.min()) < self.length:
+        if self.uneven:
             for value in self.held.values():  # invalid slots are zero, not old decisions
                 value.zero_()
         self.count.zero_()
-        self.length = 0
+        self.length, self.uneven = 0, False
 
     def get_state(self) -> dict[str, Any]:
         held = {key: value[: self.length].clone() for key, value in self.held.items()}
         return {"held": held, "count": self.count.clone()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.held, self.length = {}, 0
+        self.held, self.length, self.uneven = {}, 0, True
         self.count.copy_(state["count"])
         for key, value in state["held"].items():
             self.length = len(value)

@@ -59,7 +59,8 @@ class Actor:
         self.decided = first | (self.cursor >= self.execute)
         if "executed_steps" in self.carry:
             self.carry = {**self.carry, "executed_steps": self.cursor}
-        if self.decided.all():
+        # With one decision per step every row decides: known without waiting for the device.
+        if self.execute == 1 or self.decided.all():
             carry = tt.where(first, self._initial(), self.carry)
             self.decision_obs, self.carry, self.plan = self._decide(obs, carry)
             self.cursor = torch.zeros_like(self.cursor)

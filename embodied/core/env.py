@@ -160,6 +160,43 @@ def require_finite(reward: Tensor, obs: Tensors, name: str) -> None:
                 raise NotFinite(f"{name}: {key} is not finite in envs {rows} (NaN or infinity)")
 
 
+class FiniteCheck:
+    """`require_finite` for every step of training. On a GPU the answers stay there and are read
+    once in `EVERY` steps, so that the host does not wait in each; NotFinite comes that much later.
+    """
+
+    EVERY = 256
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.keys: list[str] = []
+        self.bad: Tensor | None = None  # [keys], since the last reading
+        self.steps = 0
+
+    def add(self, reward: Tensor, obs: Tensors) -> None:
+        """Check one step of all parallel envs."""
+        if reward.device.type == "cpu":
+            require_finite(reward, obs, self.name)
+            return
+        found = {k: v for k, v in {"reward": reward, **obs}.items() if v.is_floating_point()}
+        bad = ~torch.stack([value.sum().double() for value in found.values()]).isfinite()
+        self.keys, self.bad = list(found), bad if self.bad is None else self.bad | bad
+        self.steps += 1
+        if self.steps == self.EVERY:
+            self.read()
+
+    def read(self) -> None:
+        """Raise NotFinite if a step since the last reading was not finite."""
+        bad = [] if self.bad is None else self.bad.tolist()
+        steps, self.bad, self.steps = self.steps, None, 0
+        for key, wrong in zip(self.keys, bad, strict=False):
+            if wrong:
+                raise NotFinite(
+                    f"{self.name}: {key} was not finite (NaN or infinity) in one of the last "
+                    f"{steps} steps"
+                )
+
+
 # Optional abilities of environments, found with `core.wrapper.find_protocol`.
 
 

@@ -38,27 +38,28 @@ class EpisodeStats:
 
 
 class EpisodeMeans:
-    """Means over the episodes that have ended since the last `drain`."""
+    """Means over the episodes that have ended since the last `drain`; only that waits for a GPU."""
 
     def __init__(self) -> None:
         self.stats = EpisodeStats()
-        self.ended: list[Tensor] = []
+        self.totals: Tensor | None = None  # [5]: episodes, and sums over them
 
     def add(self, step: Step) -> None:
         """Add one step of every parallel env."""
-        sums = self.stats.add(step)
-        if step.ended.any():
-            self.ended.append(sums[:, step.ended])
+        returns, lengths, won, violated = self.stats.add(step)
+        columns = [torch.ones_like(returns), returns, lengths, won > 0, violated > 0]
+        each = torch.stack([column.double() for column in columns])
+        totals = torch.where(step.ended, each, 0.0).sum(1)
+        self.totals = totals if self.totals is None else self.totals + totals
 
     def drain(self, prefix: str = "") -> dict[str, float]:
         """The means as metrics with names after `prefix`, then reset; {} if no episode ended."""
-        if not self.ended:
+        count, *sums = [0.0] if self.totals is None else self.totals.tolist()
+        self.totals = None
+        if not count:
             return {}
-        returns, lengths, won, violated = torch.cat(self.ended, 1)
-        self.ended = []
-        means = {"return": returns.mean(), "length": lengths.mean()}
-        if self.stats.reports_success:
-            means["success"] = (won > 0).float().mean()
-        if self.stats.reports_violations:
-            means["violated"] = (violated > 0).float().mean()
-        return {f"{prefix}{name}": value.item() for name, value in means.items()}
+        names = ["return", "length"]
+        names += ["success"] if self.stats.reports_success else [""]
+        names += ["violated"] if self.stats.reports_violations else [""]
+        means = zip(names, sums, strict=True)
+        return {f"{prefix}{name}": value / count for name, value in means if name}

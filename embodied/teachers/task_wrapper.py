@@ -49,7 +49,7 @@ class TaskWrapper(Wrapper):
             "return": zeros,
             "won": zeros.clone(),
             "length": zeros.clone(),
-            "task": torch.zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
+            "task": zeros.new_zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
         }
         if estimates is not None:
             self.memory["learn"] = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
@@ -76,10 +76,12 @@ class TaskWrapper(Wrapper):
             return replace(step, log=log)
         following = {key: value.clone() for key, value in step.next_obs.items()}
         at = step.ended.nonzero().flatten()
-        outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
+        # Teachers compute on the CPU.
+        outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
+        ticket = memory["ticket"][at].cpu()
         hears = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
-        hears(memory["ticket"][at], outcome)
-        self._write(memory["ticket"][at], memory["task"][at.cpu()], outcome)
+        hears(ticket, outcome)
+        self._write(ticket, memory["task"][at].cpu(), outcome)
         obs = self._begin(step.ended, None)
         return replace(step, obs=obs, next_obs=following, log=log)
 
@@ -87,7 +89,7 @@ class TaskWrapper(Wrapper):
         if self.episode_log is None:
             return
         columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
-        numbers = {name: value.cpu().numpy() for name, value in columns.items()}
+        numbers = {name: value.numpy() for name, value in columns.items()}
         self.episode_log.add(ticket.tolist(), task.numpy(), numbers)
 
     def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
@@ -99,9 +101,9 @@ class TaskWrapper(Wrapper):
         if "learn" in memory:
             learn = self.teacher.trains(ticket).to(self.device)
             memory["learn"] = memory["learn"].index_copy(0, at, learn)
-        memory["task"] = memory["task"].index_copy(0, at.cpu(), task)
+        memory["task"] = memory["task"].index_copy(0, at, task.to(self.device))
         mask = None if rows.all() else rows
-        return self.env.reset(seed, memory["task"].to(self.device), mask)
+        return self.env.reset(seed, memory["task"], mask)
 
 
 __getattr__ = attributes(__name__)

@@ -11,7 +11,7 @@ from embodied.buffers.n_step import NStepBuffer
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
-from embodied.core.env import NotSavable, Step, VecEnv, require_finite
+from embodied.core.env import FiniteCheck, NotSavable, Step, VecEnv
 from embodied.core.env_contract import FirstSteps, is_users
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
@@ -48,6 +48,7 @@ class Collector:
     ) -> None:
         self.env, self.gamma, self.execute, self.device = env, gamma, execute, device
         self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
+        self.finite = FiniteCheck(type(env).__name__)
         self.obs = env.reset(seed)
         self.check = FirstSteps(env) if is_users(env) else None
         self.first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
@@ -77,7 +78,7 @@ class Collector:
         if self.check is not None:
             self.check.saw(self.obs, step)
             self.check = None if self.check.done else self.check
-        require_finite(step.reward, step.next_obs, type(self.env).__name__)
+        self.finite.add(step.reward, step.next_obs)
         if self.actor.device != self.env.device:
             step = step.to(self.actor.device)
         first = self.first.to(self.actor.device)

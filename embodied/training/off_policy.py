@@ -137,6 +137,7 @@ class OffPolicyLoop:
 
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's; no `rollout` if the environment cannot save its state."""
+        self.collector.finite.read()  # a checkpoint holds only finite transitions
         success, columns = self.buffers.success, self.buffers.columns
         return {
             "rollout": self.collector.get_state() if self.collector.savable else None,

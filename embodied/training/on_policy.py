@@ -120,6 +120,7 @@ class OnPolicyLoop:
         self.buffer.add(tt.take(rows, fresh), finished[fresh])
 
     def _update(self, step: int) -> dict[str, Tensor]:
+        self.collector.finite.read()
         batch = {**self.buffer.batch(), **tt.nest(self.carry, "carry")}
         metrics = self.rewards.on_policy_batch(batch, step)
         metrics = self.learner.update(batch) | metrics | self._update_teacher(batch)
@@ -138,6 +139,7 @@ class OnPolicyLoop:
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's. If the environment cannot save its state, a resumed run
         starts a new batch."""
+        self.collector.finite.read()  # a checkpoint holds only finite decisions
         state: dict[str, Any] = {
             "rollout": None,
             "reward": self.rewards.get_state(),

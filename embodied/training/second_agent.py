@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from embodied.core import tensors as tt
 from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
@@ -72,7 +73,8 @@ class SecondAgent:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue exactly from `get_state`."""
-        self.learner.set_state(state["learner"])
+        device = self.loop.collector.actor.device
+        self.learner.set_state(tt.state_to(state["learner"], device))
         self.loop.set_state(state["loop"])
         if state["loop"]["rollout"] is None:
             self.loop.collector.restart()

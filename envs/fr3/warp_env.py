@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian_delta, fr3
@@ -81,9 +82,7 @@ class Fr3Warp(VecEnv):
         self._obs: Tensors | None = None
 
     def _batch(self) -> WarpBatch:
-        config, device = self.config, self.config.device
-        if device == "auto":
-            device = "cuda:0" if torch.cuda.is_available() else "cpu"
+        config, device = self.config, str(pick_device(self.config.device))
         tell_about_compiling(self.name, device)
         half = {each.name: np.full(1, (each.low + each.high) / 2) for each in self.parameters}
         return WarpBatch(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -71,7 +72,7 @@ class ManiSkill(VecEnv):
         self.config, self.num_envs = config, config.num_envs
         settings = _settings(config)
         self.horizon, self.on_gpu = settings.horizon, settings.backend == "gpu"
-        self.device = torch.device("cuda" if self.on_gpu else "cpu")
+        self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()
         self._actions = Actions(space, config.id)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import nearest
+from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -66,7 +67,7 @@ class Config:
     vehicle: str = "paper"
     other: str = "library"
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    device: str = "cpu"
+    device: str = "auto"
     compile: bool = False
     seed: int = 0
 
@@ -80,7 +81,7 @@ class Quadrotor(VecEnv):
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs
-        self.device = torch.device(config.device)
+        self.device = pick_device(config.device)
         if config.history < 0:
             raise ValueError(f"quadrotor: history={config.history} must be at least 0")
         if unknown := [name for name in config.weights if name not in TARGET]:
@@ -244,7 +245,8 @@ class Quadrotor(VecEnv):
         if action.shape != (self.num_envs, len(MOTORS)):
             expected = (self.num_envs, len(MOTORS))
             raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
-        if not bool(torch.isfinite(action.sum())):
+        # On a GPU the host would wait; the observations that follow are not finite either.
+        if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
             raise NotFinite("quadrotor: the action is not finite; the run stops here")
         return action.detach().to(self.device, torch.float32).clamp(-1, 1)
 

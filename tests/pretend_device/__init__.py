@@ -25,7 +25,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch import Tensor
 
 NAME = "pretend"
 SOURCE = Path(__file__).with_name("device.cpp")
@@ -149,17 +148,3 @@ def capturing() -> Iterator[None]:
         yield
     finally:
         _library[0].pretend_forbid_waits(0)
-
-
-def devices_of(value: object, path: str = "") -> dict[str, torch.device]:
-    """The device of every tensor inside nested dicts, lists and tuples, by path."""
-    if isinstance(value, Tensor):
-        return {path: value.device}
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return {k: v for key, each in items for k, v in devices_of(each, f"{path}/{key}").items()}

@@ -321,6 +321,32 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
   return copy_from(self, to, false);
 }
 
+// PyTorch knows no default convolution for a new device.
+at::Tensor wrapped(const at::Tensor& result) {
+  bool is_view = false;
+  happened(kLaunch, "aten::convolution");
+  return on_device(result, {}, &is_view);
+}
+
+using Ints = c10::SymIntArrayRef;
+
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& b, Ints stride,
+                       Ints padding, Ints dilation, bool transposed, Ints output_padding, c10::SymInt groups) {
+  if (!here(w)) refuse("aten::convolution", w);
+  auto bias = b.has_value() ? std::optional<at::Tensor>(on_cpu(*b)) : std::nullopt;
+  return wrapped(at::convolution_symint(on_cpu(x), on_cpu(w), bias, stride, padding, dilation, transposed,
+                                        output_padding, groups));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& w, Ints stride, Ints padding, Ints dilation,
+    bool transposed, Ints output_padding, c10::SymInt groups, std::array<bool, 3> mask) {
+  c10::SymInt channels = transposed ? w.sym_size(1) * groups : w.sym_size(0);
+  auto [gx, gw, gb] = at::convolution_backward_symint(on_cpu(grad), on_cpu(x), on_cpu(w), c10::SymIntArrayRef(&channels, 1),
+                                                      stride, padding, dilation, transposed, output_padding, groups, mask);
+  return {wrapped(gx), wrapped(gw), wrapped(gb)};
+}
+
 at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));
@@ -379,6 +405,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::PrivateUse1> {
   void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
+  void synchronizeDevice(const c10::DeviceIndex) const override { happened(kWait, "synchronize"); }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
@@ -400,6 +427,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("set_.source_Storage", &set_whole_storage);
+  m.impl("convolution_overrideable", &convolution);
+  m.impl("convolution_backward_overrideable", &convolution_backward);
   m.impl("_has_compatible_shallow_copy_type", &may_share);
 }
 

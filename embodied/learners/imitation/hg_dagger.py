@@ -46,7 +46,7 @@ class HgDagger(Learner):
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         action = batch["action"].unflatten(1, (self.policy.chunk, -1))
-        theirs = batch.get("intervened", torch.ones(len(action), dtype=torch.bool)).to(action)
+        theirs = batch.get("intervened", torch.ones_like(action[:, 0, 0])).to(action)
         valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
         errors = self.policy.loss({**batch, "action": action, "valid": valid})
         loss = (errors * theirs).sum() / theirs.sum().clamp(min=1.0)

@@ -149,8 +149,9 @@ class PpoRapid(Ppo):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.best.set_state(state["best"])
-        self.open = [Episode(**episode) for episode in state["open"]]
+        kept = tt.state_to({"best": state["best"], "open": state["open"]}, "cpu")
+        self.best.set_state(kept["best"])
+        self.open = [Episode(**episode) for episode in kept["open"]]
 
 
 class Episode:

@@ -93,19 +93,19 @@ class ResetStateWrapper(Wrapper):
 
     def _report(self, at: Tensor) -> None:
         memory = self.memory
-        outcome = Outcome(*(memory[key][at] for key in ("return", "won", "length")))
-        self.resets.update(memory["ticket"][at], outcome)
+        # Teachers compute on the CPU.
+        outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
+        ticket = memory["ticket"][at].cpu()
+        self.resets.update(ticket, outcome)
         if self.episode_log is None:
             return
         columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
-        numbers = {name: value.cpu().numpy() for name, value in columns.items()}
+        numbers = {name: value.numpy() for name, value in columns.items()}
         began, time = memory["began"][at].cpu(), self.resets.paths.time
         along = (
             torch.where(began == DEFAULT_RESET, 0, time[began]) / self.resets.paths.lengths.max()
         )
-        self.episode_log.add(
-            memory["ticket"][at].tolist(), along[:, None].numpy().astype(float), numbers
-        )
+        self.episode_log.add(ticket.tolist(), along[:, None].numpy().astype(float), numbers)
 
     def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
         """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""

@@ -1,0 +1,297 @@
+"""Everything in configs/ on a device that is not the CPU: train, evaluate, save, resume; and how
+often the host waits for it. The device is `tests.pretend_device`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.compose import compose
+from embodied.core import tensors as tt
+from embodied.core.build import build, resolve
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.core.seeding import forked, rng_state, set_rng_state
+from embodied.evaluation.evaluate import evaluate
+from embodied.learners.learner import Learner
+from tests import pretend_device
+from tests.contract import test_learner, test_reward
+from tests.pretend_device import cases
+from tests.pretend_device.process import Call, on_device
+
+__all__ = ["on_device"]
+CONFIGS = Path(__file__).parents[2] / "configs"
+DEVICE = "pretend"
+CHEAP = ("pendulum", "two_gap", "cartpole", "quadrotor", "contact_maze", "pendulum_positions")
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def choices(file: Path) -> dict[str, str]:
+    """What an experiment chooses, by group."""
+    return dict(re.findall(r"override /(\w+): (\w+)", file.read_text()))
+
+
+def place(file: Path) -> tuple[int, bool, str]:
+    """Experiments of quick environments first, and those with the environment's own reward."""
+    chosen = choices(file)
+    env = chosen.get("env", "")
+    return (CHEAP.index(env) if env in CHEAP else len(CHEAP)), "reward" in chosen, file.stem
+
+
+EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"), key=place)
+
+
+def case(group: str, name: str) -> tuple[str, ...]:
+    """The words of the quickest run with `name` of `group`: of its experiment, or its policy and
+    learner in a toy environment where that of the experiment is slow."""
+    file = next(file for file in EXPERIMENTS if choices(file).get(group) == name)
+    chosen = choices(file)
+    if chosen["env"] in CHEAP or chosen["learner"] == "hg_dagger":  # which needs an intervener
+        return (f"experiment={file.stem}",)
+    chosen["env"] = "cartpole" if "categorical" in chosen["policy"] else "two_gap"
+    if chosen.get("finetune") == "dsrl_features":
+        chosen["env"] = "two_gap_pictured"
+    kept = ("env", "policy", "learner", "finetune")
+    return tuple(f"{group}={chosen[group]}" for group in kept if group in chosen)
+
+
+CHOSEN = {choices(file).get("policy") for file in EXPERIMENTS}
+RUNS = sorted(
+    {case(group, name) for group in ("learner", "finetune") for name in names(group)}
+    | {case("policy", name) for name in names("policy") if name in CHOSEN}
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("device")
+
+
+def read(word: str) -> str:
+    """The file of `experiment=NAME`; "" of another word."""
+    group, _, name = word.partition("=")
+    return (CONFIGS / group / f"{name}.yaml").read_text() if group == "experiment" else ""
+
+
+def words(given: tuple[str, ...], folder: Path) -> list[str]:
+    """`given` with the demonstrations and the base policy that such a run needs, made here."""
+    made = compose("train", list(given))
+    env, learner = str(made.choices["env"]), resolve(made.node["learner"]["_target_"], Learner)
+    text, more = read(given[0]), list(given)
+    if tuner := made.choices.get("finetune"):
+        base = "diffusion" if tuner == "dppo" else "flow"
+        more.append(f"init={cases.base_run(env, base, folder)}")
+    shown = hasattr(learner, "set_demonstrations")
+    if learner.data == "offline" or shown or "pretrain_steps" in text or "demo_fraction" in text:
+        more.append(f"demos={cases.demonstrations(env, folder)}")
+    return more
+
+
+def of_words(given: tuple[str, ...], folder: Path) -> None:
+    own = folder / "-".join(word.partition("=")[2] for word in given)
+    cases.resumed(cases.run_node(own, *words(given, folder)))
+
+
+@pytest.mark.parametrize("given", RUNS, ids=" ".join)
+def test_a_run_and_its_resume(given: tuple[str, ...], folder: Path, on_device: Call) -> None:
+    on_device(of_words, given, folder)
+
+
+def with_box_teacher(folder: Path) -> None:
+    box = {"mass": [0.0, 1.0], "thrust": [0.2, 0.8]}
+    given = ["env=quadrotor_randomized", "policy=diagonal_gaussian", "learner=ppo"]
+    node = cases.run_node(folder / "box", *given, "teacher=alpgmm")
+    node["teacher"] |= {"box": box, "every": 4, "signal": "return"}
+    cases.resumed(node)
+
+
+def two_agents(folder: Path) -> None:
+    cases.resumed(cases.run_node(folder / "rooms", "experiment=rooms_surprise"))
+
+
+def of_success(folder: Path) -> None:
+    """`success_fraction`, warm-up by a policy without parameters, a world on the CPU."""
+    given = ["env=two_gap", "policy=gaussian", "learner=sac", "data.success_fraction=0.5"]
+    cases.resumed(cases.run_node(folder / "success", *given))
+
+
+def prioritized(folder: Path) -> None:
+    given = ["env=quadrotor", "policy=gaussian", "learner=sac", "replay=prioritized"]
+    cases.resumed(cases.run_node(folder / "prioritized", *given))
+
+
+def on_disk(folder: Path) -> None:
+    given = ["env=pendulum", "policy=gaussian", "learner=sac", "replay=memmap", "learner.n_step=3"]
+    cases.resumed(cases.run_node(folder / "memmap", *given))
+
+
+@pytest.mark.parametrize("part", [with_box_teacher, two_agents, of_success, prioritized, on_disk])
+def test_other_parts_and_their_resume(part: Any, folder: Path, on_device: Call) -> None:
+    on_device(part, folder)
+
+
+def rewarded(name: str, folder: Path) -> str | None:
+    """Why there is nothing to run, else None."""
+    try:
+        made = test_reward.node(name, folder / f"reward-{name}", "device=pretend")
+    except pytest.skip.Exception as skipped:
+        return str(skipped)
+    for part in ("policy", "learner"):
+        made[part] = cases.shrunk(made[part])
+    made["steps"] = test_reward.HALF
+    cases.resumed(made)
+    return None
+
+
+@pytest.mark.parametrize("name", names("reward"))
+def test_a_reward_and_its_resume(name: str, folder: Path, on_device: Call) -> None:
+    (folder / f"of-{name}").mkdir()
+    if (reason := on_device(rewarded, name, folder / f"of-{name}")) is not None:
+        pytest.skip(str(reason))
+
+
+EXACT = {
+    "off-policy": ("env=quadrotor", "policy=gaussian", "learner=sac"),
+    "on-policy": ("env=quadrotor", "policy=recurrent", "learner=ppo"),
+    "world on the CPU": ("env=pendulum", "policy=gaussian", "learner=sac", "policy.chunk=3"),
+}
+
+
+def exactly(given: tuple[str, ...], folder: Path) -> None:
+    whole = cases.run_node(folder / "whole", *given, "eval_every=96")
+    cases.run(whole)
+    half = whole | {"output": str(folder / "half")}
+    cases.run(half | {"steps": cases.HALF, "eval_every": 0})
+    cases.run(half | {"resume": str(folder / "half"), "eval_every": 0})
+    one, other = cases.weights(folder / "whole"), cases.weights(folder / "half")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_resume_is_exact_whatever_is_evaluated(kind: str, tmp_path: Path, on_device: Call) -> None:
+    on_device(exactly, EXACT[kind], tmp_path)
+
+
+def evaluated() -> None:
+    torch.manual_seed(1)
+    env = build({"_target_": "envs.gym.Gym", "id": "Pendulum-v1", "num_envs": 2}, VecEnv)
+    policy = build(test_learner.node("policy", "flow"), Policy, spec=env.spec).to(DEVICE).eval()
+    before = rng_state()
+    first = evaluate(policy, env, 2, seed=3)
+    again = evaluate(policy, env, 2, seed=3)
+    assert torch.equal(first.returns, again.returns)
+    after = rng_state()
+    assert torch.equal(before["torch"], after["torch"])
+    assert len(after["gpu"]) == 1 and torch.equal(before["gpu"][0], after["gpu"][0])
+
+
+def test_evaluation_leaves_the_generators_of_every_device(on_device: Call) -> None:
+    on_device(evaluated)
+
+
+def fork() -> None:
+    torch.manual_seed(1)
+    first = torch.rand(2, device=DEVICE)
+    with forked(5):
+        inside = torch.rand(2, device=DEVICE)
+    second = torch.rand(2, device=DEVICE)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(2, device=DEVICE), first)
+    assert torch.equal(torch.rand(2, device=DEVICE), second)
+    with forked(5):
+        assert torch.equal(torch.rand(2, device=DEVICE), inside)
+    state = rng_state()
+    set_rng_state({"torch": state["torch"], "cuda": state["gpu"]})  # as runs of before saved it
+    set_rng_state({"torch": state["torch"], "gpu": []})  # of a machine without a GPU
+
+
+def test_a_fork_restores_every_device(on_device: Call) -> None:
+    on_device(fork)
+
+
+def update_waits(name: str) -> str:
+    learner = test_learner.make(name)
+    batches = [test_learner.batch_for(learner, seed) for seed in range(3)]
+    learner.to(DEVICE)
+    here = [tt.to(batch, DEVICE) for batch in batches]
+    for batch in here[:2]:
+        learner.update(batch)
+    with pretend_device.watched() as traffic:
+        learner.update(here[2])
+    return traffic.report()
+
+
+WAITS_OF_UPDATES = {"ppo": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1, "ppo_rapid": 7}
+"""Waits of one update where there are any; of a whole on-policy batch, not of its minibatches."""
+
+
+@pytest.mark.parametrize("name", test_learner.LEARNERS)
+def test_an_update_does_not_wait(name: str, on_device: Call) -> None:
+    report = str(on_device(update_waits, name))
+    waits = sum(int(line.split()[0]) for line in report.splitlines())
+    assert waits <= WAITS_OF_UPDATES.get(name, 0), report
+
+
+ON_DEVICE = {
+    "ppo": ("policy=diagonal_gaussian", "learner=ppo"),
+    "td3": ("policy=deterministic", "learner=td3", "reward=quadrotor_hover"),
+    "flashsac": ("policy=block_gaussian", "learner=flashsac"),
+    "sac": ("policy=gaussian", "learner=sac"),
+}
+STEPS = 24
+
+
+def step_waits(given: tuple[str, ...], folder: Path) -> tuple[int, int, str]:
+    node = cases.run_node(folder, "env=quadrotor", *given)
+    traffic, updates = cases.steps_of(node, 20, STEPS)
+    return len(traffic.waits), updates, traffic.report()
+
+
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_a_vector_step_waits_once(name: str, tmp_path: Path, on_device: Call) -> None:
+    """For the quadrotors that crashed, whose rows it has to know; PPO twice more an update."""
+    waits, updates, report = on_device(step_waits, ON_DEVICE[name], tmp_path)  # pyright: ignore
+    assert updates > 0
+    allowed = STEPS + (2 * updates if name == "ppo" else 0)
+    assert waits <= allowed, f"{waits} waits in {STEPS} steps and {updates} updates\n{report}"
+
+
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "action_repeat.ActionRepeat": {"times": 2},
+    "delays.ObservationDelay": {"low": 1, "high": 2},
+    "delays.ActionDelay": {"low": 1, "high": 2, "show": True},
+    "delays.FrameStack": {"frames": 2},
+    "nan_guard.NanGuard": {},
+    "observation_noise.ObservationNoise": {"deviation": {"x": 0.1}},
+    "time_limit.TimeLimit": {"steps": 3},
+}
+
+
+def wrapped(name: str) -> None:
+    quadrotor = {"_target_": "envs.quadrotor.hover_env.Quadrotor", "device": DEVICE, "horizon": 5}
+    wrapper = {"_target_": f"envs.wrappers.{name}", **WRAPPERS[name]}
+    node = {"_target_": "envs.wrappers.stack.Wrapped", "env": quadrotor, "wrappers": [wrapper]}
+    env = build(node | {"num_envs": 3}, VecEnv)
+    env.reset(seed=1)
+    action = torch.zeros(3, 4, device=DEVICE)
+    state = [env.step(action) for _ in range(4)] and tt.to(env.get_state(), "cpu")
+    ends: list[torch.Tensor] = []
+    for _ in range(2):
+        env.set_state(state)
+        steps = [env.step(action) for _ in range(8)]
+        assert all(value.device.type == DEVICE for value in steps[-1].obs.values())
+        ends.append(torch.cat([step.next_obs["state"] for step in steps]))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_of_a_world_on_the_device(name: str, on_device: Call) -> None:
+    on_device(wrapped, name)
