@@ -187,7 +187,7 @@ class FiniteCheck:
 
     def read(self) -> None:
         """Raise NotFinite if a step since the last reading was not finite."""
-        bad = [] if self.bad is None else self.bad.tolist()
+        bad: list[bool] = [] if self.bad is None else self.bad.tolist()  # pyright: ignore
         steps, self.bad, self.steps = self.steps, None, 0
         for key, wrong in zip(self.keys, bad, strict=False):
             if wrong:

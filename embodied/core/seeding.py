@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,10 @@ def seed_everything(seed: int) -> None:
 def rng_state() -> dict[str, Any]:
     """The states of torch's default generators of the CPU and, once they are used, of all GPUs, as
     CPU tensors."""
-    gpu = accelerator()
-    module = None if gpu is None else torch.get_device_module(gpu)
-    used = module is not None and module.is_initialized()
-    return {"torch": torch.get_rng_state(), "gpu": module.get_rng_state_all() if used else []}
+    states: list[torch.Tensor] = []
+    if (gpu := accelerator()) is not None and (module := torch.get_device_module(gpu)):
+        states = module.get_rng_state_all() if module.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "gpu": list(states)}
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def forked(seed: int | None = None) -> Iterator[None]:
+def forked(seed: int | None = None) -> Generator[None]:
     """Restore torch's default generators, of the CPU and of all GPUs, after this block, which
     starts with `seed` (None: with the states as they are).
 

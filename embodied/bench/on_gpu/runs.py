@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -13,13 +14,12 @@ from typing import Any
 import torch
 
 from embodied.bench.on_gpu.rows import Row, Scale, attempted
-from embodied.commands import demo as demo_command
-from embodied.commands.train import train
 from embodied.compose import compose
 from embodied.core.tensors import Tensors
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
+from embodied.training.train import train
 from embodied.training.trainer import Every, Trainer
 
 CHECKED = (
@@ -48,9 +48,10 @@ def trained(name: str, device: torch.device) -> tuple[float, str]:
     """Seconds of a debug run and its resume."""
     began, folder = time.perf_counter(), Path("outputs") / "bench-gpu" / name
     shutil.rmtree(folder, ignore_errors=True)
-    words = [f"experiment={name}", "size=debug", f"device={device}", f"output={folder}"]
-    train([*words, "eval_every=120"], verbose=False)
-    train([f"resume={folder}", "steps=360"], verbose=False)
+    words = [f"experiment={name}", "size=debug", f"device={device}", f"output={folder}", "name=x"]
+    node = compose("train", [*words, "eval_every=120"]).node
+    train(node, Log(folder, silent=True))
+    train(node | {"resume": str(folder), "steps": 360}, Log(folder, silent=True))
     shutil.rmtree(folder)
     return time.perf_counter() - began, "trained, evaluated, saved, resumed"
 
@@ -153,7 +154,8 @@ def demo(device: torch.device, scale: Scale) -> Iterator[Row]:
 def shown(words: list[str]) -> tuple[float, str]:
     began, folder = time.perf_counter(), Path("outputs") / "bench-gpu" / "demo"
     shutil.rmtree(folder, ignore_errors=True)
-    parser = argparse.ArgumentParser()
-    demo_command.add(parser)
-    demo_command.run(parser.parse_args(["--out", str(folder), *words]))
+    command = [sys.executable, "-m", "embodied.cli", "demo", "--out", str(folder), *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.strip() or f"exit status {ended.returncode}")
     return time.perf_counter() - began, "simulated on the CPU, learnt on the GPU"

@@ -80,13 +80,14 @@ def learner_for(name: str, backend: str, scale: Scale) -> Learner:
 
 def on_policy(device: torch.device, scale: Scale) -> Iterator[Row]:
     """PPO's minibatches: 2,048 decisions, 10 epochs, minibatches of 64."""
+    epochs = scale.shrink.get("epochs", ppo.EPOCHS)
     torch.manual_seed(0)
     batch = tt.to(ppo.batch_of(), device)
-    minibatches = ppo.HORIZON * ppo.ROWS * ppo.EPOCHS // ppo.BATCH
+    minibatches = ppo.HORIZON * ppo.ROWS * epochs // ppo.BATCH
 
     def measure(backend: str) -> tuple[float, str]:
         flags = {} if backend == "eager" else dict.fromkeys(backend.split("+"), True)
-        learner = ppo.learner_for(world(), **flags).to(device)
+        learner = ppo.learner_for(world(), epochs=epochs, **flags).to(device)
         for _ in range(3):
             metrics = learner.update(batch)
         require_finite(metrics)
