@@ -1,6 +1,7 @@
 """A camera read by a thread: the newest image and its capture time.
 
-An image is stamped right after it was grabbed; older ones are dropped. A camera that stalls,
+An image is stamped right after it was grabbed, or with the time that its device says; older ones
+are dropped. A camera that stalls,
 freezes or dies raises CameraError; its last image is never reused in silence.
 """
 
@@ -42,6 +43,11 @@ class Source(Protocol):
     def open(self) -> None: ...
 
     def grab(self) -> Frame: ...
+
+    def taken(self) -> float | None:
+        """When the frame that `grab` gave last was taken (s, monotonic clock), where the device
+        says so; None: it is stamped as it is grabbed."""
+        return None
 
     def close(self) -> None: ...
 
@@ -111,7 +117,9 @@ class Camera:
     def _run(self, over: threading.Event) -> None:
         try:
             while not over.is_set():
-                self._take(self.source.grab(), self.clock())
+                frame, now = self.source.grab(), self.clock()
+                taken = self.source.taken()
+                self._take(frame, now if taken is None else min(taken, now))
         except CameraError as error:
             with self._changed:
                 self._fault = str(error)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.cameras.camera import Camera, CameraError, Frame, Scene, fitted
+from real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, fitted
 from real_robot.cameras.sources import (
     Folder,
     FolderConfig,
@@ -22,7 +22,7 @@ from real_robot.cameras.sources import (
 PATIENT = 60.0
 
 
-class Fake:
+class Fake(Source):
     """Shows what it is told to, when it is told to."""
 
     name = "fake"
