@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,6 @@ class RealSense(Source):
 
 def _sdk() -> Any:
     try:
-        import pyrealsense2
+        return import_module("pyrealsense2")
     except ModuleNotFoundError as error:
         raise CameraError('RealSense cameras need: pip install "embodied-rl[realsense]"') from error
-    return pyrealsense2

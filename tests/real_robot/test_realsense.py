@@ -1,5 +1,5 @@
-"""RealSense cameras: the driver on the SDK's own software device, where `pyrealsense2` is installed;
-and what does not need it."""
+"""RealSense cameras: the driver on the SDK's own software device, where it is installed; and what
+does not need it."""
 
 from __future__ import annotations
 
