@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -22,25 +23,31 @@ NUM_ENVS = 2
 SEEDED_STEPS = 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class EnvSubject:
-    """The node of an environment; `most_steps` and `most_seconds` are spent on waiting for the end
-    of an episode."""
+    """The node of an environment, which is built once; `most_steps` and `most_seconds` are spent on
+    waiting for the end of an episode."""
 
     node: Node
     most_steps: int = 2_000
     most_seconds: float = 20.0
 
+    @cached_property
+    def env(self) -> VecEnv:
+        """The environment with two parallel envs."""
+        return build({**self.node, "num_envs": NUM_ENVS}, VecEnv)
+
+    def close(self) -> None:
+        """Close the environment, if it was built."""
+        if "env" in vars(self):
+            self.env.close()
+
 
 @contextmanager
 def opened(subject: EnvSubject) -> Iterator[VecEnv]:
-    """The environment with two parallel envs; exceptions of its code become one line."""
-    env = build({**subject.node, "num_envs": NUM_ENVS}, VecEnv)
-    try:
-        with errors_in_one_line(env, "reset or step"):
-            yield env
-    finally:
-        env.close()
+    """The environment; exceptions of its code become one line."""
+    with errors_in_one_line(subject.env, "reset or step"):
+        yield subject.env
 
 
 def it_can_be_built(subject: EnvSubject) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,15 +20,17 @@ FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
 GIVEN = {"gym": {"id": "MountainCarContinuous-v0"}}  # what a file leaves to the user
 
 
-@pytest.fixture(params=FILES, ids=lambda file: file.stem)
-def node(request: pytest.FixtureRequest) -> dict[str, Any]:
-    given = GIVEN.get(request.param.stem, {})
-    return yaml.safe_load(request.param.read_text()) | given
+@pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
+def subject(request: pytest.FixtureRequest) -> Iterator[EnvSubject]:
+    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
+    made = EnvSubject(node, most_steps=200, most_seconds=2.0)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_contract(node: dict[str, Any], check: Check) -> None:
+def test_the_contract(subject: EnvSubject, check: Check) -> None:
     try:
-        check(EnvSubject(node, most_steps=200, most_seconds=2.0))
+        check(subject)
     except NotApplicable as reason:
         pytest.skip(str(reason))

@@ -36,6 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "remembered_lab.py").write_text(LAB)
     (tmp_path / "yaml" / "policy").mkdir(parents=True)
     (tmp_path / "yaml" / "policy" / "mine.yaml").write_text("_target_: remembered_lab.Mine\n")
+    forget()  # what modules of other tests allowed
     words = "env=two_gap policy=mine learner=sac size=debug video=false out=run steps=40"
     assert embodied(*words.split(), "allow=[remembered_lab]", "--config-dir", "yaml") == 0
     forget()
@@ -43,7 +44,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget() -> None:
-    """As a new process: nothing is allowed."""
+    """As in a new process: nothing is allowed."""
     build.ALLOWED[:] = [each for each in build.ALLOWED if each not in build.ASKED]
     build.ASKED.clear()
 
