@@ -70,7 +70,7 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": {}}
     node = compose("eval", words, folders, given).node
     if node["output"] is not None:
-        raise ConfigError("output= is for runs, not for a policy server")
+        raise ConfigError("out= is for runs, not for a policy server")
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
     env = build(node["env"] | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)

@@ -112,7 +112,7 @@ def output_of(node: Node, words: list[str]) -> Path:
         name = take(words, "robot")[0]
         output = Path("outputs") / "deploy" / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     if output.exists() and any(output.iterdir()):
-        raise ConfigError(f"{output} exists already; choose another output=")
+        raise ConfigError(f"{output} exists already; choose another folder: out=DIR")
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
 

@@ -83,7 +83,7 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     node["output"] = str(node["output"] or Path("outputs") / f"design-{name}")
     if (Path(node["output"]) / "design.jsonl").exists():
         raise ConfigError(
-            f"{node['output']} already contains a design: resume={node['output']}, or output=DIR"
+            f"{node['output']} already contains a design: resume={node['output']}, or out=DIR"
         )
     return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
 
