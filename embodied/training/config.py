@@ -139,7 +139,7 @@ class RunConfig:
     `teacher` chooses the tasks of training episodes (None: the environment samples them);
     evaluation never uses it. `execute`: steps of an action chunk that are executed before the next
     decision (None: all). `log_every`, `save_every`, `eval_every`: intervals in steps; 0: at the end
-    only.
+    only; None: 1,000 and 10,000, or 10 and 100 vector steps where that is more.
     """
 
     learner: Node
@@ -164,9 +164,9 @@ class RunConfig:
     device: str = "auto"
     threads: int = 1
     execute: int | None = None
-    log_every: int = 1_000
-    save_every: int = 0
-    eval_every: int = 0
+    log_every: int | None = None
+    save_every: int | None = 0
+    eval_every: int | None = 0
     eval: EvalConfig = field(default_factory=EvalConfig)
     wandb: bool = False
     video: bool = True

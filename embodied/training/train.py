@@ -15,7 +15,7 @@ from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config
 from embodied.training.logger import Log
-from embodied.training.trainer import Every, Trainer
+from embodied.training.trainer import Trainer, intervals
 
 
 def train(node: dict[str, Any], log: Log) -> Path:
@@ -40,7 +40,8 @@ def train(node: dict[str, Any], log: Log) -> Path:
     distributed.broadcast(components.learner)
     if distributed.world() > 1:
         seed_everything(distributed.own_seed(config.seed) + step)
-    every = Every(config.log_every, config.eval_every, config.save_every)
+    stride = 1 if components.env is None else components.env.num_envs * distributed.world()
+    every = intervals(config.log_every, config.eval_every, config.save_every, stride)
 
     def run_evaluation(step: int) -> None:
         if first:
@@ -62,9 +63,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
         if trainer.interrupted:
             trainer.save_now()
             raise KeyboardInterrupt
-        if not (
-            config.eval_every and trainer.step % config.eval_every == 0 and trainer.step > step
-        ):
+        if not (every.evaluate and trainer.step % every.evaluate == 0 and trainer.step > step):
             run_evaluation(trainer.step)
         trainer.save_now()
         if config.video and first:

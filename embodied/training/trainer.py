@@ -48,6 +48,17 @@ class Every:
     save: int
 
 
+def intervals(log: int | None, evaluate: int | None, save: int | None, stride: int) -> Every:
+    """The intervals given; for None the usual one, or more where a vector step is `stride` steps of
+    many environments: a line every 10, an evaluation and a checkpoint every 100 vector steps."""
+    rare = max(10_000, 100 * stride)
+    return Every(
+        max(1_000, 10 * stride) if log is None else log,
+        rare if evaluate is None else evaluate,
+        rare if save is None else save,
+    )
+
+
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 

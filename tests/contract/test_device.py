@@ -140,13 +140,12 @@ def test_other_parts_and_their_resume(part: Any, folder: Path, on_device: Call) 
 def rewarded(name: str, folder: Path) -> str | None:
     """Why there is nothing to run, else None."""
     try:
-        made = test_reward.node(name, folder / f"reward-{name}", "device=pretend")
+        made = test_reward.node(name, folder / "run", folder)
     except pytest.skip.Exception as skipped:
         return str(skipped)
     for part in ("policy", "learner"):
         made[part] = cases.shrunk(made[part])
-    made["steps"] = test_reward.HALF
-    cases.resumed(made)
+    cases.resumed({**made, "device": DEVICE, "steps": 48})
     return None
 
 
@@ -282,7 +281,9 @@ def wrapped(name: str) -> None:
     env = build(node | {"num_envs": 3}, VecEnv)
     env.reset(seed=1)
     action = torch.zeros(3, 4, device=DEVICE)
-    state = [env.step(action) for _ in range(4)] and tt.to(env.get_state(), "cpu")
+    for _ in range(4):
+        env.step(action)
+    state = tt.to(env.get_state(), "cpu")
     ends: list[torch.Tensor] = []
     for _ in range(2):
         env.set_state(state)

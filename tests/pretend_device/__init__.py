@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch.utils import backend_registration
 
 NAME = "pretend"
 SOURCE = Path(__file__).with_name("device.cpp")
@@ -36,11 +37,11 @@ def register() -> torch.device:
     """Make the device known to torch in this process; returns it."""
     if not _library:
         file = compiled()
-        torch.utils.rename_privateuse1_backend(NAME)
+        backend_registration.rename_privateuse1_backend(NAME)
         torch.ops.load_library(str(file))
         _library.append(ctypes.CDLL(str(file)))
         torch._register_device_module(NAME, _module())
-        torch.utils.generate_methods_for_privateuse1_backend()
+        backend_registration.generate_methods_for_privateuse1_backend()
     return torch.device(NAME, 0)
 
 

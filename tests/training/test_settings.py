@@ -21,6 +21,7 @@ from embodied.training.config import (
     read_config,
     settings_of,
 )
+from embodied.training.trainer import Every, intervals
 from tests.training.test_train import run
 
 ENV = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
@@ -286,3 +287,15 @@ def test_one_line_names_the_present_settings(tmp_path: Path) -> None:
     flat = node(tmp_path, "off_policy", None) | {"data": None, "ratio": 0.125, "shift": 0}
     with pytest.warns(UserWarning, match="ratio, shift is now data.utd_ratio, data.random_shift"):
         read_config(flat)
+
+
+@pytest.mark.parametrize(
+    ("envs", "log", "evaluate", "save"),
+    [(1, 1_000, 10_000, 10_000), (4096, 40_960, 409_600, 409_600)],
+)
+def test_intervals_that_are_not_given_grow_with_the_environments(
+    envs: int, log: int, evaluate: int, save: int
+) -> None:
+    """At 4,096 environments a line in each vector step and a checkpoint in every third is noise."""
+    assert intervals(None, None, None, envs) == Every(log, evaluate, save)
+    assert intervals(7, 0, 5, envs) == Every(7, 0, 5)
