@@ -193,7 +193,7 @@ def test_rendered_is_late_noisy_and_lossy() -> None:
     frames = [camera.grab() for _ in range(30)]
     spread = np.std([frame.astype(float) - frame.mean() for frame in frames])
     assert 2.0 < spread < 4.0  # of 30 x 72 grey levels with a deviation of 3
-    assert camera.scene.shown == 30
+    assert isinstance(camera.scene, Wall) and camera.scene.shown == 30
 
 
 def test_fitted() -> None:
