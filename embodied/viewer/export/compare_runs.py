@@ -254,7 +254,10 @@ def _flat(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 MORE = """
 .bar { height: 10px; width: 100%; margin-top: 3px; } .track { fill: var(--edge); }
 .films { display: grid; gap: 14px; } .films figure { margin: 0; } .films video { width: 100%; }
-@media (max-width: 560px) { .films { grid-template-columns: 1fr !important; } }
+@media (max-width: 560px) {
+  .films { grid-template-columns: 1fr !important; }
+  table { display: block; } td, th { white-space: nowrap; padding: 8px 10px; }
+}
 h1 span { font-size: 24px; }
 table { overflow-x: auto; }
 """
