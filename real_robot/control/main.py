@@ -22,6 +22,7 @@ from real_robot.control.rate import Rate, ahead_of_others
 from real_robot.deployment import Deployment
 from real_robot.drivers.driver import DriverError
 from real_robot.ipc.mailbox import MailboxError
+from real_robot.ipc.messages import DAEMON_GONE, TERMINATED
 
 PATIENCE = 5.0  # s to wait for another control process to let go of the arm
 
@@ -47,10 +48,10 @@ def on_daemon_exit(do: Callable[[str], None], told: Callable[[], None] = lambda:
     def watch() -> None:
         while os.read(0, 256):
             told()
-        do("its daemon is gone")
+        do(DAEMON_GONE)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        do(f"it was told to end ({signal.Signals(number).name})")
+        do(f"{TERMINATED} ({signal.Signals(number).name})")
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)

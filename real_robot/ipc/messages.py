@@ -32,6 +32,10 @@ class Mode(IntEnum):
     RELEASED = 7
 
 
+DAEMON_GONE, TERMINATED = "its daemon is gone", "it was told to end"
+"""Why a control process ends, as the last fault that it reports; every session ends with one."""
+
+
 class Ended(IntEnum):
     """Why the newest episode ended; NOTHING before the first and while one runs."""
 

@@ -16,11 +16,10 @@ from real_robot.daemon.client import ClientError, call
 from real_robot.daemon.requests import RequestError
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.messages import Mode
+from real_robot.ipc.messages import DAEMON_GONE, TERMINATED, Mode
 from real_robot.safety.region import Region
 
 PAST = 3  # ticks that a difference of the third order looks back
-ENDS = ("its daemon is gone", "it was told to end")
 BULGE = 0.005  # m that a motion to rest may lead out of a region between two samples
 
 
@@ -118,7 +117,7 @@ class LimitsWatch:
         self.ticks += 1
         self.modes[Mode(int(tick["mode"])).name] += 1
         reason = bytes(tick["fault"]).decode(errors="replace")
-        if reason and not reason.startswith(ENDS):
+        if reason and not reason.startswith((DAEMON_GONE, TERMINATED)):
             self.latched.add(reason)
         sent = past[-1]
         low, high = np.asarray(limits.low), np.asarray(limits.high)

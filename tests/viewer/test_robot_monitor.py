@@ -133,7 +133,8 @@ def test_a_deployment_is_watched_and_then_another_one(
         assert page.history.intervention_share("limits")[-1] >= 0
     finally:
         ended(first)
-    says(viewer, "the deployment has ended", "not running")
+    says(viewer, "the deployment has ended", "**finished")
+    assert "ESTOP" not in viewer.page.head.content, "it latched nothing"
     assert not any(folder.glob("state")), "what is watched can still go"
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert summary["episodes"][0]["end"] == "stopped from the keyboard"

@@ -16,14 +16,26 @@ def headline(monitor: RobotMonitor) -> str:
     about = monitor.deployment
     if about is not None:
         dry = " · dry run: a simulated arm moves" if about.dry else ""
-        mode = monitor.mode if monitor.alive else f"not running (last: {monitor.mode})"
-        lines.append(f"**{about.robot}** · **{mode}**{dry}")
+        lines.append(f"**{about.robot}** · **{mode(monitor)}**{dry}")
     if monitor.condition:
         lines.append(code(monitor.condition))
-    if fault := monitor.fault:
+    if (fault := monitor.fault) and not monitor.finished:
         # A process that exits reports its reason in the same field.
         lines += ["**Fault**" if monitor.alive else "**Last message**", code(fault)]
     return "\n\n".join(lines)
+
+
+def mode(monitor: RobotMonitor) -> str:
+    """The arm's mode; of a deployment that has ended, how its last episode ended."""
+    if monitor.alive:
+        return monitor.mode
+    if not monitor.finished:
+        return f"not running (last: {monitor.mode})"
+    success = monitor.status.get("recorder", {}).get("success")
+    known = {True: "success", False: "no success"}.get(success)
+    ended = {"TIME": "time limit", "FAULT": "a fault"}.get(monitor.status.get("ended", ""))
+    how = ", ".join(filter(None, (known, ended)))
+    return f"finished: {how}" if how else "finished"
 
 
 def figures(monitor: RobotMonitor, rate: float) -> str:

@@ -22,7 +22,7 @@ from real_robot.daemon.folders import FolderError, find, robots_folder
 from real_robot.daemon.requests import RequestError, Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
-from real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
+from real_robot.ipc.messages import CHUNK, DAEMON_GONE, TERMINATED, VERSION, Mode, state_record
 
 ANSWER_TIMEOUT = 0.5  # s, for the daemon's answer
 RETRY_AFTER = 3.0  # s, after a failed request
@@ -104,12 +104,18 @@ class RobotMonitor:
         return bytes(self.state["fault"]).decode(errors="replace")
 
     @property
+    def finished(self) -> bool:
+        """Whether the deployment ended as every session does, not by a fault."""
+        gone = self._boxes is not None and not self._boxes[0].current
+        return gone and (not self.fault or self.fault.startswith((DAEMON_GONE, TERMINATED)))
+
+    @property
     def condition(self) -> str:
         """Why nothing new arrives, in a line; empty if all is well."""
         if self._boxes is None:
             return self.trouble or f"no deployment is running in {self.folder}; waiting for one"
         if not self._boxes[0].current:
-            return "the deployment has ended; showing its last state; waiting for the next one"
+            return "the deployment has ended; this is its last state; the next one will follow"
         if self.state is None:
             return "starting: no control tick yet"
         if self.silence >= SILENT:
