@@ -56,9 +56,8 @@ def tiny_vlm(folder: Path) -> Path:
     text = {"model_type": "llama", "vocab_size": VOCABULARY, "num_key_value_heads": 2}
     text |= {**sizes, "head_dim": WIDTH // HEADS, "pad_token_id": 0}
     vision = {**sizes, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8}
-    config = SmolVLMConfig(
-        text_config=text, vision_config=vision, scale_factor=2, image_token_id=5, pad_token_id=0
-    )
+    numbers: dict[str, Any] = {"image_token_id": 5, "pad_token_id": 0}
+    config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, **numbers)
     config.save_pretrained(folder)
     words = AutoTokenizer.from_pretrained(tokenizer(folder))
     pictures, films = SmolVLMImageProcessor(), SmolVLMVideoProcessor()

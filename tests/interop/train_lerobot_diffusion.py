@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
@@ -52,7 +53,7 @@ def main(folder: Path, out: Path, steps: int = 1200, seed: int = 0) -> None:
     )
     # Read once: LeRobot's reader takes milliseconds a step, more than a gradient step here.
     keys = ("observation.state", "action", "action_is_pad")
-    rows = [{key: row[key] for key in keys} for row in map(data.__getitem__, range(len(data)))]
+    rows: Any = [{key: row[key] for key in keys} for row in map(data.__getitem__, range(len(data)))]
     stats = {**data.meta.stats, ENV: data.meta.stats["observation.state"]}
     before, after = make_pre_post_processors(config, dataset_stats=stats)
     policy = DiffusionPolicy(config).train()
