@@ -76,7 +76,7 @@ class Collector:
     def complete(self, step: Step) -> tuple[Tensors, Step]:
         """Transitions that `step` completed (or none), and `step` on the actor's device."""
         if self.check is not None:
-            self.check.saw(self.obs, step)
+            self.check.saw(tt.to(self.obs, self.env.device), step)
             self.check = None if self.check.done else self.check
         self.finite.add(step.reward, step.next_obs)
         if self.actor.device != self.env.device:
