@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -24,7 +25,8 @@ from embodied.core.build import ConfigError
 from embodied.moved import MovedWarning
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *SITE]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 OURS = ("embodied", "envs", "policies", "real_robot")
@@ -49,6 +51,19 @@ GROUPS = {
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
+def test_the_files_around_the_code_are_whole() -> None:
+    """GitHub shows a template or a citation that it cannot read as nothing at all."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == about["version"] and citation["license"] == about["license"]
+    assert {"cff-version", "message", "authors", "title"} <= citation.keys()
+    for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        template = yaml.safe_load(file.read_text())
+        if file.stem != "config":
+            assert {"name", "description", "body"} <= template.keys()
+            assert all("label" in part["attributes"] for part in template["body"])
+
+
 @each_page
 def test_pages_are_short(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= LONGEST
@@ -66,7 +81,7 @@ def in_navigation(entry: Any) -> Iterator[str]:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     named = [*in_navigation(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])]
-    written = [str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]]
+    written = [str(page.relative_to(ROOT / "docs")) for page in SITE]
     assert sorted(name for name in named if not GENERATED.fullmatch(name)) == sorted(written)
 
 
