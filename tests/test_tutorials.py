@@ -39,9 +39,8 @@ NOTEBOOKS = {
 }
 SCRIPTS = {
     "coming_from_sb3": {"steps=10_000": 'size="debug"'},
-    "howto/own_dataset": {"output=outputs/cloned": "output=outputs/cloned size=debug"},
-    "howto/own_teacher": {"output=outputs/widened": "output=outputs/widened size=debug"},
-    "howto/sweep": {"steps=2_000": 'size="debug"', "seed=$seed": "seed=$seed size=debug"},
+    "howto/own_dataset": {"out=outputs/cloned": "out=outputs/cloned size=debug"},
+    "howto/own_teacher": {"out=outputs/widened": "out=outputs/widened size=debug"},
 }
 
 

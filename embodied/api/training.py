@@ -35,7 +35,7 @@ def train(
     """Train, and return the trained agent; its `folder` holds checkpoints, metrics and a report.
 
     `words` are those of `embodied train` ("experiment=pendulum_sac"). `settings` are the same as
-    keywords: `steps`, `seed`, `output`, `demos`, `init`, `eval={"episodes": 50}`; and `finetune`,
+    keywords: `steps`, `seed`, `out`, `demos`, `init`, `eval={"episodes": 50}`; and `finetune`,
     `reward`, `teacher`, ... by name, or as a mapping with `name` and settings. Without `policy`,
     the usual one of the learner. Ctrl-C saves; `em.train(resume=FOLDER)` continues.
 
