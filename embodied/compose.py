@@ -6,14 +6,12 @@ every `--config-dir` and every folder in the environment variable EMBODIED_CONFI
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import tempfile
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +19,8 @@ from typing import Any, cast
 import yaml
 
 from embodied import moved
-from embodied.core.build import ConfigError, Node, allow, nearest, require_allowed, resolve
-from embodied.core.config_fields import settings_of
+from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+from embodied.core.node_settings import require_kind, require_settings
 from embodied.core.saved_node import require_inside
 from embodied.user_packages import import_from_here
 from embodied.user_yaml import with_present_names
@@ -97,10 +95,10 @@ def compose(
         if not option or choices.get(group) == option:
             require_inside(saved, f"the saved {group}")
     for name, value in node.items():
-        _require_kind(name, type(top.get(name)).__name__, value)
+        require_kind(name, type(top.get(name)).__name__, value)
         group = name != "data" and any((folder / name).is_dir() for folder in search)
         if isinstance(value, dict) and group:
-            _check(name, value)
+            require_settings(name, value)
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), words, search)
     _bound(node, node.pop("at_most", {}))
@@ -292,50 +290,6 @@ def _one_line(error: Exception, search: Sequence[Path]) -> str:
     if isinstance(error, yaml.YAMLError):
         return " ".join(text.split())
     return text.splitlines()[0]
-
-
-def _check(name: str, node: Node) -> None:
-    """Raise ConfigError for settings that the node's config dataclass does not have."""
-    if "_target_" not in node:
-        raise ConfigError(
-            f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"
-        )
-    target = moved.target(str(node["_target_"]))
-    if (known := _known_settings(target)) is None:
-        return
-    given = {key: value for key, value in node.items() if key != "_target_"}
-    for key, value in moved.settings(target, given).items():
-        if key not in known:
-            raise ConfigError(f'{name} ({target}) has no setting "{key}"{nearest(key, known)}')
-        _require_kind(f"{name}.{key}", known[key], value)
-
-
-def _require_kind(where: str, kind: str, value: Any) -> None:
-    """ConfigError for a word instead of a number, and for one value instead of a list; `build`
-    finds the other mistakes, after imports that take seconds."""
-    number = isinstance(value, int | float)
-    if kind.startswith("tuple[") and (number or isinstance(value, str)):
-        raise ConfigError(f"{where}={value} should be a list: [{value}], or [{value},{value}]")
-    if kind in ("int", "float") and isinstance(value, str):
-        try:
-            float(value)
-        except ValueError as error:
-            raise ConfigError(f"{where}={value!r} should be {kind}") from error
-
-
-def _known_settings(target: str) -> dict[str, str] | None:
-    """The settings of a class and their types as written; None for a class that takes keywords.
-
-    Its source is read where that is enough: importing it takes seconds, and the answer to a mistake
-    should not.
-    """
-    require_allowed(target.rpartition(".")[0], f"_target_ {target}")
-    if (read := settings_of(target)) is not None:
-        return {setting.name: setting.kind for setting in read}
-    cls = resolve(target, object)  # only its settings are read here; `build` knows its role
-    if "config" not in inspect.signature(cls).parameters:
-        return None
-    return {f.name: "" for f in fields(typing.get_type_hints(cls.__init__)["config"])}
 
 
 def _load(file: Path) -> Node:
