@@ -23,6 +23,7 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.errors import RobotError
 from embodied.core.spec import SpecMismatch
+from embodied.core.tensors import Tensors
 from embodied.training.config import OffPolicy, regime_of, settings_of
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -106,6 +107,10 @@ class Tired(Reach):
     """A robot that gives up in its 60th step, once, where nobody has mended it."""
 
     taken = 0
+
+    def reset(self, *args: Any, **named: Any) -> Tensors:
+        self.taken = 0  # also after the checks before the run
+        return super().reset(*args, **named)
 
     def step(self, action: torch.Tensor) -> Step:
         self.taken += 1
@@ -237,6 +242,10 @@ class Broken(Reach):
     """Its rewards are NaN in the 31st step."""
 
     taken = 0
+
+    def reset(self, *args: Any, **named: Any) -> Tensors:
+        self.taken = 0  # also after the checks before the run
+        return super().reset(*args, **named)
 
     def step(self, action: torch.Tensor) -> Step:
         out = super().step(action)
