@@ -19,6 +19,11 @@ from embodied.viewer.session.snapshot import CompressedImage
 ROOTS = ("/world", "/other")
 GAP = 12
 """Pixels between two images."""
+ABOVE = 0.15
+"""m from the highest body to the name of its policy."""
+FOV, ASPECT, BETWEEN = np.deg2rad(75.0), 1.6, 0.55
+"""viser's vertical field of view (rad); a window's width by its height; the part of its width that
+is between the panels."""
 
 
 class MainView:
@@ -69,10 +74,21 @@ class MainView:
         scenes = [
             ViserScene(self.server, *each) for each in zip(models, ROOTS, places, strict=False)
         ]
-        offset = (eye.place - eye.target) * (1.35 if len(models) > 1 else 1.0)
-        target = eye.target + step / 2
+        offset, target = eye.place - eye.target, eye.target + step / 2
+        if len(models) > 1:
+            offset *= max(1.35, distance(step, eye.fov) / float(np.linalg.norm(offset)))
+            self._label(models[0], places)
         set_cameras(self.server, Viewpoint(target + offset, target, eye.fov))
         return scenes
+
+    def _label(self, model: SceneModel, places: list[Place]) -> None:
+        """The name of each policy above its scene."""
+        bodies = model.poses()[0][1:]
+        top = np.array([*bodies[:, :2].mean(0), bodies[:, 2].max() + ABOVE])
+        for root, place, each in zip(ROOTS, places, self.session.sessions, strict=True):
+            self.server.scene.add_label(
+                f"/names{root}", each.name or each.chosen, position=top + place
+            )
 
 
 def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
@@ -109,6 +125,12 @@ def spacing(model: SceneModel, eye: Viewpoint) -> np.ndarray:
     size = float(np.linalg.norm(np.ptp(places[1:] if len(places) > 1 else places, axis=0)))
     right = np.cross(eye.target - eye.place, (0.0, 0.0, 1.0))
     return right / max(float(np.linalg.norm(right)), 1e-9) * max(1.3 * size, 0.6)
+
+
+def distance(step: np.ndarray, fov: float | None) -> float:
+    """How far (m) a camera is from two scenes `step` [3] apart that both fit between the panels."""
+    half = np.tan((FOV if fov is None else fov) / 2) * ASPECT * BETWEEN
+    return float(np.linalg.norm(step)) / float(half)
 
 
 def beside(pictures: list[CompressedImage]) -> Picture:
