@@ -57,6 +57,7 @@ class ChunkFollower:
     def forget(self) -> None:
         """What was said so far; the next chunk is followed whatever its times are."""
         self.chunk = self.old = None
+        self.taken_over = False
 
     def take(self, chunk: Chunk) -> None:
         """A newer chunk; one that was made from something older than the last is not followed, nor

@@ -128,6 +128,11 @@ def test_a_terminal_that_dies_while_a_person_has_the_arm_stops_it(bench: Bedside
     bench.run(40)
     assert bench.mode == Mode.ESTOP and "old" in bench.fault, bench.fault
     within(bench.sent)
+    bench.run(100)
+    bench.ask(Command.RESET)
+    bench.moving()
+    bench.run(20)
+    assert not bench.control.follower.starved, "after a reset the policy has the arm"
 
 
 def test_a_policy_that_dies_does_not_stop_a_person(bench: Bedside) -> None:
