@@ -21,3 +21,11 @@ def _allowed_packages_of_one_test() -> Iterator[None]:
     before = [*build.ALLOWED], [*build.ASKED]
     yield
     build.ALLOWED[:], build.ASKED[:] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What commands remember for the user stays out of the home folder; other processes too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -82,8 +82,11 @@ def settings_of(target: str) -> list[Setting] | None:
     if found is None:
         return None
     named = dict[str, Setting]()
-    for setting in _fields(*found):
-        named[setting.name] = setting
+    try:
+        for setting in _fields(*found):
+            named[setting.name] = setting
+    except LookupError:  # a base class whose source is not found
+        return None
     return list(named.values())
 
 
@@ -113,8 +116,10 @@ def _config(source: Source, kind: ast.ClassDef) -> Found | None:
 
 def _fields(source: Source, kind: ast.ClassDef) -> Iterator[Setting]:
     for base in reversed(kind.bases):
-        if found := source.find(ast.unparse(base)):
-            yield from _fields(*found)
+        name = ast.unparse(base)
+        if (found := source.find(name)) is None:
+            raise LookupError(name)
+        yield from _fields(*found)
     text = ast.get_docstring(kind) or ""
     for node, after in zip(kind.body, [*kind.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):

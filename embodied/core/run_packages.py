@@ -73,9 +73,10 @@ def _packages(entry: Any, folder: Path) -> list[str]:
 
 def _run_of(word: str) -> Path | None:
     """The run folder that a word names, by itself or by a checkpoint."""
-    path = Path(word if Path(word).exists() else word.rpartition("=")[2])
+    # os.path answers for a word that is too long to be a path, too.
+    path = Path(word if os.path.exists(word) else word.rpartition("=")[2])
     places = (path, path.parent.parent)
-    return next((place for place in places if (place / SETTINGS).is_file()), None)
+    return next((place for place in places if os.path.isfile(place / SETTINGS)), None)
 
 
 def _hash(folder: Path) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import nearest
+from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -66,7 +67,7 @@ class QuadrotorGoto(VecEnv):
                 f"unknown vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}"
             )
         self.config, self.num_envs = config, config.num_envs
-        self.device = device = torch.device(config.device)
+        self.device = device = pick_device(config.device)
         self.flight, vehicle = Flight(config.flight), VEHICLES[config.vehicle]
         self.pilot = Pilot(vehicle, device)
         act = Leaf((3,), low=-1.0, high=1.0, names=self.flight.names)

@@ -109,3 +109,8 @@ def test_a_damaged_file_is_ignored(place: Path, capsys: pytest.CaptureFixture[st
     run_packages.state_file().write_text("{")
     assert embodied("run", "episodes=2", verb="eval") == 2
     assert "allow=" in capsys.readouterr().err
+
+
+def test_a_word_too_long_for_a_path_names_no_run(place: Path) -> None:
+    assert json.loads(run_packages.state_file().read_text()), "a run is remembered"
+    assert run_packages.recall(["a" * 5000]) == []

@@ -217,7 +217,7 @@ def test_what_is_wrong_is_said() -> None:
     env.batch.state["qpos"][2, 0] = float("nan")
     with pytest.raises(NotFinite, match=r"envs \[2\]"):
         env.step(torch.zeros(3, 4))
-    with pytest.raises(ConfigError, match="device='cuda:9' is unknown to Warp"):
+    with pytest.raises(ConfigError, match=r"no GPU here|counted from 0"):
         Fr3Warp(Config(num_envs=1, device="cuda:9"))
 
 
