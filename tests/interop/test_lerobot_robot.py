@@ -101,7 +101,7 @@ def test_an_arm_that_is_not_calibrated_is_refused(calibrated: tuple[FakeBus, Pat
 
 def test_a_slow_wire_is_refused(calibrated: tuple[FakeBus, Path]) -> None:
     bus, folder = calibrated
-    bus.faults.turnaround = 0.003  # six replies: 18 ms
+    bus.faults.turnaround = 0.012  # before a reply; the period is 10 ms
     with pytest.raises(DriverError, match=r"a period is 10.0 ms"):
         build(node(bus.path, folder) | {"hertz": 100.0}, LeRobotDriver).connect()
 

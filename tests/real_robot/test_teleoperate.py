@@ -126,7 +126,7 @@ def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
     words = ["record", "robot=sim", "robot.driver.world.task=reach", CROWDED, *hand.words]
     words += [f"robot.cameras.side={camera}", "robot.picture=4.0", "task=push up"]
     words += [f"out={tmp_path / 'demos'}"]
-    operator = Operator(tmp_path, folder, *words, "episodes=2", f"output={tmp_path / 'o'}")
+    operator = Operator(tmp_path, folder, *words, "episodes=2", f"logs={tmp_path / 'o'}")
     try:
         operator.says("episode 1 of 2")
         began = operator.height()

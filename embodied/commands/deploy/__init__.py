@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
-    output = output_of(node, args.words)
+    output = output_of(node["output"], args.words)
     hear_interrupts()
     with site(node, policy, output) as here:
         if not show_checks(here):
@@ -104,15 +104,15 @@ def hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def output_of(node: Node, words: list[str]) -> Path:
+def output_of(given: str | None, words: list[str], setting: str = "out") -> Path:
     """The folder of what the session leaves, created. ConfigError where there is something."""
-    if node["output"]:
-        output = Path(node["output"])
+    if given:
+        output = Path(given)
     else:
         name = take(words, "robot")[0]
         output = Path("outputs") / "deploy" / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     if output.exists() and any(output.iterdir()):
-        raise ConfigError(f"{output} exists already; choose another folder: out=DIR")
+        raise ConfigError(f"{output} exists already; choose another folder: {setting}=DIR")
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
 

@@ -35,7 +35,7 @@ def teleop(args: argparse.Namespace) -> None:
     from embodied.deploy.recording import TeleopSession
 
     node = _composed("teleoperate", args)
-    output = deploy.output_of(node, args.words)
+    output = deploy.output_of(node["output"], args.words)
     with _site(node, output) as here:
         made = deploy.settings_of(here, node, output, "")
         folder = deploy.folder_of(node, take(args.words, "robot")[0], made)
@@ -55,7 +55,8 @@ def record(args: argparse.Namespace) -> None:
 
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])
-    dataset, output = Path(node["out"]).resolve(), deploy.output_of(node, args.words)
+    dataset = Path(node["out"]).resolve()
+    output = deploy.output_of(node["logs"], args.words, "logs")
     with _site(node, output) as here:
         made = deploy.settings_of(here, node, output, str(dataset))
         there = _episodes_in(dataset, made, node["episodes"])
