@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,6 +187,7 @@ def goes_on_in_the_same_folder(where: Path, folder: Path, words: list[str]) -> N
     more = robot_command(where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0")
     try:
         until(lambda: running(folder), "it runs")
+        time.sleep(1.0)  # some steps, which are then discarded
         more.send_signal(signal.SIGINT)
         text = said(more)
     finally:
