@@ -10,8 +10,8 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
