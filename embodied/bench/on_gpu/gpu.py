@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from embodied.bench.measure import machine
-from embodied.bench.on_gpu import decisions, runs, updates, worlds
+from embodied.bench.on_gpu import decisions, environments, runs, updates
 from embodied.bench.on_gpu.rows import Row, Scale, last_line
 from embodied.core.atomic_write import write_json
 from embodied.core.device import accelerator, pick_device
@@ -32,10 +32,10 @@ PARTS: Mapping[str, tuple[Part, float]] = {
     "flashsac": (lambda d, s: updates.off_policy("flashsac", d, s), 150),
     "fasttd3": (lambda d, s: updates.off_policy("fasttd3", d, s), 120),
     "decisions": (decisions.decisions, 60),
-    "quadrotor": (worlds.quadrotor, 120),
+    "quadrotor": (environments.quadrotor, 120),
     "loops": (runs.loops, 150),
-    "warp": (worlds.warp, 240),
-    "maniskill": (worlds.maniskill, 150),
+    "warp": (environments.warp, 240),
+    "maniskill": (environments.maniskill, 150),
     "demo": (runs.demo, 300),
 }
 """The parts in order, each with the seconds after which it is ended."""

@@ -27,7 +27,7 @@ CHECKED = (
     *("pendulum_redq", "pendulum_td3_parallel", "pendulum_positions_ppo", "fr3_reach_goal"),
     *("two_gap_rnd", "quadrotor_ppo", "quadrotor_hover", "quadrotor_td3_parallel"),
 )
-"""Experiments that need no demonstrations: learners of both loops, worlds on both devices."""
+"""Experiments that need no demonstrations: learners of both loops, environments on both devices."""
 LOOPS: dict[str, tuple[str, ...]] = {
     "halfcheetah_sac": (),
     "halfcheetah_td3": (),
