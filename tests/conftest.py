@@ -1,18 +1,11 @@
 """Before anything imports mujoco: `envs` chooses the off-screen renderer."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 import envs  # noqa: F401
 from embodied.core import build
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a run is allowed to use is not remembered beyond the tests."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,8 @@ def test_two_buses_one_of_which_breaks() -> None:
             arm.read()
         target = q.copy()
         target[6] += 0.2
-        for _ in range(60):
+        for _ in range(500):  # ten seconds at 50 Hz: it needs a fraction of one
+            time.sleep(0.02)
             with pytest.raises(DriverError, match="left: "):
                 arm.write(target, 0.0)
             arm.stop()
