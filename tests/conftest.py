@@ -1,6 +1,7 @@
 """Before anything imports mujoco: `envs` chooses the off-screen renderer."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +23,12 @@ def _state_folder_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Emulated devices and a browser answer in real time, which a busy machine delays: their tests
+    are tried once more, and the summary names each one that was."""
+    timed = [Path(__file__).parent / folder for folder in ("real_robot", "viewer", "interop")]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in timed):
+            item.add_marker(pytest.mark.flaky(reruns=1))
