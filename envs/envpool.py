@@ -157,12 +157,14 @@ class EnvPool(VecEnv):
 
 def _slot(keys: Mapping[str, int], entry: Entry) -> int:
     """Where one observation lies in the pool's flat list."""
-    wanted = "obs:" + ".".join(entry.path) if entry.path else "obs"
-    if wanted in keys:
-        return keys[wanted]
+    # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
+    for mark in (".", ":"):
+        wanted = "obs:" + mark.join(entry.path) if entry.path else "obs"
+        if wanted in keys:
+            return keys[wanted]
     alone = [place for key, place in keys.items() if key.startswith("obs")]
     if len(alone) != 1:
-        raise ValueError(f"EnvPool returns no observation {wanted}; it returns {sorted(keys)}")
+        raise ValueError(f"EnvPool returns no observation {entry.name}; it returns {sorted(keys)}")
     return alone[0]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from envs.gym_id import PREFIX, require_known_id
@@ -122,6 +122,10 @@ class Gym(VecEnv):
     def native_actions(self, action: Tensor) -> np.ndarray:
         """The environment's own actions, for policy actions [B, A] in [-1, 1] (or int64 [B])."""
         return self._actions.native(action)
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"elapsed": None}, {"generator": None})
 
     def get_state(self) -> Tensors:
         if not self._now:

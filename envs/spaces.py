@@ -15,6 +15,7 @@ from torch import Tensor
 from embodied.core.env import NotFinite, require_finite
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
+from envs.process.worker.names import flat_name
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def _walk(space: Any, path: tuple[str, ...], obs_key: str, name: str) -> Iterato
             yield from _walk(part, (*path, key), obs_key, name)
     elif not isinstance(space, spaces.Text):
         leaf, channels_first = _leaf(space, name)
-        yield Entry("/".join(path) if path else obs_key, path, leaf, channels_first)
+        yield Entry(flat_name(path, obs_key), path, leaf, channels_first)
 
 
 def _leaf(space: spaces.Space, name: str) -> tuple[Leaf, bool]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -71,6 +71,33 @@ class Step:
         return self.terminated | self.truncated
 
 
+@dataclass(frozen=True)
+class StateRoles:
+    """What leaves of `get_state` mean to an env that takes over the saved state of another one.
+
+    Each maps names of leaves to columns of the flattened leaf (None: all). `clocks` (steps of the
+    episode so far) are set to 0; `generators` (random generators, seeds and numbers of episodes)
+    are kept; `times`, which are counted on the first clock, are moved with it. Everything else is
+    taken over.
+    """
+
+    clocks: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    generators: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    times: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+
+    def under(self, prefix: str) -> StateRoles:
+        """The same roles of leaves whose names begin with `prefix`."""
+        parts = (self.clocks, self.generators, self.times)
+        return StateRoles(*({f"{prefix}{k}": v for k, v in part.items()} for part in parts))
+
+    def __or__(self, other: StateRoles) -> StateRoles:
+        return StateRoles(
+            {**self.clocks, **other.clocks},
+            {**self.generators, **other.generators},
+            {**self.times, **other.times},
+        )
+
+
 class VecEnv(ABC):
     """B parallel envs that exchange tensors on `device`.
 
@@ -112,6 +139,16 @@ class VecEnv(ABC):
     def set_state(self, state: Tensors) -> Tensors:
         """Restore a state of `get_state`; returns the observations of all envs."""
         raise NotSavable(f"{type(self).__name__} cannot load a state")
+
+    @property
+    def state_roles(self) -> StateRoles:
+        """Which leaves of `get_state` are clocks and which generators. Raises NotSavable if an env
+        cannot take over the state of another one; reset teachers need it.
+        """
+        raise NotSavable(
+            f"{type(self).__name__} does not say which leaves of its state are clocks and which "
+            "are random generators: define the property `state_roles`"
+        )
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """An image of env `row`, uint8 [height, width, 3]."""

@@ -185,6 +185,11 @@ class Spec:
         )
 
 
+def hidden(name: str) -> bool:
+    """Whether an observation is for critics and rewards only, not for policies, by its prefix."""
+    return name.startswith(("critic/", "privileged/"))
+
+
 def require_same(here: Spec, there: Spec, here_name: str, there_name: str) -> None:
     """Raise SpecMismatch, which lists every difference, if the specs differ.
 

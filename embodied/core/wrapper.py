@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import renamed
@@ -26,6 +26,9 @@ class Wrapper(VecEnv):
 
     hides_terminations: bool = False
     """Whether terminations of the inner environment are turned into truncations."""
+
+    memory_roles: ClassVar[StateRoles] = StateRoles()
+    """Which leaves of `memory` are clocks and which random generators."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,6 +73,10 @@ class Wrapper(VecEnv):
             if k.startswith(self._prefix)
         }
         return self.transform_obs(self.env.set_state(inner))
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return self.env.state_roles | self.memory_roles.under(self._prefix)
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         return self.env.render(row, width, height)

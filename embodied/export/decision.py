@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError
 from embodied.core.history import HISTORY, is_history
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
-from policies.networks.encoders import hidden
+from embodied.core.spec import hidden
 
 TOLERANCE = 1e-5
 SIZES = (1, 2, 64)  # batch sizes of the comparison; 2 is traced

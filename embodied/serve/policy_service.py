@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, each
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.serve.protocol import ACT, FEATURES, NOISE, OURS, Offer, RequestError
 
 PROMPT = "prompt"  # what openpi's clients call the task instruction
-TRAINING_ONLY = ("critic/", "privileged/")
 LARGEST_BATCH = 4096
 
 
@@ -30,11 +29,7 @@ class PolicyService:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy.eval()
-        self.leaves = {
-            name: leaf
-            for name, leaf in policy.spec.obs.items()
-            if not name.startswith(TRAINING_ONLY)
-        }
+        self.leaves = {name: leaf for name, leaf in policy.spec.obs.items() if not hidden(name)}
         if taken := {OURS, NOISE, PROMPT} & set(self.leaves):
             raise ConfigError(f"an observation called {sorted(taken)[0]} cannot be served: rename")
         self.device = next((p.device for p in policy.parameters()), torch.device("cpu"))

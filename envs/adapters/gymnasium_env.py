@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 from torch import Tensor
 
 from embodied.core.env import VecEnv
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
 from envs.spaces import space_of
 
@@ -22,6 +22,8 @@ class GymView(gymnasium.Env):
     `step(action)`.
 
     Observations are a Dict of arrays, or a single array if there is one leaf and `flat` is true.
+    What only critics may see (`critic/`, `privileged/`) is left out unless `asymmetric`: a policy
+    of another library would use it.
     `info["is_success"]` (bool) is in every step of an environment that reports success.
     `render_mode="rgb_array"` renders `width` x `height` pixels.
     """
@@ -33,6 +35,7 @@ class GymView(gymnasium.Env):
         render_mode: str | None = None,
         width: int = 320,
         height: int = 240,
+        asymmetric: bool = False,
     ) -> None:
         if env.num_envs != 1:
             raise ValueError(f"GymView needs an env with num_envs=1, got num_envs={env.num_envs}")
@@ -41,7 +44,8 @@ class GymView(gymnasium.Env):
             raise ValueError(f"unknown render_mode {render_mode!r}; use 'rgb_array' or None")
         self.env, self.render_mode = env, render_mode
         self._size = (width, height)
-        self.observation_space = obs_space(env.spec, flat)
+        self.names = shown_names(env.spec, asymmetric)
+        self.observation_space = obs_space(env.spec, self.names, flat)
         self.action_space = space_of(env.spec.act)
         self._flat = not isinstance(self.observation_space, spaces.Dict)
         self._obs: Tensors | None = None
@@ -85,13 +89,18 @@ class GymView(gymnasium.Env):
         self.env.close()
 
     def _shown(self, obs: Tensors) -> Any:
-        arrays = {name: value[0].numpy().copy() for name, value in obs.items()}
+        arrays = {name: obs[name][0].numpy().copy() for name in self.names}
         return next(iter(arrays.values())) if self._flat else arrays
 
 
-def obs_space(spec: Spec, flat: bool) -> spaces.Space:
-    """The Gymnasium space of the observations; with `flat`, a single leaf stands for itself."""
-    parts = {name: space_of(leaf) for name, leaf in spec.obs.items()}
+def shown_names(spec: Spec, asymmetric: bool) -> tuple[str, ...]:
+    """The observations that policies may use; with `asymmetric` all of them."""
+    return tuple(name for name in spec.obs if asymmetric or not hidden(name))
+
+
+def obs_space(spec: Spec, names: tuple[str, ...], flat: bool) -> spaces.Space:
+    """The Gymnasium space of observations `names`; with `flat`, a single leaf stands for itself."""
+    parts = {name: space_of(spec.obs[name]) for name in names}
     return next(iter(parts.values())) if flat and len(parts) == 1 else spaces.Dict(parts)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from gymnasium import spaces
 
 from embodied.core.env import VecEnv
+from embodied.core.spec import hidden
 from envs.adapters.gymnasium_env import GymView
 
-HIDDEN = ("critic/", "privileged/")
 Make = Callable[[], VecEnv]
 
 
@@ -32,7 +32,7 @@ class LeRobotEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: VecEnv, task: str, episode_steps: int) -> None:
         view = GymView(env, flat=False, render_mode="rgb_array")
         super().__init__(gymnasium.wrappers.TimeLimit(view, episode_steps))
-        leaves = {n: leaf for n, leaf in env.spec.obs.items() if not n.startswith(HIDDEN)}
+        leaves = {n: leaf for n, leaf in env.spec.obs.items() if not hidden(n)}
         self.images = [name for name, leaf in leaves.items() if leaf.is_image]
         vectors = [name for name in leaves if name not in self.images]
         first = "state" if "state" in vectors else next(iter(vectors), None)

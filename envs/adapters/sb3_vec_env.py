@@ -19,19 +19,21 @@ from gymnasium import spaces
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from envs.adapters.gymnasium_env import obs_space
+from envs.adapters.gymnasium_env import obs_space, shown_names
 from envs.spaces import space_of
 
 
 class VecView(PeerVecEnv):
     """All envs of a VecEnv; the info of finished episodes has `terminal_observation`,
     `TimeLimit.truncated` and, where success is reported, `is_success` (true if any step of the
-    episode succeeded).
+    episode succeeded). What only critics may see is left out unless `asymmetric`.
     """
 
-    def __init__(self, env: VecEnv, flat: bool = True) -> None:
+    def __init__(self, env: VecEnv, flat: bool = True, asymmetric: bool = False) -> None:
         self.env, self.render_mode = env, None
-        super().__init__(env.num_envs, obs_space(env.spec, flat), space_of(env.spec.act))
+        self.names = shown_names(env.spec, asymmetric)
+        seen = obs_space(env.spec, self.names, flat)
+        super().__init__(env.num_envs, seen, space_of(env.spec.act))
         self._flat = not isinstance(self.observation_space, spaces.Dict)
         self._discrete = env.spec.act.dtype == "int64"
         self._action = env.spec.act.zeros(env.num_envs)
@@ -57,7 +59,7 @@ class VecView(PeerVecEnv):
         return self._shown(step.obs), step.reward.numpy().copy(), step.ended.numpy().copy(), infos
 
     def _last_words(self, step: Step, row: int) -> dict[str, Any]:
-        final = {name: value[row].numpy().copy() for name, value in step.next_obs.items()}
+        final = {name: step.next_obs[name][row].numpy().copy() for name in self.names}
         info: dict[str, Any] = {
             "terminal_observation": next(iter(final.values())) if self._flat else final,
             "TimeLimit.truncated": bool(step.truncated[row]),
@@ -68,7 +70,7 @@ class VecView(PeerVecEnv):
         return info
 
     def _shown(self, obs: Tensors) -> Any:
-        arrays = {name: value.numpy().copy() for name, value in obs.items()}
+        arrays = {name: obs[name].numpy().copy() for name in self.names}
         return next(iter(arrays.values())) if self._flat else arrays
 
     def close(self) -> None:

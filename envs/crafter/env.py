@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.crafter.events import happened
@@ -115,6 +115,10 @@ class Crafter(VecEnv):
         """`before`, with the first observations of new episodes in the finished envs."""
         start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self._names}
         return tt.where(began, start, before) if before else start
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"generator": None, "numbers": (0, 1)})
 
     def get_state(self) -> Tensors:
         if not self._now:

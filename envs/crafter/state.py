@@ -23,7 +23,8 @@ def read(world: World) -> Arrays:
 
     `cells`; `things` [4096, 6] in the order of their turns (kind, cell, health, clock, way, place
     in its chunk; kind -1: none); `chunks` [36] in the order in which they were first entered;
-    `generator` [625]; `inventory`; `achieved`; `vitals`; `numbers`.
+    `generator` [625]; `inventory`; `achieved`; `vitals`; `numbers`; `age`, the steps that count for
+    the time limit (`numbers` has the time of day).
     """
     player = world.player
     rank = {thing: place for things in world.chunks.values() for place, thing in enumerate(things)}
@@ -43,6 +44,7 @@ def read(world: World) -> Arrays:
         "achieved": np.array(player.achieved, np.int64),
         "vitals": np.array([getattr(player, name) for name in VITALS]),
         "numbers": np.array(clock, np.int64),
+        "age": np.array(world.clock - world.began),
     }
 
 
@@ -57,6 +59,8 @@ def write(world: World, state: Arrays) -> None:
     world.empty()
     numbers = state["numbers"].tolist()
     world.seed, world.episode, world.clock, world.before, health, sleeping = numbers
+    # Older states have no age: their episodes began with the first day.
+    world.began = world.clock - int(state.get("age", world.clock))
     world.light = daylight(world.clock)
     lines = [line for line in state["things"].tolist() if line[0] != NOBODY]
     made = [_thing(line) for line in lines]

@@ -58,6 +58,7 @@ class World:
         drawn = make(hash((self.seed, self.episode)) % (2**31 - 1))
         self.set_random(drawn.random.getstate())
         self.cells, self.clock, self.light = drawn.cells, 0, daylight(0)
+        self.began = 0  # the clock at the start; a saved state may be taken over later in the day
         self.empty()
         self.player = Player(place(SIDE // 2, SIDE // 2))
         self.add(self.player)
@@ -113,7 +114,8 @@ class World:
             self.unlocked = unlocked
             reward += 1.0
         dead = player.health <= 0
-        return reward, dead, self.length is not None and self.clock >= self.length
+        late = self.length is not None and self.clock - self.began >= self.length
+        return reward, dead, late
 
     def _shimmer(self) -> None:
         """Night images have noise; draw its random numbers even if no image is rendered."""

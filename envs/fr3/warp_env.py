@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, Step, VecEnv, require_finite
+from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
@@ -150,6 +150,10 @@ class Fr3Warp(VecEnv):
             param=self.given.native(self.task[rows]),
             memory={k: v[rows] for k, v in self.memory.items() if k not in REFERENCE},
         )
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"count": None}, {"stream": None})
 
     def get_state(self) -> Tensors:
         if self._obs is None:

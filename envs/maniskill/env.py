@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
+from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from envs.maniskill.factory import Settings, horizon_of, task_text
@@ -125,6 +125,13 @@ class ManiSkill(VecEnv):
             terminated=terminated,
             truncated=truncated,
             log={key[4:]: value for key, value in told.items() if key.startswith("log/")},
+        )
+
+    @property
+    def state_roles(self) -> StateRoles:
+        raise NotSavable(
+            f"{self.config.id} restores a state by repeating its episode from the start, so its "
+            "clock cannot begin anew there"
         )
 
     def get_state(self) -> Tensors:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.maze.levels import Floats, MazeLevels
@@ -156,6 +156,10 @@ class Maze(VecEnv):
             "view": torch.from_numpy(seen.reshape(-1, view, view)),
             "facing": torch.from_numpy(self.facing.astype(np.uint8)[:, None]),
         }
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"numbers": (2,)}, {"stream": None})
 
     def get_state(self) -> Tensors:
         numbers = np.stack([self.place, self.facing, self.age], 1)

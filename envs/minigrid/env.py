@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from envs.minigrid.events import happened
 from envs.minigrid.settings import Config
@@ -67,6 +67,10 @@ class MiniGrid(VecEnv):
     def missions(self) -> list[str]:
         """The mission text of every env."""
         return self.world.missions()
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return self.world.state_roles
 
     def get_state(self) -> Tensors:
         return self.world.get_state()

@@ -14,7 +14,7 @@ import torch
 from minigrid.minigrid_env import MiniGridEnv
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from envs.minigrid import state as saved
@@ -101,6 +101,10 @@ class Rows(VecEnv):
     def limit(self) -> int:
         """Steps of an episode at most; 0 where that depends on the mission."""
         return 0 if self._noisy else int(self.worlds[0].max_steps)
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"clock": (0,)}, {"generator": None})
 
     def get_state(self) -> Tensors:
         if not self._now:

@@ -18,7 +18,7 @@ from mujoco.batch import Batch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.env import NotFinite, Step, VecEnv, require_finite
+from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from envs.mujoco.cameras import Cameras
@@ -160,6 +160,10 @@ class MujocoVecEnv(VecEnv):
             truncated=torch.from_numpy(truncated),
             log={key: torch.from_numpy(np.asarray(value)) for key, value in outcome.log.items()},
         )
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"count": None}, {"generator": None})
 
     def get_state(self) -> Tensors:
         if self._obs is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
+from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.process.channel import Channel, WorkerError
@@ -96,6 +96,13 @@ class ProcessEnv(VecEnv):
             self._now = self._fresh(following, ended.numpy())
         log = {"success": success} if self._arrays["success_known"][0] else {}
         return Step(self._now, following, reward, terminated, truncated, log)
+
+    @property
+    def state_roles(self) -> StateRoles:
+        raise NotSavable(
+            f"{self.name} restores a state by repeating its episode from the start, so its "
+            "clock cannot begin anew there"
+        )
 
     def get_state(self) -> Tensors:
         if not self.partial:

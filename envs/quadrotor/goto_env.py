@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.core.build import nearest
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import RATE, VEHICLES
@@ -128,6 +128,10 @@ class QuadrotorGoto(VecEnv):
             self._obs = self._with(following, rows)
         ended = torch.zeros_like(truncated)
         return Step(self._obs, following, reward, ended, truncated, {"success": there})
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"count": None}, {"stream": None})
 
     def get_state(self) -> Tensors:
         if self._obs is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied.core.build import nearest
 from embodied.core.device import pick_device
-from embodied.core.env import NotFinite, Step, VecEnv
+from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
@@ -153,6 +153,10 @@ class Quadrotor(VecEnv):
             self._obs = self._with(following, ended)
         log = {"success": truncated}
         return Step(self._obs, following, reward * ~terminated, terminated, truncated, log)
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"count": None}, {"stream": None})
 
     def get_state(self) -> Tensors:
         if self._obs is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper
@@ -67,6 +67,8 @@ class ResetFreeWrapper(Wrapper):
     """`log`: `success` (a lap within `par`), `manual`, `stuck`, `late`, `crashed`, `aside` (steps
     between this episode and the next); with a `slew` also `executed`.
     """
+
+    memory_roles = StateRoles({"length": None, "age": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         super().__init__(env)

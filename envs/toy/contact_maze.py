@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 
@@ -180,6 +180,10 @@ class ContactMaze(VecEnv):
             x = x + v * dt
         rows |= {"place": x, "velocity": v, "force": mean, "setpoint": goal}
         return peak
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"generator": None}, {"when": None})
 
     def get_state(self) -> Tensors:
         words = torch.stack([generator.get_state() for generator in self.generators])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.reset_free.state_machine import Facts
@@ -148,6 +148,10 @@ class Race(VecEnv):
 
     def rehome(self, rows: Tensor) -> None:
         """No effect: a car has no home pose."""
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({}, {"generator": None})
 
     def get_state(self) -> Tensors:
         kept = {"place": self.place, "moving": self.moving, "last": self.last, "goal": self.goal}

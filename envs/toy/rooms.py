@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.maze.env import GO, LEFT, RIGHT, WAYS, fitted
@@ -179,6 +179,10 @@ class Rooms(VecEnv):
             "view": torch.from_numpy(seen.reshape(-1, view, view)),
             "facing": torch.from_numpy(self.facing.astype(np.uint8)[:, None]),
         }
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"stream": None})
 
     def get_state(self) -> Tensors:
         names = ("cells", "loud", "unlit", "visited", "flicker", "place", "facing", "age")

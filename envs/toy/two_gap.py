@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 
@@ -79,6 +79,10 @@ class TwoGap(VecEnv):
             self._begin(won | late)
         obs = {"state": self.place.clone()}
         return Step(obs, following, won.float(), won, late, {"success": won})
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"generator": None})
 
     def get_state(self) -> Tensors:
         words = torch.stack([generator.get_state() for generator in self.generators])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -36,6 +36,8 @@ class ObservationDelay(Wrapper):
     """Delays observations; before the delay has passed, the first observation of the episode is
     returned.
     """
+
+    memory_roles = StateRoles(generators={"generator": None})
 
     def __init__(self, config: SeeLateConfig, env: VecEnv) -> None:
         super().__init__(env)
@@ -85,6 +87,8 @@ class ActLateConfig:
 
 class ActionDelay(Wrapper):
     """Applies each action some steps after it was sent."""
+
+    memory_roles = StateRoles(generators={"generator": None})
 
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
         act, spec = env.spec.act, env.spec

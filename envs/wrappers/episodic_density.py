@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -37,6 +37,8 @@ class EpisodicDensity(Wrapper):
     """Adds the observations `known` [P * S] (theta) and `clock` [1]. Every observation after an
     action is counted, unless `count` switched it off.
     """
+
+    memory_roles = StateRoles({"age": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if config.of not in env.spec.obs:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from envs.row_rng import RowRng
@@ -39,6 +39,8 @@ class Config:
 
 class ObservationNoise(Wrapper):
     """Policies and demonstrators observe the noise; reward and success are computed without it."""
+
+    memory_roles = StateRoles(generators={"generator": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         super().__init__(env)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import VecEnv
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, where
 from embodied.core.wrapper import Wrapper
 from envs.row_rng import RowRng
@@ -91,7 +91,7 @@ def chosen(spec: Spec, names: tuple[str, ...] | None, who: str) -> tuple[str, ..
             raise ConfigError(f'{who}: unknown observation "{name}"{nearest(name, spec.obs)}')
     if names is not None:
         return tuple(names)
-    return tuple(k for k in spec.obs if not k.startswith(("critic/", "privileged/")))
+    return tuple(k for k in spec.obs if not hidden(k))
 
 
 @dataclass(frozen=True)

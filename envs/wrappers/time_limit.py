@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.moved import attributes
@@ -24,6 +24,8 @@ class LimitConfig:
 
 class TimeLimit(Wrapper):
     """Truncates episodes after `steps` steps."""
+
+    memory_roles = StateRoles({"age": None})
 
     def __init__(self, config: LimitConfig, env: VecEnv) -> None:
         super().__init__(env)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
 from policies.networks.image_encoders import ImageConfig, cameras
@@ -133,8 +133,3 @@ def _flat(values: Tensor) -> Tensor:
 def _rows(values: Tensor) -> Tensor:
     # Not len: a traced export would fix the batch size.
     return values.reshape(values.shape[0], -1)
-
-
-def hidden(name: str) -> bool:
-    """Whether an observation is for critics and rewards only, by its prefix."""
-    return name.startswith(("critic/", "privileged/"))

@@ -20,10 +20,9 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, length
 from embodied.serve.protocol import FEATURES, NOISE, OURS
-from policies.networks.encoders import hidden
 from policies.remote import checks
 from policies.remote.connection import Connection
 from policies.remote.translation import Translation

@@ -10,10 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.affine import Affine
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping
-from policies.networks.encoders import hidden
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.history import with_history
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, nest, under
 from embodied.moved import attributes
-from policies.networks.encoders import hidden
 from policies.steering import dsrl
 
 

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, take
 from embodied.moved import attributes
 from embodied.nn.networks import QFunction
-from policies.networks.encoders import hidden
 
 Judge = Callable[[Tensors, Tensor], Tensor]
 

@@ -23,12 +23,10 @@ from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.history import HISTORY
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec, SpecMismatch
+from embodied.core.spec import Spec, SpecMismatch, hidden
 from embodied.core.tensors import Tensors, nest, under
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.matching import listed, require_actions, require_fit, require_names, said
-
-HIDDEN = ("critic/", "privileged/")  # observations that no policy sees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +167,7 @@ def names_here(here: Spec, there: Spec, mapping: Mapping) -> tuple[str, ...]:
     sources |= {source.name: name for name, source in mapping.obs.items()}
     found: list[str] = []
     for name, leaf in there.obs.items():
-        if name.startswith(HIDDEN):
+        if hidden(name):
             continue
         if name not in sources:
             raise ConfigError(

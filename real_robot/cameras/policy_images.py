@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from embodied.core.build import ConfigError, Node
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from real_robot.cameras.camera import Camera, Frame, fitted
 from real_robot.cameras.shared_frames import FrameReader
 from real_robot.cameras.sources import FIRST_IMAGE, shared_camera
@@ -90,7 +90,7 @@ def image_sizes(spec: Spec) -> dict[str, tuple[int, int]]:
     """Height and width of every picture that a policy of `spec` sees; ConfigError."""
     found: dict[str, tuple[int, int]] = {}
     for name, leaf in spec.obs.items():
-        if leaf.is_image and not name.startswith(("critic/", "privileged/")):
+        if leaf.is_image and not hidden(name):
             height, width, channels = leaf.shape
             if channels != 3:
                 raise ConfigError(f"no camera takes pictures of {channels} channels ({name})")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from real_robot.control.arm_state import Floats
 
 AXES = ("x", "y", "z")
@@ -45,7 +45,7 @@ class Observer:
         self.sensed = tuple(sensed)
         self.names: dict[str, tuple[str, ...]] = {}
         for leaf, about in spec.obs.items():
-            if leaf.startswith(("critic/", "privileged/")) or (about.is_image and leaf in pictures):
+            if hidden(leaf) or (about.is_image and leaf in pictures):
                 continue
             if about.is_image:
                 raise ConfigError(

@@ -55,6 +55,16 @@ def test_seeds_repeat_and_rows_differ() -> None:
     assert torch.equal(wider.reset(seed=3)["state"][:2], first)
 
 
+def test_franka_kitchen_loads_with_its_nested_goals() -> None:
+    env = EnvPool(Config("FrankaKitchen-v1", 2, threads=1))
+    goals = {"bottom burner", "hinge cabinet", "kettle", "light switch", "microwave"}
+    assert {f"desired_goal/{goal}" for goal in goals} <= env.spec.obs.keys()
+    obs = env.reset(seed=0)
+    step = env.step(torch.zeros(2, *env.spec.act.shape))
+    assert {k: v.shape[1:] for k, v in obs.items()} == {k: v.shape for k, v in env.spec.obs.items()}
+    assert not step.ended.any()
+
+
 def test_some_rows_reset_alone() -> None:
     env = EnvPool(Config("Hopper-v5", 3))
     env.reset(seed=0)

@@ -4,11 +4,13 @@ asked for."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from embodied.core.build import ConfigError
 from embodied.teachers.tasks.goalgan import critic_loss
 from embodied.teachers.tasks.real_nvp import Flow, normal
 from embodied.teachers.torch_teacher import mlp, tensor
@@ -149,6 +151,17 @@ def test_the_setter_makes_goals_as_feasible_as_asked_for() -> None:
             goals = teacher.setter(teacher.normal(400, 2), torch.full((400,), wanted))[0]
         assert 1 - goals[:, 0].mean().item() == pytest.approx(wanted, abs=0.15)
     assert goals[:, 1].std() > 0.15  # y is free, and is used
+
+
+def test_only_episodes_above_the_threshold_count_as_success() -> None:
+    """Returns of 0.01, 0.4, 0.6 and 1 with solved=0.6: two successes, for judge and setter."""
+    teacher = made(SETTER, every=100, signal="return", solved=0.6)
+    _, tickets = teacher.sample(4)
+    outcome = ended(0.0, 0.0, 0.0, 0.0)
+    teacher.update(tickets, replace(outcome, ret=torch.tensor([0.01, 0.4, 0.6, 1.0])))
+    assert [row[-1] for row in teacher.rows] == [0.0, 0.0, 1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"teacher\.solved=0 should be above 0"):
+        made(SETTER, solved=0.0)
 
 
 def test_an_update_of_the_setter_makes_new_goals() -> None:

@@ -64,6 +64,10 @@ def paths(sizes: list[int], returns: list[float], togo: list[float] | None = Non
     )
 
 
+def placed(env: Any, rows: torch.Tensor, saved: Trajectories, index: torch.Tensor) -> Tensors:
+    return restored(env.get_state(), rows, saved.states, index, env.state_roles)
+
+
 @pytest.mark.parametrize("world", ["hopper", "reach"])
 def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
     """From each saved state the player earns to the bit what it earned from there."""
@@ -77,7 +81,7 @@ def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
         env.reset(7)
         row = int(saved.episode[number]) % 2  # networks round by place in the batch
         rows = torch.tensor([row])
-        obs = env.set_state(restored(env.get_state(), rows, saved.states, torch.tensor([number])))
+        obs = env.set_state(placed(env, rows, saved, torch.tensor([number])))
         earned, discounted, steps, over = 0.0, 0.0, 0, False
         with torch.no_grad():
             while not over:
@@ -99,7 +103,7 @@ def test_a_row_that_takes_a_state_keeps_its_own_chance_and_begins_its_clock() ->
     for _ in range(4):
         env.step(torch.zeros(2, 4))
     before = env.get_state()
-    after = restored(before, torch.tensor([1]), saved.states, torch.tensor([1]))
+    after = restored(before, torch.tensor([1]), saved.states, torch.tensor([1]), env.state_roles)
     assert torch.equal(after["generator"], before["generator"])
     assert after["count"].tolist() == [4, 0]
     assert torch.equal(after["physics"][1], saved.states["physics"][1])
@@ -254,7 +258,7 @@ class Closed(Wrapper):
 @pytest.mark.parametrize("target", [SNAPSHOT, REVERSE])
 def test_what_cannot_be(target: str) -> None:
     env = reach()
-    with pytest.raises(ConfigError, match="cannot load saved states"):
+    with pytest.raises(ConfigError, match="cannot begin in saved states"):
         made(target, Closed(env))
     with pytest.raises(ConfigError, match=r"teacher\.run=RUN"):
         made(target, env, player=None)

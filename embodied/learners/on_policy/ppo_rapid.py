@@ -26,7 +26,7 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.spec import Spec
+from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, nest, take, under
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo
@@ -34,7 +34,6 @@ from embodied.learners.on_policy.ppo_demos import fit_step, remaining
 from embodied.moved import attributes
 from embodied.nn.optim import Adam, Optimizer
 
-UNSEEN = ("critic/", "privileged/")  # observations that the policy does not have
 DIGEST = 16  # bytes of an observation's hash
 
 
@@ -92,7 +91,7 @@ class PpoRapid(Ppo):
 
     def _ended(self, batch: Tensors) -> list[Episode]:
         """The episodes that ended in a batch [T, B], in the order of the parallel envs."""
-        obs = {k: v for k, v in under(batch, "obs").items() if not k.startswith(UNSEEN)}
+        obs = {k: v for k, v in under(batch, "obs").items() if not hidden(k)}
         rows = tt.each({**nest(obs, "obs"), "action": batch["action"]}, Tensor.cpu)
         if self.played is not None and rows["action"].ndim > 2:
             rows["action"] = rows["action"][..., : self.played]

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core.build import ConfigError, nearest
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, under
 from embodied.nn.running_stats import RunningMeanStd
-from policies.networks.encoders import OneHot, hidden
+from policies.networks.encoders import OneHot
 
 BLOCKS = 16  # side of a pooled image, pixels
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import Step, VecEnv
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
@@ -27,7 +27,7 @@ class VisitCountWrapper(Wrapper):
 
     def __init__(self, env: VecEnv, leaf: str | None = None) -> None:
         super().__init__(env, env.spec.with_obs(**{VISITS: Leaf((), "int64", 1, 2**31 - 1)}))
-        seen = [k for k in sorted(env.spec.obs) if not k.startswith(("critic/", "privileged/"))]
+        seen = [k for k in sorted(env.spec.obs) if not hidden(k)]
         if leaf is not None and leaf not in env.spec.obs:
             raise ConfigError(f"no observation {leaf}{nearest(leaf, env.spec.obs)}")
         self.leaves = seen if leaf is None else [leaf]

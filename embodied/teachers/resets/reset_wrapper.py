@@ -125,7 +125,9 @@ class ResetStateWrapper(Wrapper):
             return obs
         state = self.env.get_state()
         saved = self.resets.paths.states
-        return self.env.set_state(restored(state, at[placed], saved, index[placed].cpu()))
+        return self.env.set_state(
+            restored(state, at[placed], saved, index[placed].cpu(), self.env.state_roles)
+        )
 
 
 __getattr__ = attributes(__name__)

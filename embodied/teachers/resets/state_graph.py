@@ -21,7 +21,7 @@ from embodied.core import tensors as tt
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors, under
 from embodied.moved import attributes
-from embodied.teachers.resets.state_library import Trajectories, restored
+from embodied.teachers.resets.state_library import Trajectories, restored, with_obs
 from embodied.teachers.task_space import Floats
 
 Indices = NDArray[np.intp]
@@ -36,7 +36,9 @@ def standardised(states: Tensors, like: Tensors) -> Floats:
 
 def _flat(states: Tensors) -> Floats:
     leaves = sorted(under(states, "obs").items())
-    return np.concatenate([leaf.double().flatten(1).cpu().numpy() for _, leaf in leaves], 1)
+    return np.concatenate(
+        [leaf.double().reshape(len(leaf), -1).cpu().numpy() for _, leaf in leaves], 1
+    )
 
 
 def similarity(a: Floats, b: Floats, weight: float) -> Floats:
@@ -77,12 +79,13 @@ def nearby_states(
     for at in range(0, len(paths), env.num_envs):
         index = torch.arange(at, min(at + env.num_envs, len(paths)))
         rows = torch.arange(len(index))
-        env.set_state(restored(env.get_state(), rows, paths.states, index))
+        obs = env.set_state(restored(env.get_state(), rows, paths.states, index, env.state_roles))
         alive = torch.ones(env.num_envs, dtype=torch.bool)
         for _ in range(steps):
-            alive &= ~env.step(_random(env, random)).ended.cpu()
+            step = env.step(_random(env, random))
+            alive, obs = alive & ~step.ended.cpu(), step.obs
         kept = rows[alive[rows]]
-        state = tt.to(env.get_state(), "cpu")
+        state = tt.to(with_obs(env.get_state(), obs), "cpu")
         parts.append(tt.take(state, kept))
         origins += index[kept].tolist()
     states = tt.cat(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,23 +11,18 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
-from embodied.core.env import NotSavable, VecEnv, require_finite
+from embodied.core.env import NotSavable, StateRoles, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
-
-OWN = ("generator", "stream")
-"""State leaves that an env keeps when it loads a saved state: its random generator."""
-CLOCKS = ("count", "elapsed", "age")
-"""State leaves that are set to 0 when an env loads a saved state."""
 
 
 @dataclass(frozen=True)
 class Trajectories:
     """M saved states of E episodes, in the order of (episode, time).
 
-    `states`: from `get_state` [M, ...]; `episode` [M] (int64); `time` [M]: steps since the start of
+    `states`: from `get_state` [M, ...], and the observations `obs/*` even if that has none; `episode` [M] (int64); `time` [M]: steps since the start of
     the episode; `left` [M]: steps to its end; `togo`, `after` [M]: discounted and undiscounted
     return to go (float64). Per episode: `returns`, `lengths`, `won` [E] (NaN: success unknown).
     """
@@ -68,13 +64,14 @@ def record_trajectories(
         obs = env.reset(seed)
         try:
             env.set_state(env.get_state())
+            _ = env.state_roles
         except NotSavable as error:
-            raise ConfigError(f"this environment cannot load saved states: {error}") from error
+            raise ConfigError(f"this environment cannot begin in saved states: {error}") from error
         recorder = _Recorder(env.num_envs, episodes, every, gamma)
         actor = Actor(player, env.num_envs)
         first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         while not recorder.full:
-            recorder.save(env)
+            recorder.save(env, obs)
             step = env.step(actor(obs, first))
             require_finite(step.reward, step.next_obs, type(env).__name__)
             recorder.add(step.reward, step.log.get("success"), step.ended)
@@ -98,12 +95,12 @@ class _Recorder:
     def full(self) -> bool:
         return min(self.turn) >= self.quota
 
-    def save(self, env: VecEnv) -> None:
+    def save(self, env: VecEnv, obs: Tensors) -> None:
         """Save the state of each env whose step number is a multiple of `every`."""
         due = [row for row in range(self.rows) if len(self.rewards[row]) % self.every == 0]
         if not due:
             return
-        state = env.get_state()
+        state = with_obs(env.get_state(), obs)
         for row in due:
             part = {key: value[row].cpu().clone() for key, value in state.items()}
             self.kept[row].append((len(self.rewards[row]), part))
@@ -154,19 +151,55 @@ def _ahead(rewards: list[float], gamma: float) -> list[float]:
     return sums[:-1]
 
 
-def restored(state: Tensors, rows: Tensor, saved: Tensors, index: Tensor) -> Tensors:
+def with_obs(state: Tensors, obs: Tensors) -> Tensors:
+    """A state and the observations in it; not every environment saves them."""
+    return {**{f"obs/{name}": value for name, value in obs.items()}, **state}
+
+
+def restored(
+    state: Tensors, rows: Tensor, saved: Tensors, index: Tensor, roles: StateRoles
+) -> Tensors:
     """`state` [B, ...] with the envs `rows` [n] in the states `index` [n] of `saved` [M, ...].
 
-    Their random generators are kept; their clocks are set to 0.
+    Their random generators are kept; their clocks are set to 0, and the times on them moved.
     """
     new = tt.each(state, torch.clone)
-    for key, value in new.items():
-        kind = key.rsplit("/", 1)[-1]
-        if kind in CLOCKS:
-            value[rows] = 0
-        elif kind not in OWN:
-            value[rows] = saved[key][index].to(value)
+    taken = {key: saved[key][index].to(value) for key, value in new.items()}
+    since = _elapsed(taken, roles)
+    for key, columns in roles.times.items():
+        _change(taken, key, columns, lambda flat: flat - since.to(flat)[:, None])
+    for key, columns in roles.clocks.items():
+        _change(taken, key, columns, torch.zeros_like)
+    for key, columns in roles.generators.items():
+        own = _rows(state[key][rows])
+        kept = own if columns is None else own[:, list(columns)]
+        _change(taken, key, columns, lambda _, kept=kept: kept)
+    for key, value in taken.items():
+        new[key][rows] = value
     return new
+
+
+def _elapsed(taken: Tensors, roles: StateRoles) -> Tensor:
+    """[n]: the first clock of the saved states."""
+    key, columns = next(iter(roles.clocks.items()), ("", None))
+    if not key:
+        return torch.zeros(())
+    return _rows(taken[key])[:, 0 if columns is None else columns[0]].clone()
+
+
+def _change(
+    taken: Tensors, key: str, columns: Sequence[int] | None, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Replace columns of a leaf (None: all) by what `change` makes of them."""
+    flat = _rows(taken[key]).clone()
+    at = list(range(flat.shape[1]) if columns is None else columns)
+    flat[:, at] = change(flat[:, at])
+    taken[key] = flat.view_as(taken[key])
+
+
+def _rows(leaf: Tensor) -> Tensor:
+    """[n, k], also of a leaf [n]."""
+    return leaf.reshape(leaf.shape[0], -1)
 
 
 __getattr__ = attributes(__name__)

@@ -29,13 +29,14 @@ PLAN = 64  # goals that are generated at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """Every `every` episodes, both networks take `steps` gradient steps on batches of `batch` from
+    """An episode with a score of `solved` or more is a success. Every `every` episodes, both networks take `steps` gradient steps on batches of `batch` from
     the newest `memory` episodes. Feasibilities are uniform from `rarest` to 1 - `rarest`. A share
     `random` of the goals is uniform over the box (all of them before the first update). `noise`: e,
     the noise on goals of successful episodes. `validity`, `feasibility`, `coverage`: weights of the
     losses. `old_latents`: the setter's losses use the latents of observed goals instead of new
     ones, as in a published re-implementation (which also took 1 step)."""
 
+    solved: float = 0.5
     every: int = 100
     steps: int = 50
     batch: int = 64
@@ -63,6 +64,8 @@ class SetterSolver(TorchTeacher):
         super().__init__(config, spec, seed)
         if not 0 < config.rarest < 0.5:
             raise ConfigError(f"teacher.rarest={config.rarest:g} should be above 0, below 0.5")
+        if not 0 < config.solved <= 1:
+            raise ConfigError(f"teacher.solved={config.solved:g} should be above 0, at most 1")
         self.settings, d = config, len(self.space)
         self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
@@ -72,7 +75,7 @@ class SetterSolver(TorchTeacher):
             for name, net in self.modules.items()
         }
         self.plan: list[list[float]] = []
-        self.rows: list[list[float]] = []  # points, requested feasibility, score
+        self.rows: list[list[float]] = []  # points, requested feasibility, 1 for a success
         self.fresh, self.trained = 0, 0
         self.losses: dict[str, float] = {}
 
@@ -100,7 +103,8 @@ class SetterSolver(TorchTeacher):
         return rarest + (1 - 2 * rarest) * self.uniform(n)
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        self.rows += np.column_stack([points, memos, scores]).tolist()
+        won = scores >= self.settings.solved
+        self.rows += np.column_stack([points, memos, won]).tolist()
         del self.rows[: -self.settings.memory]
         self.fresh += len(scores)
         if self.fresh >= self.settings.every:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from embodied.core import tensors as tt
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked
-from embodied.core.spec import Leaf
+from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.images import Picture, picture_of
 from embodied.viewer.session.episode import Moment
@@ -30,9 +30,8 @@ LEAST = 1e-6
 
 def pictures_of(policy: Policy) -> list[str]:
     """The image observations that `policy` uses."""
-    hidden = ("critic/", "privileged/")
     leaves = policy.spec.obs.items()
-    return [name for name, leaf in leaves if leaf.is_image and not name.startswith(hidden)]
+    return [name for name, leaf in leaves if leaf.is_image and not hidden(name)]
 
 
 @torch.no_grad()

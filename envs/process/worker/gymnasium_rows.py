@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from .names import flat_name
+
 SUCCESS = ("success", "is_success")
 
 
@@ -80,7 +82,7 @@ def _parts(space: Any, path: tuple[str, ...]) -> dict[str, tuple[Any, tuple[str,
         return parts
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(f"observations of type {type(space).__name__} are not supported")
-    return {"/".join(path) or "state": (space, path)}
+    return {flat_name(path, "state"): (space, path)}
 
 
 def _leaf(space: Any) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""In every environment, observations that only critics may use do not reach the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium import spaces
+
+from embodied.core import tensors as tt
+from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.core.spec import hidden
+from envs.adapters.gymnasium_env import GymView
+from envs.adapters.lerobot_env import LeRobotEnv
+from envs.gym import Config, Gym
+from envs.process.env import checked_spec
+from envs.process.worker import gymnasium_rows
+from tests.contract.test_env import FILES, GIVEN
+
+MARKS = ("privileged", "critic")
+
+
+@pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
+def env(request: pytest.FixtureRequest) -> Iterator[VecEnv]:
+    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
+    made = build({**node, "num_envs": 2}, VecEnv)
+    yield made
+    made.close()
+
+
+def require_hidden(env: VecEnv) -> None:
+    marked = [name for name in env.spec.obs if any(mark in name.lower() for mark in MARKS)]
+    shown = [name for name in marked if not hidden(name)]
+    assert not shown, f"{shown} would reach the policy"
+    assert len(marked) < len(env.spec.obs), "nothing is left for the policy"
+    discrete = env.spec.act.dtype == "int64"
+    kind = "categorical.Categorical" if discrete else "gaussian.Gaussian"
+    torch.manual_seed(0)
+    policy = build({"_target_": f"policies.{kind}", "hidden": [8]}, Policy, spec=env.spec).eval()
+    obs = env.reset(1)
+    other = {k: torch.ones_like(v) if hidden(k) else v for k, v in obs.items()}
+    without = {k: v for k, v in obs.items() if not hidden(k)}
+    noise, carry = policy.sample_noise(2), policy.initial(2)
+    with torch.no_grad():
+        actions = [policy.act(tt.each(o, torch.clone), carry, noise)[0] for o in (obs, other)]
+        actions.append(policy.act(without, carry, noise)[0])
+    assert torch.equal(actions[0], actions[1]) and torch.equal(actions[0], actions[2])
+
+
+def test_no_privileged_observation_reaches_the_policy(env: VecEnv) -> None:
+    require_hidden(env)
+
+
+class Asymmetric(gymnasium.Env):
+    """A Gymnasium environment with observations for critics, as simulators name them."""
+
+    def __init__(self) -> None:
+        box = spaces.Box(-1, 1, (2,), np.float32)
+        names = ("state", "privileged_state", "critic", "privileged")
+        nested = spaces.Dict({"speed": box})
+        self.observation_space = spaces.Dict({name: box for name in names} | {"privileged": nested})
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+gymnasium.register("embodied/Asymmetric-v0", Asymmetric, max_episode_steps=5)
+HIDDEN = {"privileged/state", "critic/state", "privileged/speed"}
+
+
+def test_gymnasium() -> None:
+    env = Gym(Config("embodied/Asymmetric-v0", 2))
+    assert {name for name in env.spec.obs if hidden(name)} == HIDDEN
+    require_hidden(env)
+
+
+def test_another_process() -> None:
+    """The names are made in the worker, whose Python has none of ours."""
+    settings = {"id": "embodied/Asymmetric-v0", "kwargs": {}, "horizon": None, "module": ""}
+    rows = gymnasium_rows.Rows(settings, 1)
+    spec = checked_spec(rows.spec, 1, "")
+    assert {name for name in spec.obs if hidden(name)} == HIDDEN
+
+
+def test_envpool_playground() -> None:
+    pytest.importorskip("envpool")
+    from envs import envpool
+
+    env = envpool.EnvPool(envpool.Config("G1JoystickFlatTerrain-v1", 2, threads=1))
+    shapes = {name: leaf.shape for name, leaf in env.spec.obs.items()}
+    assert shapes == {"state": (103,), "privileged/state": (216,)}
+    require_hidden(env)
+
+
+def test_views_for_other_libraries() -> None:
+    """Their policies have no rule for our names: they are given what a policy may see."""
+    view = GymView(Gym(Config("embodied/Asymmetric-v0", 1)))
+    assert isinstance(view.observation_space, spaces.Box), "one leaf is left: it stands for itself"
+    assert view.observation_space.shape == (2,)
+    obs, _ = view.reset(seed=0)
+    assert view.observation_space.contains(obs)
+    both = GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=True)
+    assert set(both.observation_space.spaces) == {"state", *HIDDEN}
+    lerobot = LeRobotEnv(Gym(Config("embodied/Asymmetric-v0", 1)), "none", 5)
+    assert [lerobot.own, lerobot.others] == [["state"], ["state"]]
