@@ -29,7 +29,8 @@ PLAN = 64  # goals that are generated at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """An episode with a score of `solved` or more is a success. Every `every` episodes, both networks take `steps` gradient steps on batches of `batch` from
+    """An episode with a score of `solved` or more is a success. Every `every` episodes, both
+    networks take `steps` gradient steps on batches of `batch` from
     the newest `memory` episodes. Feasibilities are uniform from `rarest` to 1 - `rarest`. A share
     `random` of the goals is uniform over the box (all of them before the first update). `noise`: e,
     the noise on goals of successful episodes. `validity`, `feasibility`, `coverage`: weights of the
