@@ -22,9 +22,10 @@ from embodied.moved import attributes
 class Trajectories:
     """M saved states of E episodes, in the order of (episode, time).
 
-    `states`: from `get_state` [M, ...], and the observations `obs/*` even if that has none; `episode` [M] (int64); `time` [M]: steps since the start of
-    the episode; `left` [M]: steps to its end; `togo`, `after` [M]: discounted and undiscounted
-    return to go (float64). Per episode: `returns`, `lengths`, `won` [E] (NaN: success unknown).
+    `states`: from `get_state` [M, ...], and the observations `obs/*` even if that has none;
+    `episode` [M] (int64); `time` [M]: steps since the start of the episode; `left` [M]: steps to
+    its end; `togo`, `after` [M]: discounted and undiscounted return to go (float64). Per episode:
+    `returns`, `lengths`, `won` [E] (NaN: success unknown).
     """
 
     states: Tensors
