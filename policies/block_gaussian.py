@@ -33,7 +33,7 @@ class Config:
     chunk: int = 1
     width: int = 128
     depth: int = 2
-    expansion: int = 4
+    expansion: int = 4  # a block widens by this factor
     hold: int = 16
     log_std: tuple[float, float] = (-5.0, 2.0)
     imitate: Literal["mse", "nll"] = "mse"

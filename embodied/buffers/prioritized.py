@@ -30,7 +30,7 @@ class Config:
     alpha: float = 0.6
     beta: float = 0.4
     anneal: int = 100_000
-    epsilon: float = 1e-3
+    epsilon: float = 1e-3  # added to every TD error
 
 
 class SumTree:

@@ -37,9 +37,9 @@ class Config:
     cache: str | None = None
     recorded: bool = False
     structured: bool = True
-    max_tokens: int = 1024
+    max_tokens: int = 1024  # most tokens of an answer
     extra: dict[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # time limits, retries and budgets
 
 
 @dataclass

@@ -41,7 +41,7 @@ class Config:
     guidance weight, limited to the number of sampler steps, above which it would overshoot.
     `chunk`: overrides the base's (None: as in its node)."""
 
-    base: Node
+    base: Node  # the wrapped policy
     delay: int = 1
     mode: Literal["guided", "hard", "naive", "wait"] = "guided"
     beta: float = 5.0

@@ -48,8 +48,8 @@ class Config:
     tau: float = 0.005
     subset: int = 2
     base_tau: float = 0.001
-    base_lr: float = 3e-4
-    edit_lr: float = 3e-4
+    base_lr: float = 3e-4  # learning rate of the base policy
+    edit_lr: float = 3e-4  # learning rate of the edit policy
     critic_lr: float = 3e-4
     temperature_lr: float = 3e-4
     initial_temperature: float = 0.01

@@ -90,9 +90,9 @@ class Config:
     held_stiffness: tuple[float, ...] = ()
     reflex_start: int = 500
     risk_gamma: float = 0.5
-    risk_tau: float = 0.005
-    risk_lr: float = 3e-4
-    recovery_lr: float = 3e-4
+    risk_tau: float = 0.005  # step of the safety critic's target network
+    risk_lr: float = 3e-4  # learning rate of the safety critic
+    recovery_lr: float = 3e-4  # learning rate of the recovery policy
     violation_fraction: float = 0.1
     violation_buffer: int = 2048
     calibrated: bool = False

@@ -74,7 +74,7 @@ class Config:
     twin: bool = True
     adjust: bool = True
     bound: float = 10.0
-    scale_tau: float = 0.005
+    scale_tau: float = 0.005  # step of the running means of sigma, for `adjust`
     compile: bool = False
     cuda_graph: bool = False
 

@@ -38,7 +38,7 @@ class Config:
     shots: int = 3
     feedback: str | None = None
     temperature: float = 0.0
-    later_temperature: float = 0.7
+    later_temperature: float = 0.7  # temperature after the first round
 
 
 class Text2Reward(Designer):

@@ -67,22 +67,22 @@ class Config:
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = 5
     failures: str | tuple[str, ...] | None = None
-    failure_episodes: int | None = 10
+    failure_episodes: int | None = 10  # of each of `failures` (null: all)
     views: tuple[str, ...] = ("state",)
-    shaping: Literal["potential", "gain"] = "potential"
+    shaping: Literal["potential", "gain"] = "potential"  # potential-based, or the gain in progress
     scale: float = 1.0
     tolerance: float | None = 0.5
     between: int = 1
     hidden: tuple[int, ...] = (64, 64)
-    channels: tuple[int, ...] = (16, 32, 32, 32)
+    channels: tuple[int, ...] = (16, 32, 32, 32)  # of the image encoder
     updates: int = 1000
     batch_size: int = 256
     lr: float = 1e-3
-    zero: float = 0.05
-    cross: float = 0.5
-    swap: float = 0.75
+    zero: float = 0.05  # fraction of pairs with progress 0
+    cross: float = 0.5  # fraction of pairs of two episodes
+    swap: float = 0.75  # fraction of start and goal from another episode
     noise: float = 0.1
-    shift: int = 2
+    shift: int = 2  # pixels by which images are shifted
 
 
 class StepwiseProgress(nn.Module, Reward):

@@ -56,7 +56,7 @@ class Config:
     returns); `visits`: the observation whose visits are counted (null: all of the policy's).
     """
 
-    terms: dict[str, Term]
+    terms: dict[str, Term]  # terms of the sum, by name
     env_weight: float = 1.0
     report: int = 50
     suspect: int = 3

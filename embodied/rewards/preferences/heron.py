@@ -43,7 +43,7 @@ class Config:
     """
 
     factors: tuple[Node, ...]
-    leaves: tuple[str, ...] | None = None
+    leaves: tuple[str, ...] | None = None  # observations that are scored (null: all)
     hidden: tuple[int, ...] = (256, 256)
     lr: float = 1e-3
     rows: int = 256

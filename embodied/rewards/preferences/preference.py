@@ -72,9 +72,9 @@ class Config:
     choose: Literal["uniform", "disagreement"] = "uniform"
     tied: Literal["half", "dropped"] = "half"
     ties: float = 0.6
-    zero: Literal["mean", "highest"] = "mean"
+    zero: Literal["mean", "highest"] = "mean"  # score with reward 0
     memory: int = 100_000
-    fit: FitConfig = field(default_factory=FitConfig)
+    fit: FitConfig = field(default_factory=FitConfig)  # training of the ensemble
 
 
 class Preference(Reward):

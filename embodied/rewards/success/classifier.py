@@ -50,7 +50,7 @@ class Config:
 
     data: str | tuple[str, ...] | None = None
     trained: str | None = None
-    training: Training = field(default_factory=Training)
+    training: Training = field(default_factory=Training)  # training of the classifier
     refit_every: int = 1000
     refit_updates: int = 100
     recent_size: int = 4096

@@ -38,7 +38,7 @@ class Config(level_teacher.Config):
     `first`: kind of new levels, random or plain (simplest). `edits` (ACCEL): a copy of each
     replayed level with so many edits is played next (0: none)."""
 
-    robust: bool = False
+    robust: bool = False  # the student learns from replayed levels only
     score: Literal["gain", "error", "maxmc"] = "gain"
     replay: float = 0.5
     size: int = 256

@@ -57,8 +57,8 @@ class Config(alpgmm.Config):
     name: str = ""
     join: bool = False
     stepping: Literal["return", "time", "pool", "none"] = "return"
-    choice: Literal["knowledge", "random"] = "knowledge"
-    neighbours: int = 5
+    choice: Literal["knowledge", "random"] = "knowledge"  # which of the nearest past students
+    neighbours: int = 5  # nearest past students to choose from
     epoch: int = 1_000
     pretest: int = 1
     probes: int = 64

@@ -29,7 +29,7 @@ class Config(teacher.Config):
     easy: Mapping[str, float] = field(default_factory=dict)
     boundary: float = 0.5
     delta: float = 0.05
-    queue: int = 10
+    queue: int = 10  # episodes at a bound between its moves
     low: float = 0.1
     high: float = 0.75
     skip_reached: bool = False

@@ -57,8 +57,8 @@ class Config(teacher.Config):
     easy: Mapping[str, float] = field(default_factory=dict)
     spread: float = 0.1
     full_range: bool = False
-    generator_width: int = 256
-    discriminator_width: int = 128
+    generator_width: int = 256  # units of a hidden layer
+    discriminator_width: int = 128  # units of a hidden layer
 
 
 class GoalGan(TorchTeacher):

@@ -63,8 +63,8 @@ class Config(teacher.Config):
     spread: float = 0.25
     floor: float = 0.0
     apart: float = 0.0
-    damping: float = 1e-2
-    tries: int = 10
+    damping: float = 1e-2  # added to the Fisher matrix's diagonal
+    tries: int = 10  # halved steps of a line search
     clipped: bool = False
 
 

@@ -50,10 +50,10 @@ class Config(teacher.Config):
     feasibility: float = 1.0
     coverage: float = 1.0
     old_latents: bool = False
-    judge: tuple[int, ...] = (64, 64, 64)
+    judge: tuple[int, ...] = (64, 64, 64)  # units of each hidden layer of the judge
     width: int = 128
     layers: int = 3
-    blocks: int = 3
+    blocks: int = 3  # coupling layers of the setter
 
 
 class SetterSolver(TorchTeacher):
