@@ -123,11 +123,23 @@ def test_the_header_says_what_is_rewarded_and_taught() -> None:
 
 
 MISTAKES = [
-    "experiment=pendulum_sc",
-    "experiment=pendulum_sac stepps=3",
-    "experiment=pendulum_sac learner.gama=1",
-    "experiment=pendulum_sac policy.hidden=256",
-    "experiment=pendulum_sac steps=many",
+    "trian experiment=pendulum_sac",
+    "train pendulum_sac",
+    "train experiment=pendulum_sc",
+    "train experiment=pendulum_sac stepps=3",
+    "train experiment=pendulum_sac learner.gama=1",
+    "train experiment=pendulum_sac policy.hidden=256",
+    "train experiment=pendulum_sac steps=many",
+    "train experiment=pendulum_sac seed=0,1",
+    "train --seed 3",
+    "eval no_run",
+    "view no_run",
+    "view --compare no_run",
+    "deploy robot=frnka demonstrator=reach",
+    "deploy robot=franka_sim policy=no_run demonstrator=reach",
+    "demos collect env=fr3_lfit out=x",
+    "show learner=sca",
+    "list learnerz",
 ]
 
 
@@ -136,7 +148,7 @@ def test_a_mistake_imports_no_torch(line: str) -> None:
     """Importing it takes longer than everything else."""
     code = (
         "import sys\nfrom embodied.cli import main\n"
-        f"try: main('train {line}'.split())\n"
+        f"try: main('{line}'.split())\n"
         "except SystemExit as stop: assert stop.code == 2\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -6,7 +6,8 @@ The first line of a module's docstring is its help text. `args.words`: `key=valu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from embodied.core.build import ConfigError, Node
 
@@ -28,6 +29,13 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     own = [word for word in words if word.startswith(f"{key}=")]
     rest = [word for word in words if word not in own]
     return (own[-1].partition("=")[2] if own else None), rest
+
+
+def require_folders(runs: Iterable[str]) -> None:
+    """ConfigError for a run that is no folder, before anything that takes time is imported."""
+    for run in runs:
+        if not Path(run).is_dir():
+            raise ConfigError(f"{run} is not a folder; give a run folder (it contains run.yaml)")
 
 
 def require_at_least(node: Node, least: Mapping[str, float]) -> None:

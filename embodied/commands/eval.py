@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_at_least
+from embodied.commands import add_overrides, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved, require_inside
 
@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> None:
     words = [word for word in args.words if word not in runs]
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
+    from policies.remote.address import is_address
+
+    require_folders(run for run in runs if not is_address(run))
     rows = [_evaluated(path, words, args.config_dir) for path in runs]
     print_table(rows)
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, take
+from embodied.commands import add_overrides, require_folders, take
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_saved
 
@@ -41,9 +41,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.viewer import serve
-    from embodied.viewer.launch import HOST
-
     own, given = _own(args.words)
     if ROBOT in given:
         return _monitor(own, [word for word in given if word != ROBOT], args.port)
@@ -55,6 +52,10 @@ def run(args: argparse.Namespace) -> None:
     words = [word for word in given if word not in runs]
     if len(runs) > 1 or not given:
         raise ConfigError("nothing to view; type: embodied view RUN, or embodied view env=NAME")
+    require_folders(runs)
+    from embodied.viewer import serve
+    from embodied.viewer.launch import HOST
+
     path = Path(runs[0]) if runs else None
     env = _env(path, words, args.config_dir) if words else None
     seed = _number(own, "episode" if own["episode"] is not None else "seed", 0)
@@ -112,11 +113,9 @@ def _export(
 
 
 def _compare(folders: list[Path], file: Path) -> None:
+    require_folders(map(str, folders))
     from embodied.viewer.export.compare_runs import compare
 
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder; type: embodied view --compare RUN RUN")
     print(f"{compare(folders, file)}  {file.stat().st_size / 1e6:.1f} MB", flush=True)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from embodied.core.build import ConfigError, Node, allow, build, plain
-from embodied.core.policy import Policy
 from embodied.core.saved_node import require_inside
-from embodied.core.spec import Spec
-from embodied.datasets.mapping import Mapping
+
+if TYPE_CHECKING:  # torch is imported when a policy is built, not when a word is read
+    from embodied.core.policy import Policy
+    from embodied.core.spec import Spec
 
 TARGET = "policies.remote.policy.RemotePolicy"
 PACKAGE = "policies.remote"
@@ -39,6 +40,8 @@ def remote_policy(
 ) -> Policy:
     """The policy of a server; ConfigError unless the command line allows it (`allow_typed`).
     `settings` are those of `RemotePolicy` that differ from what is written."""
+    from embodied.core.policy import Policy
+
     require_inside({"_target_": TARGET}, word)
     node, own = remote_node(word)
     node = with_mapping({**node, **settings}, mapping_file)
@@ -49,6 +52,8 @@ def with_mapping(node: Node, file: str | None) -> Node:
     """The node of a served policy with the names and units of a mapping file (None: its own)."""
     if file is None:
         return node
+    from embodied.datasets.mapping import Mapping
+
     Mapping.load(file)  # refuses a file that is none, in one line
     return {**node, "mapping": yaml.safe_load(Path(file).read_text())}
 
@@ -70,6 +75,8 @@ def remote_node(word: str) -> tuple[dict[str, Any], Spec | None]:
 
 
 def _spec(node: Any, where: str) -> Spec:
+    from embodied.core.spec import Spec
+
     try:
         leaves = {name: {**LEAF, **leaf} for name, leaf in node["obs"].items()}
         act = {**LEAF, "low": -1.0, "high": 1.0, **node["act"]}

@@ -45,11 +45,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.deploy.site import site
-
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
     output = output_of(node["output"], args.words)
+    from embodied.deploy.site import site  # torch is imported only if nothing is wrong so far
+
     hear_interrupts()
     with site(node, policy, output) as here:
         if not show_checks(here):
