@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 Block = Callable[[], int]
+Clock = Callable[[], float]
+cpu_time = time.process_time  # of all threads; other processes hardly change it
 PACKAGES = ("torch", "numpy", "mujoco", "gymnasium", "envpool", "stable-baselines3", "diffusers")
 
 
@@ -78,12 +80,14 @@ def compare(
     name: str = "",
     unit: str = "steps",
     target: float | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Comparison:
     """Time `ours` and `theirs` alternately, `repeats` pairs after one warm-up of each.
 
     Each callable runs one block of work (aim at 0.1 to 1 s) and returns the number of items; a
     callable on a GPU must synchronise before it returns. The order within a pair alternates, so
-    that going first favours neither side. `target` is the ratio to reach.
+    that going first favours neither side. `target` is the ratio to reach. `clock` returns seconds;
+    on a busy machine `cpu_time`.
     """
     ours()
     theirs()
@@ -91,7 +95,7 @@ def compare(
     for pair in range(repeats):
         sides = [(ours, ours_rates), (theirs, theirs_rates)]
         for block, rates in sides if pair % 2 == 0 else sides[::-1]:
-            rates.append(rate(block))
+            rates.append(rate(block, clock))
     return Comparison(tuple(ours_rates), tuple(theirs_rates), name, unit, target)
 
 
@@ -103,11 +107,11 @@ def alone(
     return Comparison(tuple(rate(ours) for _ in range(repeats)), (), name, unit, target)
 
 
-def rate(block: Block) -> float:
+def rate(block: Block, clock: Clock = time.perf_counter) -> float:
     """Items per second of one run of `block`."""
-    start = time.perf_counter()
+    start = clock()
     items = block()
-    return items / (time.perf_counter() - start)
+    return items / (clock() - start)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:

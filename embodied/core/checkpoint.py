@@ -191,6 +191,12 @@ def load_spec(path: Path | str) -> Spec:
     return Spec.from_json(json.loads((find(path) / "spec.json").read_text()))
 
 
+def read_about(path: Path | str) -> dict[str, Any]:
+    """The facts of a checkpoint: format, versions, step, metrics, hashes, kernels."""
+    facts: dict[str, Any] = json.loads((find(path) / "about.json").read_text())
+    return facts
+
+
 def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Load `learner.pt` or `loop.pt` of a checkpoint, weights-only, with all tensors on `device`.
 

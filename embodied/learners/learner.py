@@ -59,6 +59,8 @@ class Learner(nn.Module):
     """With n_step > 1: transitions also have the columns of their first decision alone (see
     `embodied.buffers.n_step`)."""
     columns: tuple[str, ...] = ()
+    native: bool = False
+    """Use native code (embodied.nn.native) instead of PyTorch, if `native_obstacle` is None."""
     priority: Tensor | None = None
     estimates: Tensors | None = None
     node: dict[str, Any]
@@ -70,6 +72,11 @@ class Learner(nn.Module):
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not implement update")
+
+    def native_obstacle(self) -> str | None:
+        """Why the update has no native code that equals it; None if it has, "" if no such code is
+        written for this learner."""
+        return ""
 
     def fit(self, rows: Tensors) -> None:
         """Set the normalisers of the policy (and of the critics, if any) from data."""

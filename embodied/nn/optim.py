@@ -54,12 +54,7 @@ class Adam:
                 "Adam got a parameter without a gradient: pass only parameters that the loss uses"
             )
         distributed.average(grads)
-        if not self.state:
-            count = torch.zeros((), device=parameters[0].device)
-            for i, p in enumerate(parameters):
-                self.state[i] = dict(
-                    zip(STATE, (count, torch.zeros_like(p), torch.zeros_like(p)), strict=True)
-                )
+        self.prepare()
         steps, means, squares = ([s[name] for s in self.state.values()] for name in STATE)
         steps[0].add_(1)  # one count for all
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
@@ -79,6 +74,31 @@ class Adam:
         )
         for p in parameters:
             p.grad = None
+
+    def prepare(self) -> None:
+        """Make the moments, if this is the first step."""
+        if self.state:
+            return
+        parameters: list[Tensor] = self.param_groups[0]["params"]
+        count = torch.zeros((), device=parameters[0].device)
+        for i, p in enumerate(parameters):
+            moments = (torch.zeros_like(p, requires_grad=False) for _ in STATE[1:])
+            self.state[i] = dict(zip(STATE, (count, *moments), strict=True))
+
+    def moments(self) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Each parameter with its mean and mean square of gradients, after `prepare`."""
+        states = [self.state[i] for i in range(len(self.state))]
+        found = [(state["exp_avg"], state["exp_avg_sq"]) for state in states]
+        return list(zip(self.param_groups[0]["params"], found, strict=True))
+
+    @property
+    def count(self) -> int:
+        """Steps made, after `prepare`."""
+        return int(self.state[0]["step"])
+
+    def advance(self, steps: int) -> None:
+        """Count `steps` that native code made on the parameters and moments."""
+        self.state[0]["step"].add_(steps)  # one count for all
 
     def state_dict(self) -> dict[str, Any]:
         """The state in the format of `torch.optim.Adam`: tensors by parameter index."""

@@ -23,6 +23,7 @@ from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.evaluation.task_grid import TaskGridEval, grid, held_out
 from embodied.learners.learner import Learner
+from embodied.nn.kernels import Kernels, choose
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import Offline, RunConfig
 from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
@@ -48,6 +49,7 @@ class RunComponents:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
+        self.kernels = choose(self.device, config.deterministic, saved_kernels(config))
         self.env = None if config.env is None else build(config.environment, VecEnv)
         if self.env is not None:
             require_start(self.env, config.seed)
@@ -62,6 +64,7 @@ class RunComponents:
             execute=config.execute,
             total_decisions=config.steps // (config.execute or self.policy.chunk),
         ).to(self.device)
+        self.learner.native = self.kernels.native
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
@@ -73,6 +76,14 @@ class RunComponents:
         self.loop: Loop = build_loop(config, *parts)
         self.best = BestPolicy()
         self._eval_env: VecEnv | None = None
+
+    def describe_kernels(self) -> str:
+        """One line: the matrix product, and whether the update is native code or why not."""
+        obstacle = self.learner.native_obstacle() if self.kernels.native else ""
+        if obstacle == "":
+            return self.kernels.note
+        how = "native code" if obstacle is None else f"PyTorch ({obstacle})"
+        return f"{self.kernels.note}; update: {how}"
 
     def _make_policy(self) -> tuple[Policy, Policy]:
         """The policy that acts, and the trainable part of it (the same without `finetune`)."""
@@ -174,7 +185,12 @@ class RunComponents:
             step,
             self._learner_state(),
             loop,
-            {"metrics": metrics, "parent": self._parent(), "demos": self.config.demos},
+            {
+                "metrics": metrics,
+                "parent": self._parent(),
+                "demos": self.config.demos,
+                "kernels": self.kernels.saved(),
+            },
             self.config.copy_base_mb,
         )
         for old in here.parent.glob("[0-9]*/loop.pt"):
@@ -226,6 +242,13 @@ class RunComponents:
                     f"{path} was trained on the {name} policy {file.path}, and "
                     f"init={self.config.init} holds another one: give init=RUN with that one"
                 )
+
+
+def saved_kernels(config: RunConfig) -> dict[str, Any] | None:
+    """The kernels of the checkpoint that `config` resumes; None for a new run."""
+    if config.resume is None:
+        return None
+    return checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
 
 
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:

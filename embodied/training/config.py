@@ -127,6 +127,9 @@ class RunConfig:
     a file that names what belongs together where the dataset or `init` is not of this environment
     (`embodied.datasets.mapping`).
 
+    `deterministic`: PyTorch's own kernels only, the same on every CPU; else the run chooses the
+    fastest that compute the same up to rounding (`embodied.nn.kernels`).
+
     `init`: a run, a checkpoint or a policy server (ws://HOST:PORT, docs/remote.md) to start from;
     with `finetune`, the frozen base policy; with a policy that wraps others, the one that it wraps.
     `copy_base_mb`: a frozen base whose file is smaller (MB) is copied into every checkpoint; a
@@ -163,6 +166,7 @@ class RunConfig:
     seed: int = 0
     device: str = "auto"
     threads: int = 1
+    deterministic: bool = False
     execute: int | None = None
     log_every: int | None = None
     save_every: int | None = 0

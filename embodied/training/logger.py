@@ -40,6 +40,7 @@ class Log:
         self._cut: int | None = None
         self._opened = False
         self._shown: _Bar | _Lines | None = None
+        self._console: Console | None = None
         self._wandb: Any = None
         self._wants_wandb = wandb
 
@@ -59,13 +60,18 @@ class Log:
         if self.silent:
             return
         if verbose:
-            console = Console(highlight=False)
+            self._console = console = Console(highlight=False)
             for name, value in facts.items():
-                console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
+                self.fact(name, value)
             kind = _Bar if console.is_terminal else _Lines
             self._shown = kind(console, steps, step)
         if self._wants_wandb:
             self._wandb = _start_wandb(self.folder, config)
+
+    def fact(self, name: str, value: str) -> None:
+        """Print one more fact, if `begin` printed some."""
+        if self._console is not None:
+            self._console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
 
     def write(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Append metrics of `step` (numbers, or 0-d tensors: only here are they waited for)."""

@@ -182,6 +182,8 @@ def build_on_policy(
     """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
     _give_demonstrations(learner, policy, episodes, config.execute)
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
+    if tasks.second_agent is not None:
+        tasks.second_agent.learner.native = learner.native
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
     collector = Collector(

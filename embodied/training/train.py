@@ -36,6 +36,16 @@ def train(node: dict[str, Any], log: Log) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.yaml").write_text(yaml.safe_dump(as_node(config), sort_keys=False))
         run_packages.remember(folder)
+    log.fact("kernels", components.describe_kernels())
+    with components.kernels.active():
+        _run(components, log, folder, first)
+    components.close()
+    distributed.stop()
+    return folder
+
+
+def _run(components: RunComponents, log: Log, folder: Path, first: bool) -> None:
+    config = components.config
     step = components.resume(config.resume) if config.resume else 0
     distributed.broadcast(components.learner)
     if distributed.world() > 1:
@@ -69,6 +79,3 @@ def train(node: dict[str, Any], log: Log) -> Path:
         if config.video and first:
             components.record_videos(folder / "videos")
             components.write_reward_components(folder)
-    components.close()
-    distributed.stop()
-    return folder

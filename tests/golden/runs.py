@@ -33,7 +33,10 @@ OLD = (
     "old_run_ppo_teacher",
     "old_run_sac",
 )
-SMALL = "size=debug device=cpu video=false save_every=0 eval.episodes=4 eval.num_envs=2"
+SMALL = (
+    "size=debug device=cpu deterministic=true video=false "
+    "save_every=0 eval.episodes=4 eval.num_envs=2"
+)
 Figures = dict[str, Any]
 
 

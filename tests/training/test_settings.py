@@ -75,6 +75,7 @@ ELSEWHERE = {
     "seed": "test_a_run_follows",
     "device": "test_parallel.py, a GPU",
     "threads": "test_a_run_follows",
+    "deterministic": "test_kernels.py",
     "resume": "test_train.py",
     "wandb": "test_logger.py",
     "finetune": "test_finetune_demos.py",

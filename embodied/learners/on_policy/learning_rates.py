@@ -29,6 +29,11 @@ class LearningRates(nn.Module):
         self.register_buffer("base_lrs", torch.tensor(base_lrs))
         self.register_buffer("lr_scale", torch.tensor(1.0))
 
+    @property
+    def scale(self) -> float:
+        """The common factor."""
+        return float(self.lr_scale)
+
     def schedule(self, progress: float) -> None:
         """Set the factor for `progress`, the completed share of the run."""
         left = 1 - min(progress, 1.0)

@@ -10,6 +10,7 @@ parallel environments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -26,6 +27,7 @@ from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.gradient_learner import GradientLearner
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
 from embodied.learners.on_policy.learning_rates import LearningRates, Schedule, clip_norm
+from embodied.learners.on_policy.native_ppo import NativePpo, obstacle
 from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPolicy
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.nn.optim import Adam
@@ -218,22 +220,38 @@ class Ppo(GradientLearner):
         count = distributed.all_min(len(table["old"]))  # the same for all processes
         if not count:
             return {}
-        seen: list[Tensors] = []
+        seen: list[Tensors] = []  # of each epoch: metrics [minibatches]
         device = table["old"].device
+        epoch = self._epochs(table)
         for _ in range(self.config.epochs):
             order = torch.randperm(count, device=device)
             if count < size:  # keep the shape
                 order = torch.cat([order, torch.randint(count, (size - count,), device=device)])
-            shuffled = take(table, order)
-            begun = len(seen)
-            places = range(0, len(order) - size + 1, size)
-            seen += [self.step(each(shuffled, partial(piece, at, size))) for at in places]
+            seen.append(epoch(order, size))
             if self.config.stop_kl:
-                kl = mean(seen[begun:], "kl")
+                kl = seen[-1]["kl"].mean()
                 distributed.average([kl])
                 if kl > self.config.stop_kl:
                     break
-        return {key: mean(seen, key) for key in seen[0]}
+        return {key: torch.cat([metrics[key] for metrics in seen]).mean() for key in seen[0]}
+
+    def _epochs(self, table: Tensors) -> Callable[[Tensor, int], Tensors]:
+        """A function that trains on the minibatches of one epoch, of an order and a size."""
+        if self.native and self.native_obstacle() is None:
+            return NativePpo(self, table).epoch
+        return partial(self._epoch, table)
+
+    def native_obstacle(self) -> str | None:
+        if type(self) is not Ppo:
+            return f"{type(self).__name__} has other losses"
+        return obstacle(self)
+
+    def _epoch(self, table: Tensors, order: Tensor, size: int) -> Tensors:
+        """The steps of one epoch; returns the metrics of each minibatch, [count]."""
+        shuffled = take(table, order)
+        places = range(0, len(order) - size + 1, size)
+        seen = [self.step(each(shuffled, partial(piece, at, size))) for at in places]
+        return {key: torch.stack([metrics[key] for metrics in seen]) for key in seen[0]}
 
     def _step(self, rows: Tensors) -> dict[str, Tensor]:
         loss, metrics = self._loss_fn(rows)
@@ -335,7 +353,3 @@ class Ppo(GradientLearner):
 
 def piece(at: int, size: int, leaf: Tensor) -> Tensor:
     return leaf[at : at + size]
-
-
-def mean(seen: list[Tensors], key: str) -> Tensor:
-    return torch.stack([metrics[key] for metrics in seen]).mean()

@@ -1,0 +1,181 @@
+"""PPO's epochs in native code (ppo.cpp): small MLPs spend most of an update between the operations.
+
+The reference is `Ppo._step`; parameters agree to 1e-5 after 300 updates
+(tests/learners/test_native_ppo.py). What it does not support is trained by the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from embodied.core import distributed
+from embodied.core.tensors import Tensors, under
+from embodied.nn import native
+from policies.diagonal_gaussian import DiagonalGaussian
+from policies.networks.encoders import Encoder
+
+if TYPE_CHECKING:
+    from embodied.learners.on_policy.ppo import Ppo
+
+SOURCE = Path(__file__).with_name("ppo.cpp")
+METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm")
+ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.Tanh, nn.ReLU)  # by their numbers in linear.h
+INPUTS = ("actor_input", "critic_input", "action", "old", "value", "target", "advantage")
+
+
+class Parameter(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("mean", ctypes.c_void_p),
+        ("square", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("rate", ctypes.c_int64),
+    )
+
+
+class Table(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in (*INPUTS, "order"))
+
+
+class Settings(ctypes.Structure):
+    _fields_ = (
+        ("adam", ctypes.c_double * 4),
+        *((name, ctypes.c_double) for name in ("clip", "value_clip", "value_weight", "entropy")),
+        *((name, ctypes.c_double) for name in ("grad_clip", "step", "target_kl")),
+        ("rates", ctypes.c_double * 2),
+        *((name, ctypes.c_int64) for name in ("normalize", "size", "count", "played")),
+    )
+
+
+class NativePpo:
+    """The epochs of one update of `learner` from `table`: decisions [N, ...]."""
+
+    def __init__(self, learner: Ppo, table: Tensors) -> None:
+        policy = learner.policy
+        assert isinstance(policy, DiagonalGaussian)
+        self.learner, self.policy, self.library = learner, policy, native.load(SOURCE)
+        with torch.no_grad():
+            obs = under(table, "obs")
+            features = {
+                "actor_input": policy.encoder(obs),
+                "critic_input": learner.value.encoder(obs),
+            }
+        rows = {**features, **{key: table[key] for key in INPUTS[2:]}}
+        self.rows = {
+            key: leaf.flatten(1).contiguous() for key, leaf in rows.items() if leaf.ndim > 1
+        }
+        self.rows |= {key: leaf.contiguous() for key, leaf in rows.items() if leaf.ndim == 1}
+        for adam in learner.optims.values():
+            adam.prepare()
+
+    def epoch(self, order: Tensor, size: int) -> Tensors:
+        """Minibatches of `size` in `order` [N]; returns the metrics of each, [count]."""
+        count, learner = len(order) // size, self.learner
+        metrics, scale = torch.zeros(count, len(METRICS)), ctypes.c_double(learner.lr.scale)
+        places = {key: native.address(leaf) for key, leaf in self.rows.items()}
+        table = Table(**places, order=native.address(order))
+        value = learner.value.net
+        nets = (self.policy.net, value)
+        parts = [self._network(net, rate) for rate, net in enumerate(nets)]
+        (deviation,) = self._parameters([self.policy.log_std], 0)
+        self.library.ppo_epoch(
+            ctypes.byref(self._settings(size, count)),
+            ctypes.byref(table),
+            *parts[0],
+            *parts[1],
+            ctypes.byref(deviation),
+            ctypes.byref(scale),
+            ctypes.c_void_p(metrics.data_ptr()),
+        )
+        self._finish(count, scale.value)
+        found = dict(zip(METRICS, metrics.unbind(1), strict=True))
+        return found if learner.config.grad_clip else {k: found[k] for k in METRICS[:-1]}
+
+    def _finish(self, count: int, scale: float) -> None:
+        """What the reference does after each step, once: the count of Adam, the learning rates."""
+        learner = self.learner
+        for adam in learner.optims.values():
+            adam.advance(count)
+        learner.lr.lr_scale.fill_(scale)
+        learner.lr.write(learner.optims.values())
+
+    def _settings(self, size: int, count: int) -> Settings:
+        config, learner = self.learner.config, self.learner
+        adam = next(iter(learner.optims.values()))
+        group, rates = adam.param_groups[0], learner.lr.base_lrs.tolist()
+        return Settings(
+            (*group["betas"], group["eps"], group["weight_decay"]),
+            clip=config.clip,
+            value_clip=config.value_clip,
+            value_weight=config.value_weight,
+            entropy=config.entropy,
+            grad_clip=config.grad_clip,
+            step=adam.count,
+            target_kl=config.target_kl if config.schedule == "adaptive" else 0.0,
+            rates=tuple(rates),
+            normalize=config.advantage == "minibatch",
+            size=size,
+            count=count,
+            played=self.rows["action"].shape[1],
+        )
+
+    def _network(self, net: nn.Sequential, rate: int) -> tuple[object, ...]:
+        """The arguments of one network: its parameters, their number, its activation."""
+        parameters = self._parameters(list(net.parameters()), rate)
+        array = (Parameter * len(parameters))(*parameters)
+        kind = ACTIVATIONS.index(type(net[1])) if len(net) > 1 else 0
+        return array, ctypes.c_int64(len(array)), ctypes.c_int64(kind)
+
+    def _parameters(self, parameters: Sequence[Tensor], rate: int) -> list[Parameter]:
+        moments = {}
+        for adam in self.learner.optims.values():
+            moments |= {id(p): found for p, found in adam.moments()}
+        made = []
+        for p in parameters:
+            where = [native.address(part) for part in moments.get(id(p), ())] or [None, None]
+            shape = tuple(p.shape) if p.ndim == 2 else (1, p.numel())
+            made.append(Parameter(native.address(p.detach()), *where, *shape, rate))
+        return made
+
+
+def obstacle(learner: Ppo) -> str | None:
+    """Why `learner` cannot be trained by native code; None if it can."""
+    policy, config = learner.policy, learner.config
+    if not isinstance(policy, DiagonalGaussian) or type(policy) is not DiagonalGaussian:
+        return f"the policy is {type(policy).__name__}, not DiagonalGaussian"
+    if distributed.world() > 1 or torch.get_num_threads() > 1:
+        return "it runs in one process on one thread"
+    if config.compile or config.cuda_graph:
+        return "compile or cuda_graph is set"
+    if policy.log_std.device.type != "cpu":
+        return "the parameters are not on the CPU"
+    encoders: tuple[Encoder, ...] = (policy.encoder, learner.value.encoder)
+    if any(p.requires_grad for encoder in encoders for p in encoder.parameters()):
+        return "images or points are encoded by networks"
+    frozen = any(
+        not p.requires_grad for net in (policy.net, learner.value.net) for p in net.parameters()
+    )
+    if frozen or not (plain(policy.net) and plain(learner.value.net)):
+        return "a network is not linear layers with tanh or ReLU, all trained"
+    try:
+        native.load(SOURCE)
+    except native.NativeError as error:
+        return str(error)
+    return None
+
+
+def plain(net: nn.Sequential) -> bool:
+    """Linear layers in float32, with the same supported activation between all of them."""
+    linear, between = list(net)[::2], list(net)[1::2]
+    dense = all(
+        isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32 for layer in linear
+    )
+    kinds = {type(layer) for layer in between}
+    return dense and len(kinds) <= 1 and kinds <= set(ACTIVATIONS)

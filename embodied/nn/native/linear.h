@@ -1,0 +1,288 @@
+// Linear layers on one CPU thread: matrix products, activations and Adam, for small MLPs.
+//
+// Matrices are row-major; what a product reads or writes by vectors has rows of a multiple of WIDTH
+// floats ("padded"), with zeros behind the last element.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16, COLUMNS = 4;  // floats of a vector; vectors of a block (32 registers)
+#elif defined(__AVX__)
+constexpr int WIDTH = 8, COLUMNS = 2;
+#else
+constexpr int WIDTH = 4, COLUMNS = 2;
+#endif
+constexpr int ROWS = 6;  // of a block
+
+typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+
+inline int64_t padded(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
+
+// ------------------------------------------------------------------------------------ products
+
+// C[R][V vectors] = (add ? C : bias or 0) + A[R][depth] P, P packed [depth][V vectors].
+template <int R, int V>
+inline void block(int64_t depth, const float* a, int64_t a_row, int64_t a_column,
+                  const float* packed, const float* bias, bool add, float* c, int64_t c_row) {
+    Vector sum[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) {
+            const float* from = add ? c + r * c_row : bias;
+            sum[r][v] = from ? *(const Vector*)(from + v * WIDTH) : Vector{};
+        }
+    for (int64_t k = 0; k < depth; ++k) {
+        Vector b[V];
+        for (int v = 0; v < V; ++v) b[v] = *(const Vector*)(packed + (k * V + v) * WIDTH);
+        for (int r = 0; r < R; ++r) {
+            const float scale = a[r * a_row + k * a_column];
+            for (int v = 0; v < V; ++v) sum[r][v] += scale * b[v];
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) *(Vector*)(c + r * c_row + v * WIDTH) = sum[r][v];
+}
+
+template <int V>
+void column_block(int64_t rows, int64_t depth, const float* a, int64_t a_row, int64_t a_column,
+                  const float* b, int64_t b_row, const float* bias, bool add, float* c,
+                  int64_t c_row, std::vector<float>& space) {
+    space.resize(depth * V * WIDTH);
+    for (int64_t k = 0; k < depth; ++k)
+        std::memcpy(&space[k * V * WIDTH], b + k * b_row, V * WIDTH * sizeof(float));
+    const float* p = space.data();
+    int64_t r = 0;
+    for (; r + ROWS <= rows; r += ROWS)
+        block<ROWS, V>(depth, a + r * a_row, a_row, a_column, p, bias, add, c + r * c_row, c_row);
+    a += r * a_row, c += r * c_row;
+    switch (rows - r) {
+        case 5: block<5, V>(depth, a, a_row, a_column, p, bias, add, c, c_row); break;
+        case 4: block<4, V>(depth, a, a_row, a_column, p, bias, add, c, c_row); break;
+        case 3: block<3, V>(depth, a, a_row, a_column, p, bias, add, c, c_row); break;
+        case 2: block<2, V>(depth, a, a_row, a_column, p, bias, add, c, c_row); break;
+        case 1: block<1, V>(depth, a, a_row, a_column, p, bias, add, c, c_row); break;
+    }
+}
+
+// C[rows][columns] = (add ? C : bias or 0) + A B; A(r, k) = a[r * a_row + k * a_column]; B, C, bias
+// padded: `columns` is a multiple of WIDTH.
+inline void product(int64_t rows, int64_t depth, int64_t columns, const float* a, int64_t a_row,
+                    int64_t a_column, const float* b, int64_t b_row, const float* bias, bool add,
+                    float* c, int64_t c_row) {
+    static thread_local std::vector<float> space;
+    int64_t n = 0;
+    for (; n + COLUMNS * WIDTH <= columns; n += COLUMNS * WIDTH)
+        column_block<COLUMNS>(rows, depth, a, a_row, a_column, b + n, b_row,
+                              bias ? bias + n : nullptr, add, c + n, c_row, space);
+    for (; n < columns; n += WIDTH)
+        column_block<1>(rows, depth, a, a_row, a_column, b + n, b_row, bias ? bias + n : nullptr,
+                        add, c + n, c_row, space);
+}
+
+// --------------------------------------------------------------------------------- activations
+
+enum Activation { TANH = 0, RELU = 1 };
+
+// Branch-free, so that loops over them become vector code.
+
+inline uint32_t to_bits(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+inline float from_bits(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    const float turns = x * 1.44269504f;
+    const int32_t n = (int32_t)(turns + std::copysign(0.5f, turns));
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+    float y = 1.0f / 5040;
+    y = y * r + 1.0f / 720;
+    y = y * r + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    return y * from_bits((uint32_t)(n + 127) << 23);
+}
+
+inline float hyperbolic(float x) {  // tanh; absolute error below 2e-7
+    const float size = std::fabs(x), square = x * x;
+    const float e = exponential(-2.0f * (size > 20.0f ? 20.0f : size));
+    const float far = std::copysign((1.0f - e) / (1.0f + e), x);
+    float near = -1382.0f / 155925;  // the Taylor series
+    near = near * square + 62.0f / 2835;
+    near = near * square - 17.0f / 315;
+    near = near * square + 2.0f / 15;
+    near = near * square - 1.0f / 3;
+    near = x + x * square * near;
+    const uint32_t mask = -(uint32_t)(size < 0.35f);
+    return from_bits((to_bits(near) & mask) | (to_bits(far) & ~mask));
+}
+
+inline void activate(int kind, float* x, int64_t n) {
+    if (kind == TANH)
+        for (int64_t i = 0; i < n; ++i) x[i] = hyperbolic(x[i]);
+    else
+        for (int64_t i = 0; i < n; ++i) x[i] = x[i] < 0 ? 0 : x[i];  // keeps NaN, as torch does
+}
+
+// slope *= d activation / d input, from the activation's output `y`.
+inline void activate_backward(int kind, const float* y, float* slope, int64_t n) {
+    if (kind == TANH)
+        for (int64_t i = 0; i < n; ++i) slope[i] *= 1.0f - y[i] * y[i];
+    else
+        for (int64_t i = 0; i < n; ++i) slope[i] = y[i] > 0 ? slope[i] : 0.0f;
+}
+
+// ---------------------------------------------------------------------------------- parameters
+
+struct Parameter {  // of Python: the tensor, Adam's moments, which learning rate
+    float *value, *mean, *square;
+    int64_t rows, columns, rate;
+};
+
+struct AdamSettings {
+    double beta1, beta2, eps, weight_decay;
+};
+
+// One step of Adam on a parameter from its gradient (rows of `row` floats) times `scale`.
+inline void adam(const Parameter& p, const float* gradient, int64_t row, float scale, double rate,
+                 double step, const AdamSettings& s) {
+    const float size = (float)(rate / (1 - std::pow(s.beta1, step)));
+    const float root = (float)std::sqrt(1 - std::pow(s.beta2, step));
+    const float b1 = (float)(1 - s.beta1), b2 = (float)(1 - s.beta2), eps = (float)s.eps;
+    const float keep2 = (float)s.beta2, decay = (float)s.weight_decay;
+    for (int64_t r = 0; r < p.rows; ++r) {
+        float* __restrict value = p.value + r * p.columns;
+        float* __restrict mean = p.mean + r * p.columns;
+        float* __restrict square = p.square + r * p.columns;
+        const float* __restrict g = gradient + r * row;
+        for (int64_t i = 0; i < p.columns; ++i) {
+            const float slope = g[i] * scale + decay * value[i];
+            mean[i] += b1 * (slope - mean[i]);
+            square[i] = keep2 * square[i] + b2 * slope * slope;
+            value[i] -= size * mean[i] / (std::sqrt(square[i]) / root + eps);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------- MLP
+
+inline double squares(const std::vector<float>& x) {  // its sum; a multiple of WIDTH elements
+    Vector sum{};
+    for (size_t i = 0; i < x.size(); i += WIDTH) {
+        const Vector part = *(const Vector*)&x[i];
+        sum += part * part;
+    }
+    double total = 0;
+    for (int i = 0; i < WIDTH; ++i) total += sum[i];
+    return total;
+}
+
+struct Layer {
+    Parameter weight, bias;  // [out, in], [1, out]
+    int64_t in, out, in_row, out_row;
+    std::vector<float> forward, backward, offset;  // W^T [in, out_row], W [out, in_row], bias
+    std::vector<float> weight_slope, bias_slope;   // [out, in_row], [out_row]
+    std::vector<float> output, output_slope;       // [batch, out_row]
+
+    void copy() {  // of the parameters, padded
+        for (int64_t o = 0; o < out; ++o)
+            std::memcpy(&backward[o * in_row], weight.value + o * in, in * sizeof(float));
+        for (int64_t i = 0; i < in; ++i)
+            for (int64_t o = 0; o < out; ++o) forward[i * out_row + o] = weight.value[o * in + i];
+        std::memcpy(offset.data(), bias.value, out * sizeof(float));
+    }
+};
+
+// A sequence of linear layers with an activation behind each but the last.
+struct Mlp {
+    std::vector<Layer> layers;
+    int activation;
+    int64_t in, in_row, out, out_row;
+    std::vector<float> input;  // [batch, in_row]
+
+    // `parameters`: weight and bias of each layer.
+    Mlp(const Parameter* parameters, int64_t count, int activation, int64_t batch)
+        : layers(count / 2), activation(activation) {
+        for (size_t i = 0; i < layers.size(); ++i) {
+            Layer& l = layers[i];
+            l.weight = parameters[2 * i], l.bias = parameters[2 * i + 1];
+            l.in = l.weight.columns, l.out = l.weight.rows;
+            l.in_row = padded(l.in), l.out_row = padded(l.out);
+            l.forward.assign(l.in * l.out_row, 0), l.backward.assign(l.out * l.in_row, 0);
+            l.offset.assign(l.out_row, 0), l.bias_slope.assign(l.out_row, 0);
+            l.weight_slope.assign(l.out * l.in_row, 0);
+            l.output.assign(batch * l.out_row, 0), l.output_slope.assign(batch * l.out_row, 0);
+            l.copy();
+        }
+        in = layers.front().in, in_row = layers.front().in_row;
+        out = layers.back().out, out_row = layers.back().out_row;
+        input.assign(batch * in_row, 0);
+    }
+
+    void clear() {  // gradients
+        for (Layer& l : layers) {
+            std::fill(l.weight_slope.begin(), l.weight_slope.end(), 0.0f);
+            std::fill(l.bias_slope.begin(), l.bias_slope.end(), 0.0f);
+        }
+    }
+
+    const float* forward(int64_t batch) {  // of `input`; returns [batch, out_row]
+        const float* x = input.data();
+        int64_t row = in_row;
+        for (Layer& l : layers) {
+            product(batch, l.in, l.out_row, x, row, 1, l.forward.data(), l.out_row,
+                    l.offset.data(), false, l.output.data(), l.out_row);
+            if (&l != &layers.back()) activate(activation, l.output.data(), batch * l.out_row);
+            x = l.output.data(), row = l.out_row;
+        }
+        return x;
+    }
+
+    void backward(int64_t batch) {  // adds the gradients of the last layer's `output_slope`
+        for (int64_t i = (int64_t)layers.size() - 1; i >= 0; --i) {
+            Layer& l = layers[i];
+            const float* x = i ? layers[i - 1].output.data() : input.data();
+            const float* slope = l.output_slope.data();
+            product(l.out, batch, l.in_row, slope, 1, l.out_row, x, l.in_row, nullptr, true,
+                    l.weight_slope.data(), l.in_row);
+            for (int64_t b = 0; b < batch; ++b)
+                for (int64_t o = 0; o < l.out_row; ++o)
+                    l.bias_slope[o] += slope[b * l.out_row + o];
+            if (!i) return;
+            float* before = layers[i - 1].output_slope.data();
+            product(batch, l.out, l.in_row, slope, l.out_row, 1, l.backward.data(), l.in_row,
+                    nullptr, false, before, l.in_row);
+            activate_backward(activation, x, before, batch * l.in_row);
+        }
+    }
+
+    double squared_norm() const {  // of all gradients
+        double sum = 0;
+        for (const Layer& l : layers) {
+            sum += squares(l.weight_slope) + squares(l.bias_slope);
+        }
+        return sum;
+    }
+
+    void step(float scale, const double* rates, double step, const AdamSettings& s) {
+        for (Layer& l : layers) {
+            adam(l.weight, l.weight_slope.data(), l.in_row, scale, rates[l.weight.rate], step, s);
+            adam(l.bias, l.bias_slope.data(), l.out_row, scale, rates[l.bias.rate], step, s);
+            l.copy();
+        }
+    }
+};

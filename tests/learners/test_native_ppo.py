@@ -1,0 +1,234 @@
+"""PPO in native code equals the PyTorch reference; what it does not support runs the reference."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core.build import build
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
+from embodied.learners.on_policy.ppo import Ppo
+from embodied.nn import native
+
+TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
+GAUSSIAN = "policies.diagonal_gaussian.DiagonalGaussian"
+PPO = "embodied.learners.on_policy.ppo.Ppo"
+# 300 updates of each: settings of the learner, and of the policy.
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "relu, two widths": (
+        {"value": {"hidden": [33, 7], "activation": "relu"}},
+        {"activation": "relu"},
+    ),
+    "one layer, no layer": ({"value": {"hidden": []}}, {"hidden": [70]}),
+    "value clip, entropy": ({"value_clip": 0.05, "entropy": 0.02, "value_weight": 0.8}, {}),
+    "two rates, linear": ({"critic_lr": 1e-3, "schedule": "linear"}, {}),
+    "adaptive": ({"schedule": "adaptive", "target_kl": 0.004}, {}),
+    "adaptive, two rates": ({"schedule": "adaptive", "critic_lr": 1e-3}, {}),
+    "advantages of the batch": ({"advantage": "batch", "grad_clip": 0.0}, {}),
+    "raw advantages": ({"advantage": "raw", "scale_rewards": True, "clip": 0.05}, {}),
+    "fixed std": ({"normalize": False}, {"learn_std": False, "log_std": -0.5}),
+    "large minibatches": ({"batch_size": 150, "epochs": 100}, {}),
+    "larger than the batch": ({"batch_size": 200, "epochs": 100}, {"chunk": 2}),
+    "stops at a divergence": ({"stop_kl": 0.002}, {}),
+}
+
+
+def make(learner: dict[str, Any], policy: dict[str, Any], seed: int = 0, **build_with: Any) -> Ppo:
+    torch.manual_seed(seed)
+    spec = Spec(
+        {"state": Leaf((OBS,)), "critic/more": Leaf((2,))}, Leaf((ACT,), low=-1.0, high=1.0), dt=0.1
+    )
+    usual = {} if "inner" in policy else {"_target_": GAUSSIAN, "hidden": [20, 20]}
+    node = {**usual, **policy}
+    given = {"_target_": PPO, "horizon": TIMES, "batch_size": 20, "epochs": 10, **learner}
+    made = build(node, Policy, spec=spec)
+    return build(given, Learner, policy=made, spec=spec, total_decisions=4000, **build_with)
+
+
+def batch(learner: Ppo, some: bool = False) -> Tensors:
+    """Decisions with random rewards; `some` of them not to be learned from."""
+    shape = (TIMES, ENVS)
+    obs = {"state": 2 * torch.randn(*shape, OBS), "critic/more": torch.randn(*shape, 2)}
+    policy = learner.policy
+    flat = {key: value.flatten(0, 1) for key, value in obs.items()}
+    noise = policy.sample_noise(TIMES * ENVS, explore=True)
+    _, carry = policy.act(flat, policy.initial(TIMES * ENVS), noise)
+    return {
+        **{f"obs/{key}": value for key, value in obs.items()},
+        **{f"next_obs/{key}": value.roll(-1, 0) for key, value in obs.items()},
+        "action": carry["row/action"].detach().view(*shape, -1),
+        "reward": torch.randn(shape) + obs["state"][..., 0],
+        "discount": torch.full(shape, 0.9),
+        "ended": torch.rand(shape) < 0.1,
+        "first": torch.zeros(shape, dtype=torch.bool),
+        "valid": torch.rand(shape) < 0.9 if some else torch.ones(shape, dtype=torch.bool),
+    }
+
+
+def apart(one: Learner, other: Learner) -> float:
+    """The largest difference of parameters."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(distance(a, b) for a, b in pairs)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one.detach() - other.detach()).abs().max())
+
+
+def both(learner: Ppo, updates: int, some: bool = False) -> tuple[Ppo, Ppo, list[Any]]:
+    """The learner by the reference and by native code, from the same batches and generator."""
+    fast = copy.deepcopy(learner)
+    fast.native = True
+    assert fast.native_obstacle() is None
+    found: list[Any] = []
+    for i in range(updates):
+        torch.manual_seed(100 + i)
+        rows = batch(learner, some)
+        torch.manual_seed(i)
+        expected = learner.update(dict(rows))
+        torch.manual_seed(i)
+        found.append((expected, fast.update(dict(rows))))
+    return learner, fast, found
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("seed", [0, 2])
+def test_parameters_and_metrics_equal_the_reference_after_300_updates(name: str, seed: int) -> None:
+    learner = make(*OPTIONS[name], seed=seed)
+    before = [p.detach().clone() for p in learner.parameters()]
+    slow, fast, found = both(learner, 3)
+    moved = max(distance(a, b) for a, b in zip(before, slow.parameters(), strict=True))
+    assert moved > 0.01 and apart(slow, fast) < 1e-5
+    for expected, metrics in found:
+        assert expected.keys() == metrics.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(metrics[key], value, rtol=1e-3, atol=1e-5, msg=key)
+    same(slow.get_state(), fast.get_state())
+
+
+def same(one: Any, other: Any) -> None:
+    """Also Adam's moments and count, and the learning rates."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, list):
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+    elif isinstance(one, Tensor):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    else:
+        assert one == other
+
+
+def test_at_the_edge_of_the_clip_rounding_decides_in_the_reference_too() -> None:
+    """The objective has a kink there: a last digit sends the reference as far from itself."""
+    learner = make(*OPTIONS["larger than the batch"], seed=1)
+    moved = copy.deepcopy(learner)
+    with torch.no_grad():
+        for p in moved.parameters():
+            p.mul_(1 + 1e-7)
+    slow, fast, _ = both(learner, 2)
+    for i in range(2):
+        torch.manual_seed(100 + i)
+        rows = batch(learner)
+        torch.manual_seed(i)
+        moved.update(dict(rows))
+    assert apart(slow, fast) < 1e-5 or apart(slow, moved) > 0.3 * apart(slow, fast)
+
+
+def test_executed_part_of_a_chunk_and_decisions_left_out() -> None:
+    learner = make({}, {"chunk": 3}, execute=2)
+    slow, fast, _ = both(learner, 2, some=True)
+    assert apart(slow, fast) < 1e-5
+
+
+def test_either_continues_from_the_state_of_the_other() -> None:
+    slow, fast, _ = both(make({}, {}), 1)
+    again = make({}, {}, seed=5)
+    again.set_state(copy.deepcopy(fast.get_state()))
+    rows = batch(again)
+    for learner in (slow, again):
+        torch.manual_seed(7)
+        learner.update(dict(rows))
+    assert apart(slow, again) < 1e-5
+
+
+def test_a_wrong_slope_would_be_seen() -> None:
+    """The tolerance is far below the effect of a setting that one side does not have."""
+    one, other = make({}, {}), make({"entropy": 1e-2}, {})
+    slow, _, _ = both(one, 1)
+    torch.manual_seed(100)
+    rows = batch(other)
+    torch.manual_seed(0)
+    other.update(rows)
+    assert apart(slow, other) > 1e-4
+
+
+RECURRENT = {
+    "_target_": "policies.recurrent.Recurrent",
+    "width": 4,
+    "inner": {"_target_": GAUSSIAN},
+}
+UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "gelu": ({}, {"activation": "gelu"}, "linear layers"),
+    "layer norm": ({"value": {"layer_norm": True}}, {}, "linear layers"),
+    "compile": ({"compile": True}, {}, "compile"),
+    "another policy": ({}, RECURRENT, "Recurrent"),
+    "other losses": (
+        {"_target_": "embodied.learners.on_policy.ppo_rapid.PpoRapid"},
+        {},
+        "other losses",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported_says_so(name: str) -> None:
+    settings, policy, reason = UNSUPPORTED[name]
+    assert reason in (make(settings, policy).native_obstacle() or "")
+
+
+def test_an_unsupported_learner_is_trained_by_the_reference() -> None:
+    slow, fast = (make({}, {"activation": "gelu"}) for _ in range(2))
+    fast.native = True
+    rows = batch(slow)
+    for learner in (slow, fast):
+        torch.manual_seed(0)
+        learner.update(dict(rows))
+    assert apart(slow, fast) == 0
+
+
+def test_without_a_compiler_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.load.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    learner = make({}, {})
+    assert learner.native_obstacle() == "no C++ compiler was found (no-such-compiler)"
+    monkeypatch.undo()
+    native.load.cache_clear()
+    assert learner.native_obstacle() is None
+
+
+def test_a_compiler_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wrong = tmp_path / "wrong.cpp"
+    wrong.write_text("int f( {")
+    with pytest.raises(native.NativeError, match="failed: "):
+        native.load(wrong)
+    assert not list((tmp_path / "embodied" / "native").iterdir())
+
+
+def test_only_dense_cpu_tensors_are_passed() -> None:
+    with pytest.raises(ValueError, match="dense"):
+        native.address(torch.zeros(4, 4).T)
+    with pytest.raises(ValueError, match="float64"):
+        native.address(torch.zeros(4, dtype=torch.float64))
