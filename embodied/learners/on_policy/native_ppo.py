@@ -95,7 +95,7 @@ class NativePpo:
             ctypes.c_void_p(metrics.data_ptr()),
         )
         self._finish(count, scale.value)
-        found = dict(zip(METRICS, metrics.unbind(1), strict=True))
+        found: Tensors = dict(zip(METRICS, metrics.unbind(1), strict=True))
         return found if learner.config.grad_clip else {k: found[k] for k in METRICS[:-1]}
 
     def _finish(self, count: int, scale: float) -> None:
