@@ -12,8 +12,9 @@ class Source(Protocol):
 
     A transition is one decision: `obs/*`, `action`, `reward` (discounted sum over the k steps of
     the decision), `discount` (gamma^k; 0 where the environment terminated, never 0 at a time
-    limit), `next_obs/*` (the final observation where the episode ended). An imitation sample is
-    `obs/*`, `action` [n, H, A] and `valid` [n, H].
+    limit), `next_obs/*` (the final observation where the episode ended). A
+    learner with `uses_executed_steps` gets that column of chunks too: k (int64). An imitation
+    sample is `obs/*`, `action` [n, H, A] and `valid` [n, H].
     """
 
     def __len__(self) -> int: ...

@@ -85,6 +85,8 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
         "next_action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
         "returns": torch.randn(n, generator=generator),
     }
+    if learner.uses_executed_steps:
+        rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
     return rows | {key: foreseen[key] for key in learner.columns}
 
 

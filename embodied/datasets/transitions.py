@@ -43,8 +43,9 @@ def transitions(
 
     `obs/*`, `next_obs/*` [N, ...]; `action` [N, A], or with `chunk` = H > 1 the actions of H steps,
     concatenated, [N, H * A] (past the end of the episode the last action is repeated); `reward`
-    and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), and the columns
-    named in `keep` ("noise", "success") at the decision.
+    and `discount` [N] over the `chunk` or `n_step` steps; `episode` [N] (int64), with
+    `chunk` > 1 `executed_steps` [N] (int64), how many steps these were before the episode's end,
+    and the columns named in `keep` ("noise", "success") at the decision.
     """
     if chunk > 1 and n_step > 1:
         raise ValueError(f"chunk={chunk} and n_step={n_step}: only one of them can be above 1")
@@ -64,6 +65,7 @@ def transitions(
         "discount": torch.where(ended, 0.0, gamma ** lasted.float()),
         **tt.nest(successor, "next_obs"),
         "episode": windows.episode,
+        **({"executed_steps": lasted} if chunk > 1 else {}),
         **{key: steps[key] for key in keep},
     }
 

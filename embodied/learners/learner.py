@@ -58,6 +58,9 @@ class Learner(nn.Module):
     keep_single: bool = False
     """With n_step > 1: transitions also have the columns of their first decision alone (see
     `embodied.buffers.n_step`)."""
+    uses_executed_steps: ClassVar[bool] = False
+    """Transitions of action chunks have `executed_steps` [n] (int64): how many steps of the chunk
+    were executed before the episode ended."""
     columns: tuple[str, ...] = ()
     native: bool = False
     """Use native code (embodied.nn.native) instead of PyTorch, if `native_obstacle` is None."""

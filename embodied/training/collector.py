@@ -28,7 +28,8 @@ class Collector:
     episode ends. Its transition has `obs/*` as the policy observed them, `action`, the discounted
     `reward` of its k steps, `discount` = gamma^k (0 where the environment terminated) and
     `next_obs/*`. With `n_step` > 1 a transition spans up to that many decisions of one episode;
-    `keep_single` is that of `NStepBuffer`. Transitions are on `device` (None: the policy's).
+    `keep_single` is that of `NStepBuffer`. With `executed_steps`, a transition of a chunk has that
+    column (int64), its k. Transitions are on `device` (None: the policy's).
 
     After a step, `finished` holds the parallel envs whose decisions were completed (int64; None:
     all, in order), and `is_first` [B] (bool) tells whether an env's pending decision is the first
@@ -45,9 +46,11 @@ class Collector:
         seed: int | None = None,
         keep_single: bool = False,
         device: torch.device | None = None,
+        executed_steps: bool = False,
     ) -> None:
         self.env, self.gamma, self.execute, self.device = env, gamma, execute, device
         self.n_step = NStepBuffer(n_step, keep_single) if n_step > 1 else None
+        self.executed_steps = executed_steps
         self.finite = FiniteCheck(type(env).__name__)
         self.obs = env.reset(seed)
         self.check = FirstSteps(env) if is_users(env) else None
@@ -130,7 +133,10 @@ class Collector:
         closed = closing.nonzero().flatten()
         if not len(closed):
             return {}, closed
-        return tt.take(self.pending | self._next(step), closed), closed
+        rows = self.pending | self._next(step)
+        if self.executed_steps:
+            rows["executed_steps"] = self.actor.cursor
+        return tt.take(rows, closed), closed
 
     def _done(self, step: Step) -> Tensors:
         """The executed action, where it differs from the one that the policy chose."""

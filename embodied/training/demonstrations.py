@@ -93,6 +93,8 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
     steps = execute or policy.chunk
     rows = transitions(episodes, learner.gamma, steps, learner.n_step)
     del rows["episode"]  # transitions from the environment have no such column
+    if not learner.uses_executed_steps:
+        rows.pop("executed_steps", None)
     width = max(steps, learner.n_step)
     rows |= past_observations(episodes, past, width)
     return rows | columns_of_episodes(episodes, rows, learner.columns, learner.gamma, width)

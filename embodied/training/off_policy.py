@@ -206,6 +206,7 @@ def build_off_policy(
         distributed.own_seed(config.seed),
         learner.keep_single,
         device,
+        learner.uses_executed_steps,
     )
     fit_after_warmup = data.normalize and episodes is None
     parts = (collector, policy, learner, buffers, rewards, tasks.stateful, fit_after_warmup)

@@ -10,6 +10,7 @@ are
     RECOVERY --- the primitive has finished its steps -----------------> LEARNING (same goal)
     ERRORED ---- a person has reset the scene -------------------------> LEARNING
 
+FastRLAP's pre-trained image encoder and its state-dependent bound of actions are not here.
 An episode ends only for the learner; the physical state is not reset. Steps in RECOVERY are not
 used for learning. Stuck and late are truncations (the value is bootstrapped), a crash is a
 termination.

@@ -90,12 +90,27 @@ class DenoisingMDP(PolicyWrapper):
     def encoder(self) -> Encoder:
         return self.inner.encoder
 
+    @property
+    def feature_size(self) -> int:
+        return self.inner.feature_size
+
+    def features(self, obs: Tensors) -> Tensor:
+        return self.inner.features(obs)
+
+    @property
+    def augments(self) -> bool:
+        return self.inner.augments
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return self.inner.observe(obs, carry, noise)
+
     def inference_policy(self) -> Policy:
         return self.inner
 
     def initial(self, n: int) -> Tensors:
         device = next(self.parameters()).device
-        return {"row/action": torch.zeros(n, self.links + 1, self.size, device=device)}
+        chain = torch.zeros(n, self.links + 1, self.size, device=device)
+        return {**self.inner.initial(n), "row/action": chain}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         start = self.inner.sample_noise(n)
@@ -105,7 +120,7 @@ class DenoisingMDP(PolicyWrapper):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         start, *drawn = noise.split(self.size, 1)
         loud = noise[:, self.size :].any(1, keepdim=True)
-        seen, x = self.encoder(obs), self.begin(obs, start)
+        seen, x = self.features(obs), self.begin(obs, start)
         chain = [x]
         for k, (time, z) in enumerate(zip(self.times(), drawn, strict=True)):
             mean, std = self.link(x, k, time, seen, loud)
@@ -116,7 +131,7 @@ class DenoisingMDP(PolicyWrapper):
     def log_prob(self, obs: Tensors, x: Tensor, following: Tensor, k: Tensor) -> Tensor:
         """Log-density [n, size] of each element of `following`, the result of link `k` [n] on
         `x`."""
-        return log_normal(following, *self.link(x, k, self.times()[k], self.encoder(obs)))
+        return log_normal(following, *self.link(x, k, self.times()[k], self.features(obs)))
 
     def evaluate_actions(
         self, obs: Tensors, chain: Tensor, played: int | None = None
@@ -125,7 +140,7 @@ class DenoisingMDP(PolicyWrapper):
         samples and over the first `played` elements (the executed ones; None: all)."""
         n, draws = chain.shape[:2]
         k = torch.arange(self.links, device=chain.device).repeat(n)
-        seen = self.encoder(obs).repeat_interleave(self.links, 0)
+        seen = self.features(obs).repeat_interleave(self.links, 0)
         mean, std = self.link(chain[:, :-1].flatten(0, 1), k, self.times()[k], seen)
         log_prob = log_normal(chain[:, 1:].flatten(0, 1), mean, std).view(n, self.links, -1)
         first = -0.5 * chain[:, 0].square() - HALF_LOG_2PI

@@ -50,7 +50,7 @@ class NoisyFlow(chain.DenoisingMDP):
         if not 0 < config.low <= config.high:
             raise ConfigError(f"low={config.low} must be above 0 and at most high={config.high}")
         self.links = self.inner.steps
-        size = self.inner.net.time_dim + self.inner.encoder.size
+        size = self.inner.net.time_dim + self.inner.feature_size
         self.noise = mlp(size, config.hidden, self.size, "tanh")
         self.register_buffer("high", torch.tensor(config.high))  # may be annealed during training
         limits = torch.tensor([config.clip] * (self.links - 1) + [1.0])

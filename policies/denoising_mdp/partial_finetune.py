@@ -19,8 +19,8 @@ from embodied.moved import attributes
 from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.diffusion import Diffusion, steps
 from policies.generative.guidance import SamplerStep
+from policies.generative.observation_history import ObservesHistory
 from policies.networks.encoders import Encoder
-from policies.wrappers.real_time_chunking import GuidedSampler
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Config:
     last: int = 4
 
 
-class PartialFinetune(GuidedSampler):
+class PartialFinetune(ObservesHistory):
     """Partially fine-tuned diffusion policy. Noise [n, chunk * A] is the initial sample."""
 
     base: Diffusion
@@ -47,6 +47,7 @@ class PartialFinetune(GuidedSampler):
             )
         self.spec, self.chunk, self.size = spec, base.chunk, base.size
         self.base, self.tuned = base.requires_grad_(False), tuned
+        self.past, self.names = base.past, base.names
         self.grid = steps(base.sampler, eta=0.0)
         if not 1 <= config.last <= len(self.grid):
             raise ConfigError(f"last={config.last} is not in 1..{len(self.grid)} (its steps)")
@@ -56,6 +57,14 @@ class PartialFinetune(GuidedSampler):
     def encoder(self) -> Encoder:
         """The encoder of the fine-tuned copy."""
         return self.tuned.encoder
+
+    @property
+    def feature_size(self) -> int:
+        return self.tuned.feature_size
+
+    def features(self, obs: Tensors) -> Tensor:
+        """Features [n, feature_size] by the encoder of the fine-tuned copy."""
+        return self.tuned.features(obs)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.size, device=self.base.range.radius.device)
@@ -72,7 +81,7 @@ class PartialFinetune(GuidedSampler):
         return self.to_actions(x), carry
 
     def _denoise(self, policy: Diffusion, obs: Tensors, x: Tensor, some: slice) -> Tensor:
-        features = policy.encoder(obs)
+        features = policy.features(obs)
         for step, time in zip(self.grid[some], policy.embedded()[some], strict=True):
             x0, e = policy.split(x, step, time, features)
             x = step.next_keep * x0 + step.next_remain * e
@@ -83,7 +92,7 @@ class PartialFinetune(GuidedSampler):
         parts = [(self.base, slice(None, -self.last)), (self.tuned, slice(-self.last, None))]
         strides: list[SamplerStep] = []
         for policy, some in parts:
-            features = policy.encoder(obs)
+            features = policy.features(obs)
             times = policy.embedded()[some]
             strides += [
                 policy.stride(step, time, features, None)

@@ -57,7 +57,7 @@ class Consistency(flow.Flow):
         return torch.randn(n, self.steps * self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        features = self.encoder(obs)
+        features = self.features(obs)
         x, *fresh = noise.split(self.size, 1)
         for i, time in enumerate(self.embedded().unbind()):
             t = i / self.steps
@@ -81,7 +81,7 @@ class Consistency(flow.Flow):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Consistency loss over the valid steps, [n]."""
-        features = self.encoder(under(batch, "obs"))
+        features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)

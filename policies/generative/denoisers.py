@@ -2,7 +2,8 @@
 
 `Transformer`: one token per step of the chunk; time and features modulate every layer (adaptive
 layer normalisation, DiT; Peebles and Xie, 2023). `UNet`: 1D convolutions along the chunk, halving
-its length and restoring it, conditioned by FiLM (Chi et al., 2023; Perez et al., 2018):
+its length and restoring it, conditioned by FiLM (Chi et al., 2023; Perez et al., 2018). Its
+defaults are for a CPU; the authors use channels 256, 512, 1024, kernel 5 and 256 wide steps.
 
     h <- (1 + scale(c)) norm(h) + shift(c),   c = W [time, features].
 

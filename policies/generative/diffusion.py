@@ -24,16 +24,18 @@ from embodied.nn.networks import per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.denoisers import denoiser
 from policies.generative.guidance import SamplerStep
+from policies.generative.observation_history import EncodesHistory
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
-from policies.wrappers.real_time_chunking import GuidedSampler
 
 
 @dataclass(frozen=True)
 class Config:
     """`train_steps`: noise levels T; `steps`: DDIM sampling steps, a divisor of T; `eta`: 0 for
     deterministic sampling given the initial noise, 1 for new noise at every step; `width`, `depth`,
-    `time_dim`: of the residual MLP; `net`: another network (policies.generative.denoisers)."""
+    `time_dim`: of the residual MLP; `net`: another network (policies.generative.denoisers);
+    `obs_steps`: observations, the present one included (policies.generative.observation_history).
+    """
 
     chunk: int = 8
     train_steps: int = 100
@@ -43,6 +45,7 @@ class Config:
     depth: int = 2
     time_dim: int = 16
     net: Node | None = None
+    obs_steps: int = 1
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
@@ -59,7 +62,7 @@ class Step(NamedTuple):
     sigma: float
 
 
-class Diffusion(GuidedSampler):
+class Diffusion(EncodesHistory):
     """Diffusion policy. Noise [n, chunk * A] is the initial sample; with eta > 0,
     [n, steps * chunk * A]: also the noise of later steps."""
 
@@ -73,12 +76,13 @@ class Diffusion(GuidedSampler):
         self.size = config.chunk * spec.act.size
         self.noise_steps = config.chunk if config.eta == 0 else 0
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.set_obs_steps(config.obs_steps)
         self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.net = denoiser(
             config.net,
             config.chunk,
             spec.act.size,
-            self.encoder.size,
+            self.feature_size,
             config.width,
             config.depth,
             config.time_dim,
@@ -93,7 +97,7 @@ class Diffusion(GuidedSampler):
         return torch.randn(n, parts * self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        features = self.encoder(obs)
+        features = self.features(obs)
         x, *fresh = noise.split(self.size, 1)
         for i, (step, time) in enumerate(zip(self.grid, self.embedded().unbind(), strict=True)):
             x0, e = self.split(x, step, time, features)
@@ -121,7 +125,7 @@ class Diffusion(GuidedSampler):
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The initial sample and the sampler's steps, for guidance."""
-        features = self.encoder(obs)
+        features = self.features(obs)
         x, *fresh = noise.split(self.size, 1)
         times = self.embedded().unbind()
         return x, [
@@ -163,7 +167,7 @@ class Diffusion(GuidedSampler):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the predicted noise over the valid steps, [n]."""
-        features = self.encoder(under(batch, "obs"))
+        features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)

@@ -19,15 +19,16 @@ from embodied.nn.networks import per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from policies.generative.denoisers import denoiser
 from policies.generative.guidance import SamplerStep
+from policies.generative.observation_history import EncodesHistory
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
-from policies.wrappers.real_time_chunking import GuidedSampler
 
 
 @dataclass(frozen=True)
 class Config:
     """`steps`: Euler steps K; `width`, `depth` (residual blocks), `time_dim`: of the residual MLP;
-    `net`: another network (policies.generative.denoisers)."""
+    `net`: another network (policies.generative.denoisers); `obs_steps`: observations, the present
+    one included (policies.generative.observation_history)."""
 
     chunk: int = 8
     steps: int = 4
@@ -35,11 +36,12 @@ class Config:
     depth: int = 2
     time_dim: int = 16
     net: Node | None = None
+    obs_steps: int = 1
     images: ImageConfig = field(default_factory=ImageConfig)
     points: PointConfig = field(default_factory=PointConfig)
 
 
-class Flow(GuidedSampler):
+class Flow(EncodesHistory):
     """Flow-matching policy. Noise [n, chunk * A] is the initial sample x_0."""
 
     waves: Tensor
@@ -52,12 +54,13 @@ class Flow(GuidedSampler):
         self.size = config.chunk * spec.act.size
         self.noise_steps = config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        self.set_obs_steps(config.obs_steps)
         self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.net = denoiser(
             config.net,
             config.chunk,
             spec.act.size,
-            self.encoder.size,
+            self.feature_size,
             config.width,
             config.depth,
             config.time_dim,
@@ -77,7 +80,7 @@ class Flow(GuidedSampler):
         return torch.randn(n, self.size, device=self.range.radius.device)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        features = self.encoder(obs)
+        features = self.features(obs)
         x = noise
         for time in self.embedded().unbind():
             x = torch.add(x, self.net.at(x, time, features), alpha=1 / self.steps)
@@ -85,7 +88,7 @@ class Flow(GuidedSampler):
 
     def strides(self, obs: Tensors, noise: Tensor) -> tuple[Tensor, list[SamplerStep]]:
         """The initial sample and the sampler's steps, for guidance."""
-        features = self.encoder(obs)
+        features = self.features(obs)
 
         def stride(i: int, time: Tensor) -> SamplerStep:
             remain = 1 - i / self.steps
@@ -107,7 +110,7 @@ class Flow(GuidedSampler):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the velocity over the valid steps, [n]."""
-        features = self.encoder(under(batch, "obs"))
+        features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
         x = torch.lerp(x0, target, t[:, None])

@@ -55,6 +55,8 @@ class OneStep(PolicyWrapper):
         self.size = self.chunk * spec.act.size
         if self.flow.sample_noise(1).shape[1:] != (self.size,):
             raise ConfigError("flow must be a policy whose noise is as large as its chunk")
+        if self.flow.initial(1):
+            raise ConfigError("a one-step policy observes the present only: flow.obs_steps=1")
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
             self.encoder.size + self.size,

@@ -2,13 +2,14 @@
 
 It can be sampled with one step or many. The network s(x_t, t, d, o) is the mean velocity over the
 next step of length d. For the smallest d = 1 / finest it is trained by flow matching, s = x_1 -
-x_0. One in `bootstrap` samples of a batch trains a longer step from two of half the length, without
-gradient through the target:
+x_0. One in `bootstrap` samples of a batch, drawn at random, trains a longer step from two of half
+the length, without gradient through the target:
 
     s(x_t, t, d) = (s(x_t, t, d/2) + s(x', t + d/2, d/2)) / 2,   x' = x_t + d/2 s(x_t, t, d/2),
 
 for d = 1, 1/2 .. 2/finest and t a multiple of d. Sampling takes K = `steps` Euler steps of d = 1/K.
-Targets use the trained network itself, not an EMA, as in ReinFlow (Zhang et al., 2025).
+Differences from the published code: targets use the trained network itself, not an EMA, as in
+ReinFlow (Zhang et al., 2025); the authors bootstrap the first eighth of a shuffled batch.
 """
 
 from __future__ import annotations
@@ -63,12 +64,11 @@ class Shortcut(flow.Flow):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the velocity over the valid steps, [n]."""
-        features = self.encoder(under(batch, "obs"))
+        features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
         x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
-        # Spread over the batch, not its first samples: it may be concatenated from several sources.
-        some = slice(self.config.bootstrap - 1, None, self.config.bootstrap)
+        some = self._some(t)
         level[some] = torch.randint(self.finest_level, (len(t[some]),), device=t.device)
         scale = torch.exp2(level[some])
         t[some] = (t[some] * scale).floor() / scale
@@ -77,6 +77,11 @@ class Shortcut(flow.Flow):
         goal[some] = self.longer(x[some], t[some], level[some], features[some])
         error = (self.velocity(x, t, level, features) - goal).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
+
+    def _some(self, t: Tensor) -> Tensor:
+        """Random samples [n / bootstrap] of a batch. Not every k-th one: a batch may alternate
+        between sources. Not randperm, which synchronises with the device."""
+        return torch.rand_like(t).topk(len(t) // self.config.bootstrap).indices
 
     @torch.no_grad()
     def longer(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:

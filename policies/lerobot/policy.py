@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError
-from embodied.core.history import FRESH, HISTORY, with_history
+from embodied.core.history import HISTORY
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from policies.wrappers.real_time_chunking import GuidedSampler
+from policies.generative.observation_history import ObservesHistory
 
 CONSTANT = 1e-6  # an element of the actions with a smaller scale does not vary
 
@@ -62,7 +62,7 @@ class Normalization(nn.Module):
         return (x + self.offset) * self.scale + self.low
 
 
-class LeRobotPolicy(GuidedSampler):
+class LeRobotPolicy(ObservesHistory):
     """Base class: prepares the inputs, keeps the history, and gives actions their units.
 
     It stays in evaluation mode when it is trained, so that batch normalisation keeps the statistics
@@ -95,25 +95,6 @@ class LeRobotPolicy(GuidedSampler):
     def train(self, mode: bool = True) -> Self:
         del mode
         return super().train(False)
-
-    def initial(self, n: int) -> Tensors:
-        if not self.past:
-            return {}
-        device = self.middle.device
-        kept = {HISTORY + name: self._zeros(name, n) for name in self.names}
-        return {**kept, FRESH: torch.ones(n, dtype=torch.bool, device=device)}
-
-    def _zeros(self, name: str, n: int) -> Tensor:
-        leaf = self.spec.obs[name]
-        zeros = leaf.zeros(n, self.middle.device)[:, None]
-        return zeros.repeat(1, self.past, *[1] * len(leaf.shape))
-
-    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
-        return with_history(obs, carry), carry
-
-    @property
-    def augments(self) -> bool:
-        return self.past > 0
 
     def prepared(self, obs: Tensors) -> list[tuple[str, Tensor]]:
         """The kind and the normalised values [n, obs_steps, ...] of every input."""

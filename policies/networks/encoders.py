@@ -35,6 +35,7 @@ class Encoder(nn.Module):
         named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
         self.vectors = [k for k, v in seen.items() if _plain(v)]
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
+        self.names = [name for name, leaf in seen.items() if not leaf.is_text]
         flat = sum(seen[name].size for name in self.vectors)
         self.norm = MeanStdNormalizer(flat)
         self.normalized = [seen[name].is_normalized for name in self.vectors]

@@ -3,7 +3,8 @@
 Residual reinforcement learning (Johannink et al., 2019); ResiP on chunked imitation policies
 (Ankile et al., 2024). At every control step a = clip(a_base + scale * u), with u from the inner
 policy, whose observations include the base's action of this step. The base's chunk is executed open
-loop for `execute` steps before it plans again; the correction is closed loop.
+loop for `execute` steps before it plans again; the correction is closed loop. Of ResiP's code, the
+distillation into a policy of images is not here.
 """
 
 from __future__ import annotations

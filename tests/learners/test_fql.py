@@ -83,7 +83,8 @@ def test_the_target_follows_the_one_step_policy(aggregate: str) -> None:
 def test_the_three_terms_by_hand() -> None:
     learner = make(chunk=2, hidden=())
     slopes(learner.critic, [1.0, 3.0])  # of the last of two steps
-    batch = two_modes(16) | {"action": torch.rand(16, 2) * 2 - 1}
+    steps = {"executed_steps": torch.tensor([2, 1] * 8)}
+    batch = two_modes(16) | {"action": torch.rand(16, 2) * 2 - 1} | steps
     obs = under(batch, "obs")
     torch.manual_seed(3)
     flow, distil, value = learner._actor_loss(batch)

@@ -142,7 +142,8 @@ def test_a_flow_policy_can_be_extracted() -> None:
         spec=SPEC,
         total_steps=10,
     )
-    batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1}
+    steps = {"executed_steps": torch.tensor([3, 3, 2, 1])}
+    batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1} | steps
     assert torch.isfinite(learner.update(batch)["actor_loss"])
 
 

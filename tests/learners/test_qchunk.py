@@ -15,6 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
+from embodied.learners.imitation.bc_rows import behaviour
 from embodied.learners.learner import Learner
 from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector
@@ -94,7 +95,7 @@ def recorded() -> Episodes:
 def lived(chunk: int) -> Tensors:
     """Rows of the running world."""
     learner = make(chunk)
-    rollout = Collector(Counter(Config()), learner.policy, GAMMA)
+    rollout = Collector(Counter(Config()), learner.policy, GAMMA, executed_steps=True)
     parts = [rows for _ in range(20) if (rows := rollout.step()[0])]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
@@ -115,6 +116,18 @@ def test_the_target_is_the_return_at_every_distance_from_the_end(source: str, ch
     learner.target = Known(true_value)
     bootstrapped = learner._backup(rows["reward"], rows["discount"], following)
     torch.testing.assert_close(bootstrapped, torch.tensor([true_value(s) for s in states]))
+
+
+@pytest.mark.parametrize("source", ["recorded", "lived"])
+def test_only_executed_steps_are_imitated(source: str) -> None:
+    """A chunk that the end of an episode cuts short holds actions that nobody took."""
+    learner = make(chunk=4)
+    rows = transitions(recorded(), GAMMA, 4) if source == "recorded" else lived(4)
+    steps = [min(4, left(s)) for s in rows["obs/state"][:, 0].tolist()]
+    assert 1 in steps and 4 in steps
+    imitated = behaviour(rows, learner.policy)["valid"]
+    assert imitated.sum(1).tolist() == steps
+    assert (imitated.int().diff(dim=1) <= 0).all()  # from the first one on
 
 
 @torch.no_grad()

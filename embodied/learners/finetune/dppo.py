@@ -9,6 +9,8 @@ advantage A; earlier, noisier steps have a smaller weight and a smaller clip ran
 
 Minibatches are shuffled over time, environments and denoising steps. A is computed per decision by
 generalised advantage estimation, which bootstraps from the true next observation at a time limit.
+Differences from the published code: it normalises A within each minibatch (here: `advantage`, by
+default over the batch), and ends its warm-up of the critic after a number of environment steps.
 """
 
 from __future__ import annotations
@@ -72,7 +74,6 @@ class Dppo(ppo_on_chain.PpoOnChain):
         table = each(decisions, lambda leaf: leaf.repeat_interleave(links, 0))
         table["action"] = torch.stack([chain[:, :-1], chain[:, 1:]], 2).flatten(0, 1)
         table["step"] = torch.arange(links, device=chain.device).repeat(len(chain))
-        table["advantage"] = table["advantage"] * self.fades[table["step"]]
         places = range(0, len(table["step"]), PIECE)
         pieces = (each(table, partial(piece, at, PIECE)) for at in places)
         table["old"] = torch.cat([self._evaluate_actions(rows)[0] for rows in pieces])
@@ -104,6 +105,7 @@ class Dppo(ppo_on_chain.PpoOnChain):
         advantage, clip = rows["advantage"], self.clips[rows["step"]]
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))
+        advantage = advantage * self.fades[rows["step"]]
         policy_loss, log_ratio = clip_loss(log_prob, rows["old"], advantage, clip)
         value = self._values(rows)
         error = value_loss(value, rows["value"], rows["target"], self.config.value_clip)

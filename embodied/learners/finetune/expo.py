@@ -11,7 +11,9 @@ N edited versions:
     L_alpha = -alpha E (log pi_e + D (h + log scale))
 
 The density is that of the scaled edit, log p(u) - D log scale, and the target entropy is scaled
-accordingly; otherwise the temperature diverges. Acting uses an EMA of the base.
+accordingly; otherwise the temperature diverges. Acting uses an EMA of the base. Differences from
+the published code: the action is always the argmax (they can sample it by softmax), and the base's
+network is a residual MLP of this package; of chunks, the base imitates the executed steps.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class Expo(ActorCritic):
     shares its edit policy and critics, and its base is an EMA of the trained one."""
 
     data = "off_policy"
+    uses_executed_steps = True
     policy: Edit  # pyright: ignore[reportIncompatibleVariableOverride]
     online: Edit
 

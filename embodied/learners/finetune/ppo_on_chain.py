@@ -65,7 +65,7 @@ class PpoOnChain(ppo.Ppo):
         if len(self.optims) == 1:  # critic-only updates need separate optimisers
             actor = [p for p in policy.parameters() if p.requires_grad]
             groups = {"actor": actor, "critic": list(self.value.parameters())}
-            self.optims = {name: Adam(group, config.lr) for name, group in groups.items()}
+            self.optims = {name: Adam(g, config.lr, eps=ppo.EPS) for name, g in groups.items()}
 
     def _critic(self, spec: Spec) -> Value:
         value, clone = Value(self.config.value, spec), self.policy.encoder
@@ -79,9 +79,8 @@ class PpoOnChain(ppo.Ppo):
         return metrics
 
     def _set_rates(self) -> None:
+        self.lr.active[0] = float(self.updates >= self.config.warm_up)
         super()._set_rates()
-        if self.updates < self.config.warm_up:
-            self.optims["actor"].param_groups[0]["lr"].zero_()
 
     def _observe(self, batch: Tensors) -> None:
         """Update only the critic's normaliser; the policy keeps that of its base policy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
@@ -11,10 +12,9 @@ from embodied.core.tensors import Tensors
 
 def behaviour(rows: Tensors, policy: Policy) -> Tensors:
     """Transitions `rows` with `action` [n, H * A] in the form of `policy.loss`: `action` [n, H, A]
-    and `valid` [n, H], all true.
+    and `valid` [n, H]: the steps that were executed before the episode ended (`executed_steps`).
 
-    Chunks cut short by the end of an episode are used in full (the rest of the plan, or the last
-    action repeated). ConfigError if the actions are not whole chunks of the policy.
+    ConfigError if the actions are not whole chunks of the policy.
     """
     action, shape = rows["action"], policy.spec.act.shape
     if action.shape[1] != policy.chunk * policy.spec.act.size:
@@ -23,9 +23,17 @@ def behaviour(rows: Tensors, policy: Policy) -> Tensors:
             f"policy.chunk is {policy.chunk}: leave execute out, as this learner needs whole chunks"
         )
     action = action.reshape(-1, policy.chunk, *shape)
-    valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
     return {
         **{k: v for k, v in rows.items() if k.startswith("obs/")},
         "action": action,
-        "valid": valid,
+        "valid": valid_steps(rows, policy.chunk),
     }
+
+
+def valid_steps(rows: Tensors, chunk: int) -> Tensor:
+    """The steps [n, H] (bool) of the chunks of `rows` that were executed: all, unless the episode
+    ended within a chunk. With H = 1 there is no `executed_steps` [n] and each step is valid."""
+    action = rows["action"]
+    if chunk == 1:
+        return torch.ones(len(action), 1, dtype=torch.bool, device=action.device)
+    return torch.arange(chunk, device=action.device) < rows["executed_steps"][:, None]

@@ -4,6 +4,9 @@ The policy that acts and is saved has an exponential moving average of the train
 diffusion and flow policies need (Chi et al., 2023).
 
     averaged <- ema averaged + (1 - ema) trained
+
+Differences from Diffusion Policy's published code: the decay is (1 + k) / (10 + k) up to `ema`
+after k updates, not 1 - (1 + k)^-0.75; Adam without weight decay or a warm-up of the rate.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ code here.
 FastTD3 (Seo et al., 2025), for many parallel environments: critics predict a distribution over
 `atoms` and are trained by cross entropy on that of the target critic with the smaller mean; the
 policy maximises the smaller mean, and its exploration noise differs between environments (the
-policy's `std_range`).
+policy's `std_range`). Differences from the published code: observations are normalised once
+(`data.normalize`), not by running statistics; Adam without AdamW's weight decay; FP32.
 """
 
 from __future__ import annotations

@@ -8,7 +8,11 @@ No gradient passes through the flow's integration. With z, z' ~ N(0, I):
     L_pi = L_flow(v) + alpha |mu(s, z) - sg ODE_v(s, z)|^2 - lambda mean_i Q_i(s, clip mu(s, z))
 
 lambda = 1, or 1 / sg mean |Q|, which makes alpha independent of the reward scale. Each transition
-has its own discount d; actions may be chunks.
+has its own discount d; actions may be chunks, of which the flow imitates the steps that were
+executed. Differences from the published code: a chunk that the end of an episode cuts short trains
+the critics too, with its true return and the rest of its plan (they drop it), because online a
+chunk that ends with the success may be the only one that is rewarded; the one-step policy's
+default network is smaller (three layers of 256 against four of 512).
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ class Fql(ActorCritic):
     transitions."""
 
     data = "offline"
+    uses_executed_steps = True
     usual_policy = "one_step"
     policy: OneStep  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic

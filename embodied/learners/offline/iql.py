@@ -30,6 +30,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.gradient_learner import GradientLearner, soft_update
+from embodied.learners.imitation.bc_rows import valid_steps
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from policies.networks.encoders import Encoder
@@ -77,6 +78,7 @@ class Iql(GradientLearner):
     transitions."""
 
     data = "offline"
+    uses_executed_steps = True
     usual_policy = "deterministic"
     critic: Critic
     target: Critic
@@ -164,8 +166,7 @@ class Iql(GradientLearner):
     def _shown(self, batch: Tensors) -> Tensors:
         """The transitions in the form of the policy's imitation loss."""
         action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
-        valid = torch.ones(action.shape[:2], dtype=torch.bool, device=action.device)
-        return {**batch, "action": action, "valid": valid}
+        return {**batch, "action": action, "valid": valid_steps(batch, self.policy.chunk)}
 
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)

@@ -8,7 +8,9 @@ termination).
     L_Q  = sum_i E (Q_i(s, a) - y)^2,             L_pi = L_flow, on all transitions
 
 Acting uses the same argmax. Chunked actions give unbiased h-step backups and temporally coherent
-exploration.
+exploration. L_pi counts the executed steps of a chunk. Differences from the published code: a chunk
+that the end of an episode cuts short trains the critics too, with its true return and the rest of
+its plan (they drop it); online, a transition begins where a decision did (they begin at any step).
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class QChunking(ActorCritic):
     """`update` is one critic step and one BC step of the base policy, on the same transitions."""
 
     data = "offline"
+    uses_executed_steps = True
     usual_policy = "best_of_n"
     policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -18,16 +18,22 @@ Schedule = Literal["constant", "linear", "cosine", "adaptive"]
 
 
 class LearningRates(nn.Module):
-    """The learning rates of several optimisers: `base_lrs` times a common factor `lr_scale`."""
+    """The learning rates of several optimisers: `base_lrs` times a common factor `lr_scale`.
+
+    `active` [optimisers]: 1, or 0 for a rate of 0. While the first one is 0 (a policy that waits
+    for its critic), its KL divergence says nothing and `adapt` changes nothing.
+    """
 
     base_lrs: Tensor
     lr_scale: Tensor
+    active: Tensor
 
     def __init__(self, base_lrs: Sequence[float], kind: Schedule) -> None:
         super().__init__()
         self.kind = kind
         self.register_buffer("base_lrs", torch.tensor(base_lrs))
         self.register_buffer("lr_scale", torch.tensor(1.0))
+        self.register_buffer("active", torch.ones(len(base_lrs)), persistent=False)
 
     @property
     def scale(self) -> float:
@@ -47,16 +53,17 @@ class LearningRates(nn.Module):
         divide them by 1.5 if it is above twice the target (Rudin et al., 2022)."""
         scale = self.lr_scale
         lower = torch.where(kl > 2 * target, scale / 1.5, scale)
-        scale.copy_(torch.where(kl < target / 2, scale * 1.5, lower))
-        scale.copy_((scale * self.base_lrs[0]).clamp(1e-5, 1e-2) / self.base_lrs[0])
+        found = torch.where(kl < target / 2, scale * 1.5, lower)
+        found = (found * self.base_lrs[0]).clamp(1e-5, 1e-2) / self.base_lrs[0]
+        scale.copy_(torch.where(self.active[0] > 0, found, scale))
 
     def write(self, optims: Iterable[Adam]) -> None:
         """Write the rates into the optimisers, in their order."""
-        for adam, rate in zip(optims, self.base_lrs, strict=False):
+        for adam, rate, active in zip(optims, self.base_lrs, self.active, strict=False):
             group = adam.param_groups[0]
             if not isinstance(group["lr"], Tensor) or group["lr"].device != rate.device:
                 group["lr"] = torch.empty_like(rate)
-            torch.mul(self.lr_scale, rate, out=group["lr"])
+            torch.mul(self.lr_scale, rate, out=group["lr"]).mul_(active)
 
 
 def clip_norm(grads: list[Tensor], most: float) -> Tensor:

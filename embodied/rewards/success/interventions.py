@@ -5,7 +5,8 @@
 RLIF (Luo et al., 2024): needs neither a task reward nor an expert operator. With `pay` "env" the
 environment's reward is kept: learning from demonstrations and corrections (SERL; Luo et al., 2024;
 HIL-SERL, 2024). Transitions hold the executed action; `intervened` marks the operator's. There are
-no interventions in evaluation.
+no interventions in evaluation. RLIF's random intervener and the one by a reference
+policy's value are not here.
 """
 
 from __future__ import annotations

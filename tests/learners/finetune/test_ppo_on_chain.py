@@ -22,6 +22,7 @@ from embodied.learners.finetune.dppo import Dppo, clip_schedule
 from embodied.learners.finetune.ppo_on_chain import PpoOnChain
 from embodied.learners.finetune.reinflow import Reinflow, fallen
 from embodied.learners.learner import Learner
+from embodied.learners.on_policy.ppo import EPS
 from embodied.training.logger import Log
 from embodied.training.train import train
 from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
@@ -137,11 +138,20 @@ def test_only_what_learns_changes(name: str, links: int) -> None:
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_the_critic_warms_up_alone(name: str) -> None:
-    learner, policy = make(name, warm_up=1)
+def test_both_optimisers_have_ppo_s_epsilon(name: str) -> None:
+    for rates in ({"lr": 1e-3, "critic_lr": 1e-3}, {"lr": 1e-4, "critic_lr": 1e-3}):
+        learner, _ = make(name, **rates)
+        assert [adam.param_groups[0]["eps"] for adam in learner.optims.values()] == [EPS, EPS]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "adaptive"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_critic_warms_up_alone(name: str, schedule: str) -> None:
+    learner, policy = make(name, warm_up=1, schedule=schedule)
     before, critic = weights(policy), weights(learner.value)
     learner.update(batch_of(policy))
     assert not changed(before, weights(policy)) and changed(critic, weights(learner.value))
+    assert learner.lr.lr_scale == 1  # the divergence of a policy that waits says nothing
     learner.update(batch_of(policy))
     assert changed(before, weights(policy))
 
@@ -155,15 +165,15 @@ def test_clips_by_hand() -> None:
 
 
 def test_dppo_table_by_hand() -> None:
-    """Every step of a decision: its advantage fades by 0.5 a step before the last, its pair and its
-    density are those of its place in the chain."""
+    """Every step of a decision: it has the decision's advantage, its pair and its density are those
+    of its place in the chain."""
     learner, policy = make("dppo", fade=0.5, advantage="raw", scale_rewards=False)
     assert isinstance(learner, Dppo) and isinstance(policy, NoisyDiffusion)
     batch = batch_of(policy)
     table, _ = learner._table(batch, {})
     whole = each(table, lambda leaf: leaf.unflatten(0, (18, 3)))
     raw = whole["target"] - whole["value"]  # the advantage of the decision
-    torch.testing.assert_close(whole["advantage"], raw * torch.tensor([0.25, 0.5, 1.0]))
+    torch.testing.assert_close(whole["advantage"], raw)
     chain = batch["action"][0, 1]
     for k in range(3):
         pair = whole["action"][1, k]
@@ -185,8 +195,8 @@ def test_large_batches_are_assessed_in_pieces(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ratios 1.1 and 0.5 at steps whose clips are 0.02 and 0.2."""
-    learner, _ = make("dppo", first_clip=0.02, clip=0.2, value_weight=0.5)
+    """Ratios 1.1 and 0.5 at steps whose clips are 0.02 and 0.2; the first of three fades by 1/4."""
+    learner, _ = make("dppo", first_clip=0.02, clip=0.2, value_weight=0.5, fade=0.5)
     ratio = torch.tensor([1.1, 0.5])
     monkeypatch.setattr(learner, "_evaluate_actions", lambda rows: (ratio.log(), torch.zeros(2)))
     monkeypatch.setattr(learner, "_values", lambda rows: torch.tensor([1.0, 3.0]))
@@ -198,10 +208,28 @@ def test_dppo_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         "target": torch.tensor([0.0, 1.0]),
     }
     loss, metrics = learner._loss(rows)
-    policy = (-min(1.1 * 2, 1.02 * 2) - min(-0.5, -0.8)) / 2
+    policy = (-min(1.1 * 0.5, 1.02 * 0.5) - min(-0.5, -0.8)) / 2
     value = (0.5 * 1 + 0.5 * 4) / 2
     assert loss.item() == pytest.approx(policy + 0.5 * value)
     assert metrics["clipped"] == 1
+
+
+def test_advantages_are_normalised_before_they_fade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the authors do: -1 and 1 of a minibatch, the first of them 1/4 of that."""
+    learner, _ = make("dppo", fade=0.5, advantage="minibatch", value_weight=0.0)
+    given: list[torch.Tensor] = []
+
+    def seen(log_prob: Any, old: Any, advantage: torch.Tensor, clip: Any) -> Any:
+        given.append(advantage)
+        return torch.zeros(2), torch.zeros(2)
+
+    monkeypatch.setattr(dppo, "clip_loss", seen)
+    zeros = torch.zeros(2)
+    monkeypatch.setattr(learner, "_evaluate_actions", lambda rows: (zeros, zeros))
+    monkeypatch.setattr(learner, "_values", lambda rows: zeros)
+    rows = {"old": zeros, "value": zeros, "target": zeros, "step": torch.tensor([0, 2])}
+    learner._loss(rows | {"advantage": torch.tensor([3.0, 7.0])})
+    torch.testing.assert_close(given[0], torch.tensor([-0.25, 1.0]))
 
 
 def test_staying_with_the_clone_by_hand() -> None:
