@@ -331,6 +331,16 @@ class HasInstructions(Protocol):
 
 
 @runtime_checkable
+class ExpectsGivenTasks(Protocol):
+    """Draws a task at the end of each episode, which costs time, and can leave that out."""
+
+    def expect_given_tasks(self) -> None:
+        """From now on `reset(task=...)` follows each end of an episode; until then, the `obs` of
+        the ended envs are those of `next_obs`."""
+        ...
+
+
+@runtime_checkable
 class HasCurrentTask(Protocol):
     """`task` [B, D]: the task vectors of the running episodes."""
 

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import ExpectsGivenTasks, Step, VecEnv
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
+from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.student_estimates import StudentEstimates
@@ -43,6 +43,9 @@ class TaskWrapper(Wrapper):
     ) -> None:
         super().__init__(env)
         self.teacher, self.episode_log, self.estimates = teacher, episode_log, estimates
+        drawing = find_protocol(env, ExpectsGivenTasks)
+        if drawing is not None:
+            drawing.expect_given_tasks()
         zeros = torch.zeros(self.num_envs, device=self.device)
         self.memory = {
             "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),

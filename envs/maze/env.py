@@ -1,4 +1,4 @@
-"""Maze: partially observed maze navigation with levels as task vectors, batched.
+"""Maze: partially observed maze navigation with levels as task vectors, as batched tensors.
 
 The environment of the studies of unsupervised environment design (Dennis et al., 2020): walls
 anywhere, three actions (turn left, turn right, go forward). The reward on reaching the goal after t
@@ -12,36 +12,43 @@ The level is the task vector (`envs.maze.levels`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.maze.levels import Floats, MazeLevels
+from envs.maze.batch_levels import BatchLevels
+from envs.maze.levels import MazeLevels
 from envs.maze.render import drawing, words
 from envs.row_rng import RowRng
 
 EMPTY, WALL, GOAL = 0, 1, 2
 LEFT, RIGHT, GO = 0, 1, 2
-WAYS = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])  # right, down, left, up: (row, column)
+TURNS = (-1, 1, 0)
+WAYS = ((0, 1), (1, 0), (0, -1), (-1, 0))  # right, down, left, up: (row, column)
 DT = 0.1  # seconds; sets the speed of videos
 
 
 @dataclass(frozen=True)
 class Config:
     """`side`: cells per side; `blocks`: largest number of walls in a sampled level; `view`: cells
-    in view per side, ahead and across (odd); `horizon` in steps.
+    in view per side, ahead and across (odd); `horizon` in steps; `held_out`: evaluation mazes,
+    those of every side (`mixed`) or the published ones of 13 x 13 (`zero_shot`).
     """
 
     side: int = 9
     blocks: int = 28
     view: int = 5
     horizon: int = 100
+    held_out: Literal["mixed", "zero_shot"] = "mixed"
     num_envs: int = 32
     seed: int = 0
+    device: str = "cpu"
 
 
 class Maze(VecEnv):
@@ -57,20 +64,24 @@ class Maze(VecEnv):
                 f"horizon={config.horizon} at least 1"
             )
         self.config, self.num_envs = config, config.num_envs
-        self.levels = MazeLevels(config.side, config.blocks)
+        self.device = _device(config.device)
+        self.levels = MazeLevels(config.side, config.blocks, config.held_out)
+        self.batch = BatchLevels(self.levels, self.device)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
         self.spec = self._spec()
-        n = config.num_envs
-        self.every = np.arange(n)
-        self.streams = RowRng(config.seed, n)
-        self.task = np.zeros((n, self.levels.size))
+        n, device = config.num_envs, self.device
+        self.every = torch.arange(n, device=device)
+        self.streams = RowRng(config.seed, n, device)
+        self.task = torch.zeros(n, self.levels.size, dtype=torch.float64, device=device)
         self.pad = config.view - 1
         self.width = config.side + 2 * self.pad
-        self.cells = np.full((n, self.width**2), WALL, np.uint8)
-        self.strides = WAYS @ np.array([self.width, 1])
+        self.cells = torch.full((n, self.width**2), WALL, dtype=torch.uint8, device=device)
+        self.strides = torch.tensor([y * self.width + x for y, x in WAYS], device=device)
+        self.turns = torch.tensor(TURNS, device=device)
         self.looks = self._looks(config.view)
-        self.place, self.goal, self.facing, self.age = np.zeros((4, n), np.int64)
-        self.begun = False
+        numbers = torch.zeros(4, n, dtype=torch.int64, device=device)
+        self.place, self.goal, self.facing, self.age = numbers
+        self.begun, self.given = False, False
 
     def _spec(self) -> Spec:
         view, levels = self.config.view, self.levels
@@ -82,79 +93,80 @@ class Maze(VecEnv):
         text = "find the goal of the maze"
         return Spec(obs, Leaf((), "int64", low=0, high=GO), DT, task, text)
 
-    def _looks(self, view: int) -> np.ndarray:
+    def _looks(self, view: int) -> Tensor:
         """[4, V * V]: how far each cell of the view is from the agent's, by facing."""
-        ahead, aside = np.indices((view, view))
-        ahead, aside = view - 1 - ahead, aside - view // 2
-        right = np.roll(self.strides, -1)
-        return np.stack(
-            [(ahead * go + aside * by).ravel() for go, by in zip(self.strides, right, strict=True)]
-        )
+        ahead = torch.arange(view - 1, -1, -1, device=self.device)[:, None]
+        aside = (torch.arange(view, device=self.device) - view // 2)[None]
+        right = self.strides.roll(-1)
+        return (ahead * self.strides[:, None, None] + aside * right[:, None, None]).flatten(1)
+
+    def expect_given_tasks(self) -> None:
+        """From now on `reset(task=...)` follows each end of an episode: `step` draws no levels."""
+        self.given = True
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        rows = self.every if mask is None else mask.cpu().numpy().astype(bool).nonzero()[0]
+        rows = self.every if mask is None else mask.to(self.device).nonzero().flatten()
         if not self.begun and len(rows) < self.num_envs:
             raise ValueError("maze: the first reset must reset all envs (mask=None)")
         if seed is not None:
-            self.streams.seed(seed, torch.from_numpy(rows))
+            self.streams.seed(seed, rows)
         if task is not None and task.shape != self.task.shape:
-            expected = self.task.shape
-            raise ValueError(f"maze: task is {tuple(task.shape)}, expected {expected}")
+            raise ValueError(
+                f"maze: task is {tuple(task.shape)}, expected {tuple(self.task.shape)}"
+            )
         self.begun = True
-        self._begin(rows, None if task is None else task.double().cpu().numpy()[rows])
+        self._begin(rows, None if task is None else task.to(self.task)[rows])
         return self._observe()
 
     def step(self, action: Tensor) -> Step:
-        act = action.detach().cpu().numpy()
-        if act.shape != (self.num_envs,) or not ((act >= LEFT) & (act <= GO)).all():
+        act = action.detach().to(self.device)
+        if act.shape != (self.num_envs,) or act.dtype != torch.int64:
             raise ValueError(f"maze: actions must be [{self.num_envs}] integers from 0 to 2")
-        self.facing = (self.facing + (act == RIGHT) - (act == LEFT)) % 4
+        self.facing = (self.facing + self.turns[act.clamp(LEFT, GO)]) & 3
         ahead = self.place + self.strides[self.facing]
-        free = self.cells[self.every, ahead] != WALL
-        self.place = np.where((act == GO) & free, ahead, self.place)
-        self.age += 1
+        free = self.cells.gather(1, ahead[:, None])[:, 0] != WALL
+        self.place = torch.where((act == GO) & free, ahead, self.place)
+        self.age = self.age + 1
         won = self.place == self.goal
         late = (self.age >= self.config.horizon) & ~won
-        reward = (won * (1 - 0.9 * self.age / self.config.horizon)).astype(np.float32)
+        reward = (won * (1 - 0.9 * self.age.double() / self.config.horizon)).float()
+        ended = won | late
+        # One look from the host for both, which a GPU would have to wait for.
+        wrong = ((act < LEFT) | (act > GO)).any()
+        any_wrong, any_ended = torch.stack([wrong, ended.any()]).tolist()
+        if any_wrong:
+            raise ValueError(f"maze: actions must be [{self.num_envs}] integers from 0 to 2")
         obs = following = self._observe()
-        if (won | late).any():
-            self._notify_before_reset(torch.from_numpy(won | late))
-            self._begin((won | late).nonzero()[0], None)
-            obs = self._observe()
-        arrived = torch.from_numpy(won)
-        log = {"success": arrived}
-        return Step(obs, following, torch.from_numpy(reward), arrived, torch.from_numpy(late), log)
+        if any_ended:
+            self._notify_before_reset(ended)
+            if not self.given:
+                self._begin(ended.nonzero().flatten(), None)
+                obs = self._observe()
+        return Step(obs, following, reward, won, late, {"success": won})
 
-    def _begin(self, rows: np.ndarray, task: Floats | None) -> None:
+    def _begin(self, rows: Tensor, task: Tensor | None) -> None:
         """New episodes in `rows` [n], of levels `task` [n, D] or random ones."""
-        task = self._drawn(rows) if task is None else task
-        plans = self.levels.decode(task)
+        task = self.batch.draw(self.streams, rows) if task is None else task
+        plans = self.batch.decode(task)
         side, inside = self.config.side, slice(self.pad, self.pad + self.config.side)
-        grid = self.cells.reshape(-1, self.width, self.width)
-        grid[rows, inside, inside] = np.where(plans.walls, WALL, EMPTY)
-        row, column = np.divmod(np.stack([plans.start, plans.goal]), side)
-        self.place[rows], self.goal[rows] = (row + self.pad) * self.width + column + self.pad
+        grid = self.cells.view(-1, self.width, self.width)
+        grid[rows, inside, inside] = plans.walls.view(-1, side, side).to(torch.uint8) * WALL
+        self.place[rows], self.goal[rows] = self._padded(plans.start), self._padded(plans.goal)
         self.cells[rows, self.goal[rows]] = GOAL
         self.facing[rows], self.age[rows], self.task[rows] = plans.facing, 0, task
 
-    def _drawn(self, rows: np.ndarray) -> Floats:
-        """Random levels from the envs' own generators, resampled until solvable."""
-        task = np.zeros((len(rows), self.levels.size))
-        wanted = np.arange(len(rows))
-        while len(wanted):
-            lots = self.streams.uniform(self.levels.lots, torch.from_numpy(rows[wanted]))
-            task[wanted] = self.levels.drawn(lots.T.double().numpy())
-            wanted = wanted[~self.levels.fit(task[wanted])]
-        return task
+    def _padded(self, cell: Tensor) -> Tensor:
+        row, column = cell // self.config.side, cell % self.config.side
+        return (row + self.pad) * self.width + column + self.pad
 
     def _observe(self) -> Tensors:
-        seen = self.cells[self.every[:, None], self.place[:, None] + self.looks[self.facing]]
         view = self.config.view
+        seen = self.cells.gather(1, self.place[:, None] + self.looks[self.facing])
         return {
-            "view": torch.from_numpy(seen.reshape(-1, view, view)),
-            "facing": torch.from_numpy(self.facing.astype(np.uint8)[:, None]),
+            "view": seen.view(-1, view, view),
+            "facing": self.facing.to(torch.uint8)[:, None],
         }
 
     @property
@@ -162,17 +174,14 @@ class Maze(VecEnv):
         return StateRoles({"numbers": (2,)}, {"stream": None})
 
     def get_state(self) -> Tensors:
-        numbers = np.stack([self.place, self.facing, self.age], 1)
-        return {
-            "task": torch.from_numpy(self.task.copy()),
-            "numbers": torch.from_numpy(numbers),
-            "stream": self.streams.state.clone(),
-        }
+        numbers = torch.stack([self.place, self.facing, self.age], 1)
+        stream = self.streams.state.clone()
+        return {"task": self.task.clone(), "numbers": numbers, "stream": stream}
 
     def set_state(self, state: Tensors) -> Tensors:
-        self._begin(self.every, state["task"].numpy())
-        self.place, self.facing, self.age = state["numbers"].numpy().T.copy()
-        self.streams.state = state["stream"].clone()
+        self._begin(self.every, state["task"].to(self.task))
+        self.place, self.facing, self.age = state["numbers"].to(self.device).T.clone()
+        self.streams.state = state["stream"].to(self.device).clone()
         self.begun = True
         return self._observe()
 
@@ -181,13 +190,21 @@ class Maze(VecEnv):
         return y - self.pad, x - self.pad
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        plans = self.levels.decode(self.task[row : row + 1])
-        picture = drawing(plans.walls[0], int(plans.goal[0]), self._cell(row), self.facing[row])
+        plans = self.levels.decode(self.task[row : row + 1].cpu().numpy())
+        facing = int(self.facing[row])
+        picture = drawing(plans.walls[0], int(plans.goal[0]), self._cell(row), facing)
         return torch.from_numpy(fitted(picture, width, height))
 
     def describe(self, row: int = 0) -> str:
-        plans = self.levels.decode(self.task[row : row + 1])
+        plans = self.levels.decode(self.task[row : row + 1].cpu().numpy())
         return words(plans.walls[0], int(plans.goal[0]), self._cell(row), int(self.facing[row]))
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"env.device={name}: no GPU was found; env.device=cpu")
+    return device
 
 
 def fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from envs.maze.held_out import mazes
 from envs.maze.render import drawing
 from envs.maze.shortest_paths import distances
 from envs.maze.tokens import spell
+from envs.maze.zero_shot import SIDE, zero_shot
 
 Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells
@@ -44,7 +45,7 @@ class MazeLevels:
     All sampled or edited levels have a path from start to goal, and none of them is in `held_out`.
     """
 
-    def __init__(self, side: int, blocks: int) -> None:
+    def __init__(self, side: int, blocks: int, held_out: str = "mixed") -> None:
         if side < 5:
             raise ValueError(f"side={side} is too small for a maze; it must be at least 5")
         self.side, self.cells = side, side * side
@@ -56,7 +57,9 @@ class MazeLevels:
         self.lots = self.cells + 2  # uniform numbers per level
         # In words (maze_words.py): goal, start, and walls or nothing.
         self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
-        self.held_out_names, self.held_out = self._held_out()
+        self.held_out_names, self.held_out = (
+            self._zero_shot() if held_out == "zero_shot" else self._held_out()
+        )
         self._secret = {_key(level) for level in self._canonical(self.held_out)}
 
     def decode(self, levels: Floats) -> Plans:
@@ -238,6 +241,19 @@ class MazeLevels:
         blocks = self.random(20, random)
         names = (*(maze.name for maze in named), *(f"blocks_{i}" for i in range(20)))
         return names, np.concatenate([levels, blocks])
+
+    def _zero_shot(self) -> tuple[tuple[str, ...], Floats]:
+        """The published mazes, each with the heading that it was published with."""
+        if self.side != SIDE:
+            raise ValueError(f"held_out=zero_shot are mazes of side {SIDE}, not {self.side}")
+        named = zero_shot()
+        walls = np.stack([maze.walls for maze in named])
+        start, goal = (
+            np.array([getattr(maze, end) for maze in named]) for end in ("start", "goal")
+        )
+        facing = np.array([maze.facing for maze in named])
+        levels = self.encode(Plans(walls, start, goal, facing))
+        return tuple(maze.name for maze in named), levels
 
 
 def _key(level: Floats) -> bytes:

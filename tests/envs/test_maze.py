@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from envs.maze.batch_levels import BatchLevels
 from envs.maze.env import GO, LEFT, RIGHT, Config, Maze
 from envs.maze.held_out import mazes
 from envs.maze.levels import MazeLevels, Plans
@@ -104,6 +105,51 @@ def test_every_vector_of_the_cube_is_a_level() -> None:
     assert not levels.solvable(ones)[0] and levels.solvable(zeros)[0]
 
 
+def test_batched_levels_agree_with_numpys() -> None:
+    """Decoding, ways by integers and by tensors, and what is held out."""
+    levels = MazeLevels(13, 60, "zero_shot")
+    batch = BatchLevels(levels, torch.device("cpu"))
+    random = np.random.default_rng(2)
+    drawn = np.concatenate([levels.drawn(random.random((300, levels.lots))), levels.held_out])
+    here, plans = levels.decode(drawn), batch.decode(torch.from_numpy(drawn))
+    assert np.array_equal(here.walls.reshape(len(drawn), -1), plans.walls)
+    for name in ("start", "goal", "facing"):
+        assert np.array_equal(getattr(here, name), getattr(plans, name))
+    ways = levels.solvable(drawn)
+    assert 0.2 < ways.mean() < 0.98
+    assert np.array_equal(batch._solvable_many(plans), ways)
+    assert np.array_equal(batch._solvable_few(plans), ways)
+    assert np.array_equal(batch.fit(plans), levels.fit(drawn)) and not batch.fit(plans)[-8:].any()
+    assert np.array_equal(batch.encode(plans), levels.encode(here))
+
+
+def test_the_published_mazes() -> None:
+    """The name of each is that of an evaluation task."""
+    env = Maze(Config(side=13, blocks=60, horizon=250, held_out="zero_shot", num_envs=2))
+    ways = dict(
+        zip(env.levels.held_out_names, env.levels.ways(env.levels.held_out).tolist(), strict=True)
+    )
+    # From (1, 1) to (11, 11) without a detour in SixteenRooms: 10 + 10 cells.
+    assert ways["SixteenRooms"] == 20 and len(ways) == 8 and min(ways.values()) >= 16
+    assert ways["Labyrinth"] == ways["LabyrinthFlipped"] > 40
+    assert env.held_out.shape == (8, 172)
+    with pytest.raises(ValueError, match="mazes of side 13, not 9"):
+        Maze(Config(held_out="zero_shot"))
+
+
+def test_given_tasks_are_not_drawn_beside() -> None:
+    """The generators of the envs stay where they are, and the last state is returned."""
+    env = Maze(Config(side=SIDE, blocks=5, num_envs=1, horizon=2))
+    env.expect_given_tasks()
+    env.reset(0, HAND)
+    before = env.streams.state.clone()
+    env.step(torch.tensor([LEFT]))
+    step = env.step(torch.tensor([LEFT]))
+    assert step.truncated.all() and torch.equal(env.streams.state, before)
+    assert torch.equal(step.obs["view"], step.next_obs["view"])
+    assert torch.equal(env.reset(task=HAND)["view"], Maze(env.config).reset(0, HAND)["view"])
+
+
 def test_steps_by_hand() -> None:
     walls = np.array([[[0, 1, 0], [0, 1, 0], [0, 0, 0]], [[0, 1, 0], [0, 1, 0], [0, 1, 0]]], bool)
     steps = distances(walls, np.array([0, 0]))
@@ -166,7 +212,7 @@ def test_rows_do_not_depend_on_each_other() -> None:
     many.reset(3)
     assert np.array_equal(few.task, many.task[:2])
     mask = torch.tensor([False, True, False, False, False])
-    before = many.task.copy()
+    before = many.task.clone()
     many.reset(mask=mask)
     assert np.array_equal(before[[0, 2, 3, 4]], many.task[[0, 2, 3, 4]])
     assert not np.array_equal(before[1], many.task[1])

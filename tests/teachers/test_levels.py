@@ -19,7 +19,7 @@ from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Curriculum, Outcome
 from envs.maze.env import Config, Maze
 
-NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5}
+NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5, "score": "gain"}
 
 
 @pytest.fixture(scope="module")

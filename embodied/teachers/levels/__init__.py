@@ -1,4 +1,4 @@
-"""Teachers that choose or make whole levels: domain randomization, PLR, ACCEL, PAIRED, CLUTR."""
+"""Teachers of whole levels: domain randomization, PLR, ACCEL, SFL, PAIRED, CLUTR."""
 
 from embodied.moved import attributes
 

@@ -39,9 +39,9 @@ class Config(level_teacher.Config):
     replayed level with so many edits is played next (0: none)."""
 
     robust: bool = False  # the student learns from replayed levels only
-    score: Literal["gain", "error", "maxmc"] = "gain"
+    score: Literal["maxmc", "gain", "error"] = "maxmc"
     replay: float = 0.5
-    size: int = 256
+    size: int = 4_000
     fill: float = 0.5
     beta: float = 0.1
     staleness: float = 0.3

@@ -1,0 +1,143 @@
+"""Sampling for learnability (SFL): train on levels that the student solves now and then.
+
+Rutherford et al., "No regrets: Investigating and improving regret approximations for curriculum
+discovery", 2024. With p the student's success rate on a level, its learnability is
+
+    p (1 - p).
+
+A round tests `candidates` random levels `plays` times each, without training on these episodes,
+and keeps the `size` most learnable ones. Then a share `replay` of the episodes is on levels of this
+set, uniformly, and the others on random levels, until `every` of them have ended. The source tests
+25,000 levels for 2,000 steps and keeps 1,000, and trains on as many random levels as kept ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Spec
+from embodied.teachers.levels import level_teacher
+from embodied.teachers.levels.level_teacher import LevelSpace
+from embodied.teachers.task_space import Floats
+
+TRAIN = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(level_teacher.Config):
+    """`candidates`: levels that are tested in a round, `plays` episodes each; `size`: how many are
+    kept; `every`: training episodes between rounds; `replay`: share of them on kept levels."""
+
+    candidates: int = 1_000
+    plays: int = 4
+    size: int = 100
+    every: int = 10_000
+    replay: float = 0.5
+
+
+class Sfl(level_teacher.LevelTeacher):
+    """The memo of an episode is the place of its level among the candidates (-1: it is trained on).
+
+    Tests and training overlap while the last tests of a round are running.
+    """
+
+    # Only with estimates does the student leave episodes out of its training.
+    needs = level_teacher.LevelTeacher.needs | {"estimates"}
+    remembered = (
+        *level_teacher.LevelTeacher.remembered,
+        *("kept", "tested", "waiting", "wins", "plays", "trained", "rounds", "learnability"),
+    )
+
+    def __init__(
+        self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(config, spec, levels, seed)
+        self.settings = config
+        _check(config)
+        self.kept = np.zeros((0, len(self.space)))
+        self.trained, self.rounds, self.learnability = 0, 0, 0.0
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Draw candidates and put their tests in line."""
+        count = self.settings.candidates
+        self.tested = self.levels.random(count, self.random)
+        order = np.tile(np.arange(count), self.settings.plays)
+        self.waiting: list[int] = self.random.permutation(order).tolist()
+        self.wins, self.plays = np.zeros(count), np.zeros(count)
+
+    def choose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [self.one() for _ in range(n)]
+
+    def one(self) -> tuple[Floats, int]:
+        if self.waiting:
+            place = self.waiting.pop()
+            return self.tested[place], place
+        if len(self.kept) and self.random.random() < self.settings.replay:
+            return self.kept[int(self.random.integers(len(self.kept)))], TRAIN
+        return self.levels.random(1, self.random)[0], TRAIN
+
+    def trains(self, ticket: Tensor) -> Tensor:
+        memos = (self.pending[number][1] for number in ticket.tolist())
+        return torch.tensor([memo == TRAIN for memo in memos], dtype=torch.bool)
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        for score, place in zip(scores.tolist(), memos, strict=True):
+            if place == TRAIN:
+                self.trained += 1
+            else:
+                self.wins[place] += score
+                self.plays[place] += 1
+        if len(self.tested) and not self.waiting and not self.running:
+            self.keep()
+        if not len(self.tested) and self.trained >= self.settings.every:
+            self.begin_round()
+
+    @property
+    def running(self) -> bool:
+        """Whether tests have not ended yet."""
+        return any(memo != TRAIN for _, memo in self.pending.values())
+
+    def keep(self) -> None:
+        """End the round: keep the most learnable candidates."""
+        # Fewer plays where an episode had no score.
+        rate = self.wins / self.plays.clip(min=1)
+        worth = rate * (1 - rate)
+        best = np.argsort(-worth, kind="stable")[: self.settings.size]
+        self.kept = self.tested[best]
+        self.learnability = float(worth[best].mean())
+        self.rounds, self.trained = self.rounds + 1, 0
+        self.tested = self.tested[:0]
+        self.wins, self.plays = self.wins[:0], self.plays[:0]
+
+    def forget(self) -> None:
+        """Interrupted tests are repeated."""
+        self.waiting += [memo for _, memo in self.pending.values() if memo != TRAIN]
+        super().forget()
+
+    def metrics(self) -> dict[str, float]:
+        counts = {"rounds": float(self.rounds), "learnability": self.learnability}
+        if not len(self.kept):
+            return {**super().metrics(), **counts}
+        kept = {f"kept_{name}": value for name, value in self.levels.traits(self.kept).items()}
+        return {**super().metrics(), **counts, **kept}
+
+
+def _check(config: Config) -> None:
+    for name in ("candidates", "plays", "size", "every"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"teacher.{name}={getattr(config, name)} should be at least 1")
+    if config.size > config.candidates:
+        raise ConfigError(
+            f"teacher.size={config.size} should be at most teacher.candidates={config.candidates}"
+        )
+    if config.plays < 2:
+        raise ConfigError("teacher.plays=1 cannot tell p (1 - p) from 0: at least 2")
+    if not 0 <= config.replay <= 1:
+        raise ConfigError(f"teacher.replay={config.replay:g} should be from 0 to 1")

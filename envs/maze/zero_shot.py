@@ -1,0 +1,162 @@
+"""The literature's zero-shot evaluation mazes of 13 x 13 cells, by name.
+
+Maps of Dennis et al. (2020) and Jiang et al. (2021), as evaluated by JaxUED (Coward et al., 2024).
+`SixteenRooms2` is SixteenRoomsFewerDoors. `#`: wall, `G`: goal, `> v < ^`: start and heading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIDE = 13
+HEADINGS = ">v<^"  # 0 to 3
+
+
+@dataclass(frozen=True)
+class Published:
+    """`walls` [13, 13] (bool); `start` and `goal` are cells (row * 13 + column)."""
+
+    name: str
+    walls: NDArray[np.bool_]
+    start: int
+    goal: int
+    facing: int
+
+
+def zero_shot() -> list[Published]:
+    """The eight mazes."""
+    return [_read(name, lines.split()) for name, lines in MAPS.items()]
+
+
+def _read(name: str, lines: list[str]) -> Published:
+    text = "".join(lines)
+    start = next(at for at, mark in enumerate(text) if mark in HEADINGS)
+    walls = np.array([[mark == "#" for mark in line] for line in lines])
+    return Published(name, walls, start, text.index("G"), HEADINGS.index(text[start]))
+
+
+MAPS = {
+    "SixteenRooms": """
+        ...#..#..#...
+        .>.......#...
+        ...#..#......
+        #.###.##.###.
+        ...#.........
+        ......#..#...
+        ##.#.##.###.#
+        ...#.....#...
+        ...#..#......
+        .####.##.#.##
+        ...#..#..#...
+        ......#....G.
+        ...#.....#...
+    """,
+    "SixteenRooms2": """
+        ...#.....#...
+        .>....#..#...
+        ...#..#..#...
+        ####.##.###.#
+        ...#..#......
+        ......#..#...
+        #.#####.#####
+        ...#..#..#...
+        ...#.........
+        ##.##.##.####
+        ...#..#..#...
+        ......#....G.
+        ...#..#..#...
+    """,
+    "Labyrinth": """
+        .............
+        .###########.
+        .#.........#.
+        .#.#######.#.
+        .#.#.....#.#.
+        .#.#.###.#.#.
+        .#.#.#G#.#.#.
+        .#.#.#.#.#.#.
+        .#...#...#.#.
+        .#########.#.
+        .....#.....#.
+        ####.#.#####.
+        >....#.......
+    """,
+    "LabyrinthFlipped": """
+        .............
+        .###########.
+        .#.........#.
+        .#.#######.#.
+        .#.#.....#.#.
+        .#.#.###.#.#.
+        .#.#.#G#.#.#.
+        .#.#.#.#.#.#.
+        .#.#...#...#.
+        .#.#########.
+        .#.....#.....
+        .#####.#.####
+        .......#....<
+    """,
+    "Labyrinth2": """
+        >#...........
+        .#.#########.
+        .#.#.......#.
+        .#.#.#####.#.
+        .#.#.#...#.#.
+        ...#.#.#.#.#.
+        ####.#G#.#.#.
+        ...#.###.#.#.
+        .#.#.....#.#.
+        .#.#######.#.
+        .#.........#.
+        .###########.
+        .............
+    """,
+    "StandardMaze": """
+        .....#>...#..
+        .###.####.##.
+        .#...........
+        .########.###
+        ........#....
+        ######.#####.
+        ....#..#.....
+        .##...##.####
+        ..#.#..#...#.
+        #.#.##.###.#.
+        #.#..#...#...
+        #.##.###.###.
+        ...#..G#.#...
+    """,
+    "StandardMaze2": """
+        ...#.#....#..
+        .#.#.####...#
+        .#........#..
+        .########.###
+        ...#..#.#.#.G
+        ##.#.##.#.#..
+        >#.#....#.##.
+        .#.##.###..#.
+        .#..#..###.#.
+        .##.##.#.#.#.
+        .#...#.#.#.#.
+        .#.#.#.#.#.#.
+        ...#...#.....
+    """,
+    "StandardMaze3": """
+        ...>#.#......
+        .####.#.####.
+        .#....#.#....
+        ...####.#.#.#
+        ##.#....#.#..
+        ...#.##.#.##.
+        .#.#.#..#..#G
+        .#.#.#.###.##
+        .#...#.#.#...
+        .###.#.#.###.
+        .#...#.#...#.
+        .#.###.#.#.#.
+        .#...#...#...
+    """,
+}
