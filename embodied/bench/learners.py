@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
+from embodied.bench.measure import (
+    Block,
+    Comparison,
+    alone,
+    compare,
+    cpu_time,
+    table,
+    write_json,
+)
 from embodied.bench.peers.plain import PlainSac, PlainTd3
 from embodied.bench.sac import ACT, BATCH, OBS, calling, filled, world
 from embodied.buffers.augment import random_shift
@@ -20,6 +28,7 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.learners.learner import Learner
+from embodied.nn.kernels import Kernels, choose
 
 STORED, HIDDEN = 100_000, (256, 256)
 PICTURES = (256, 84, 84, 9)  # of DrQ: 256 stacks of three frames
@@ -45,6 +54,7 @@ def run(
     torch.manual_seed(0)
     try:
         rows = updates(repeats, device)
+        rows += products(repeats) if device.type == "cpu" else []
         rows += [sampling(repeats, device), shifting(repeats, device)]
     finally:
         torch.set_num_threads(threads)
@@ -80,6 +90,29 @@ def updates(repeats: int, device: torch.device) -> list[Comparison]:
             row = f"{name}, batch {learner.batch_size}"
             rows.append(alone(ours, repeats, row, "updates"))
     return rows
+
+
+def products(repeats: int) -> list[Comparison]:
+    """The update with oneDNN's float32 product against PyTorch's; the first row's name says what a
+    run chooses on this CPU."""
+    device, chosen = torch.device("cpu"), choose(torch.device("cpu"))
+    replay, rows = filled(ReplayBuffer(STORED, device)), []
+    for name in ("sac", "td3"):
+        update = updating(learner_for(name, device), replay, 10)
+        sides = using("onednn", update), using("torch", update)
+        row = f"{name}: oneDNN against PyTorch ({chosen.note})"
+        rows.append(compare(*sides, repeats, row, "updates", clock=cpu_time))
+    return rows
+
+
+def using(product: str, block: Block) -> Block:
+    """`block` with a float32 product of `embodied.nn.kernels`."""
+
+    def inside() -> int:
+        with Kernels(product).active():
+            return block()
+
+    return inside
 
 
 def faster(name: str, flag: str, replay: ReplayBuffer, repeats: int) -> Comparison:
@@ -130,7 +163,8 @@ def sampling(repeats: int, device: torch.device) -> Comparison:
         synchronised(calling(lambda r=r: r.sample(BATCH), 3000), device) for r in (large, small)
     ]
     name = f"sample({BATCH}): 1,000,000 rows against 10,000"
-    return compare(blocks[0], blocks[1], repeats, name, "samples", 1 / 1.5)
+    clock = cpu_time if device.type == "cpu" else time.perf_counter
+    return compare(blocks[0], blocks[1], repeats, name, "samples", 0.75, clock)
 
 
 def shifting(repeats: int, device: torch.device) -> Comparison:

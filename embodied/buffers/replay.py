@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from embodied.buffers.huge_pages import empty
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
 
@@ -112,9 +113,9 @@ class ReplayBuffer:
     def _allocate(self, rows: Tensors) -> None:
         """Allocate memory for transitions with the leaves of `rows`."""
         self._lay_out(rows)
-        self._flat = torch.empty(self.capacity, sum(self._widths), device=self.device)
+        self._flat = empty((self.capacity, sum(self._widths)), torch.float32, self.device)
         self._apart = {
-            key: torch.empty(self.capacity, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
+            key: empty((self.capacity, *leaf.shape[1:]), leaf.dtype, self.device)
             for key, leaf in self._apart.items()
         }
 
