@@ -26,7 +26,8 @@ class MovedWarning(UserWarning):
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """`moved.yaml`: modules, names, options and settings, each from old to new."""
+    """`moved.yaml`: modules, names, options and settings, each from old to new; settings that are
+    gone."""
     import yaml
 
     return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
@@ -62,8 +63,12 @@ def option(group: str, name: str) -> str:
 
 
 def settings(dotted: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` settings of the class with today's name `dotted`, by their names of today."""
-    new = table()["settings"].get(dotted, {})
+    """`given` settings of the class with today's name `dotted`, by their names of today; those
+    that are gone are left out."""
+    new, gone = table()["settings"].get(dotted, {}), table()["gone"].get(dotted, [])
+    for old in given.keys() & set(gone):
+        warn(f"the setting {old} of {dotted}", "without effect")
+    given = {key: value for key, value in given.items() if key not in gone}
     for old in given.keys() & new.keys():
         warn(f"the setting {old} of {dotted}", new[old])
     named = dict[str, Any]()

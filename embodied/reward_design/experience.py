@@ -24,8 +24,8 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.nn.statistics import auc_of_samples
 from embodied.rewards.handcrafted import variables as vs
-from embodied.sandbox.allow_list import Rejected, check
 from embodied.sandbox.gate import Report, Sandbox
+from embodied.sandbox.program import Rejected
 
 GATE = 256  # transitions for the sandbox's gate
 ENOUGH = 8  # successes needed for the AUC
@@ -64,13 +64,10 @@ class Experience:
     def check(self, sandbox: Sandbox, variables: dict[str, vs.Variable], source: str) -> Verdict:
         """Check a program in the sandbox and on the transitions."""
         try:
-            known = [*variables, *(vs.NEXT + name for name in variables if name != vs.ACTION)]
-            checked = check(source, known)
-            names = checked.inputs or (vs.ACTION,)
-            gated = sandbox.gate(
-                source, vs.inputs(variables, names, tt.take(self.rows, self._tried()))
-            )
-            output = gated(vs.inputs(variables, names, self.rows))
+            names = (*variables, *(vs.NEXT + name for name in variables if name != vs.ACTION))
+            given = vs.inputs(variables, names, self.rows)
+            gated = sandbox.gate(source, tt.take(given, self._tried()))
+            output = gated(given)
             gated.close()
         except Rejected as error:
             return Verdict(error.reason, error.layer)
@@ -142,7 +139,12 @@ def _random(env: VecEnv, generator: torch.Generator) -> Tensor:
 
 
 def _facts(report: Report) -> dict[str, Any]:
-    return {"cost": report.cost, "terms": report.terms, "lock": report.lock}
+    return {
+        "cost": report.cost,
+        "terms": report.terms,
+        "lock": report.lock,
+        "one_by_one": report.one_by_one,
+    }
 
 
 def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, str]:

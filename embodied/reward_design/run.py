@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -21,7 +22,7 @@ from embodied.reward_design.journal import FILE, Journal
 from embodied.reward_design.search import Search, Tell, folder_of
 from embodied.reward_design.trial import Budget, Trials
 from embodied.rewards.handcrafted.variables import variables
-from embodied.sandbox.gate import Limits, Mode, Sandbox
+from embodied.sandbox.gate import Sandbox
 
 ROWS = 16  # parallel envs for the experience
 
@@ -33,7 +34,7 @@ class DesignConfig:
     `learn`: the words of `embodied train` with which candidates are trained. `chat`: a language
     model (None: the designer needs none). For the checks, `demonstrator` acts for `shown` steps,
     and `tried` steps are random. `controls`: random programs of the grammar to write, for
-    comparison.
+    comparison. `require_lock`: whether programs run in a locked process only.
     """
 
     env: Node
@@ -50,7 +51,7 @@ class DesignConfig:
     tried: int = 2000
     shown: int = 2000
     controls: int = 0
-    sandbox: Mode = "trusted"
+    require_lock: bool = True
     budget: Budget = field(default_factory=Budget)
 
 
@@ -72,30 +73,30 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     for number in range(config.controls):
         (folder / f"control-{number}.py").write_text(drawn_at_random(found, number))
     ledger = Journal(folder)
-    with Sandbox(Limits(), config.sandbox) as sandbox:
-        tell(f"sandbox: {sandbox.status}")
-        tell(_summary(experience))
-        board = Board(
-            config.sentence,
-            world,
-            spec,
-            found,
-            ledger,
-            experience,
-            lambda source: experience.check(sandbox, found, source),
-            config.seed,
-            lambda candidate: folder_of(ledger, candidate),
-        )
-        trials = Trials(folder, [*words, *config.learn], config.budget)
-        search = Search(designer, board, trials, config.rounds, config.samples, config.finals, tell)
-        best = search.run()
-        status = sandbox.status
+    sandbox = Sandbox(require_lock=config.require_lock)
+    tell(f"sandbox: {sandbox.status}")
+    tell(_summary(experience))
+    board = Board(
+        config.sentence,
+        world,
+        spec,
+        found,
+        ledger,
+        experience,
+        cache(lambda source: experience.check(sandbox, found, source)),
+        config.seed,
+        lambda candidate: folder_of(ledger, candidate),
+    )
+    lock = f"reward.require_lock={str(config.require_lock).lower()}"
+    trials = Trials(folder, [*words, *config.learn], config.budget, (lock,))
+    search = Search(designer, board, trials, config.rounds, config.samples, config.finals, tell)
+    best = search.run()
     facts = {
         "sentence": config.sentence,
         "world": " ".join(words),
         "designer": str(config.designer["_target_"]).rpartition(".")[2],
         "model": "none" if chat is None else f"{chat.name} (its quality is not assessed here)",
-        "sandbox": status,
+        "sandbox": sandbox.status,
         "measure": "return of the environment's reward"
         if experience.success is None
         else "success",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.journal import Candidate, Journal
-from embodied.reward_design.prompts import SILENT
 from embodied.reward_design.trial import Job, Outcome, Trials
 
 FRESH = 1_000  # offset of the final trainings' seeds
@@ -37,7 +36,7 @@ class Search:
         self.designer, self.board, self.trials = designer, board, trials
         self.rounds, self.samples, self.finals, self.tell = rounds, samples, finals, tell
         self.ledger: Journal = board.ledger
-        self.silent = False  # the model no longer answers
+        self.silent = False  # the budget of the model is spent
 
     def run(self) -> Candidate | None:
         """Run all rounds; returns the best program, None if none could be trained."""
@@ -66,7 +65,7 @@ class Search:
         self.silent = bool(proposals)
         seen = {c.digest: c for c in self.ledger.candidates.values() if c.source is not None}
         for place, proposal in enumerate(proposals):
-            self.silent &= proposal.problem.startswith(SILENT)
+            self.silent &= bool(proposal.origin.get("spent"))
             candidate = self._candidate(first + place, number, proposal, seen)
             seen.setdefault(candidate.digest, candidate)
             self._write(candidate)
@@ -131,9 +130,9 @@ class Search:
         if best is not None and best.source is not None:
             (self.ledger.folder / "best.py").write_text(best.source)
         else:
-            self.tell("  no program of this round could be trained: the request is repeated")
+            self.tell("  no program could be trained so far")
         if self.silent:
-            self.tell("  the model does not answer: the search ends")
+            self.tell("  the budget of the model is spent: the search ends")
         said = None if self.silent else self.designer.say(self.board, number)
         self.ledger.close_round(number, STOP if said is None else said)
 

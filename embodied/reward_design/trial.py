@@ -61,10 +61,13 @@ class Outcome:
 
 
 class Trials:
-    """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share."""
+    """Runs jobs in `folder`; `words` are the arguments of `embodied train` that all share,
+    `reward` settings of the reward besides."""
 
-    def __init__(self, folder: Path, words: Sequence[str], budget: Budget) -> None:
-        self.folder, self.words, self.budget = folder, list(words), budget
+    def __init__(
+        self, folder: Path, words: Sequence[str], budget: Budget, reward: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.words, self.budget, self.reward = folder, list(words), budget, reward
         self.running: set[subprocess.Popen[bytes]] = set()
         self.stopped = False
 
@@ -93,6 +96,7 @@ class Trials:
             *self.words,
             "reward=program",
             f"reward.file={job.program}",
+            *self.reward,
             f"reward.every={max(1, self.budget.steps // (2 * POINTS))}",
             f"seed={job.seed}",
             f"steps={job.steps}",

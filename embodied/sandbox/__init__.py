@@ -1,1 +1,1 @@
-"""Untrusted reward programs: the allow-list, the locked worker process and its limits."""
+"""Untrusted reward programs: what they need, the locked process in which they run, its limits."""

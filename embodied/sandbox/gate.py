@@ -1,97 +1,60 @@
-"""Sandbox for reward programs that were written by a model, with three layers.
+"""Sandbox of reward programs: plain Python that runs in a locked process, in training too.
 
-(1) the allow-list of the language (`allow_list`), (2) the gate: every new program first runs in its
-own locked process (`worker`, `lock`), (3) validation of its output. "trusted" then evaluates the
-translated program in this process, in slices of no more transitions than the gate used: programs
-are straight-line, so their time and memory depend on the number of transitions alone, and the gate
-has measured them. "strict" keeps the program in its process. Threat model: docs/sandbox.md.
+`gate` reads a program (`program`), loads it in a locked process of its own (`worker`, `lock`) and
+tests it there. What passes stays in that process: nothing that a program computes, takes or breaks
+happens in the training process. Threat model: docs/sandbox.md.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
-import subprocess
-import sys
-import time
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.sandbox.allow_list import Checked, Rejected, check
-from embodied.sandbox.evaluate import (
-    Compiled,
-    ProgramOutput,
-    call,
-    compiled,
-    require_sound,
-)
-from embodied.sandbox.process import Limits, Worker
+from embodied.sandbox.evaluate import ProgramOutput, require_sound
+from embodied.sandbox.process import Limits, Worker, template
+from embodied.sandbox.program import Program, Rejected, read
 
 SLICE = 2048  # transitions of the gate's largest call, and of each later call
-Mode = Literal["trusted", "strict"]
+
+
+class DependsOnOthers(Rejected):
+    """A program that mixes the transitions of a batch."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Results of the gate: rows tested, microseconds per row, and minimum, mean and maximum of each
-    component (the total is "")."""
+    """Results of the gate: transitions tested, microseconds of CPU time per transition, minimum,
+    mean and maximum of each component (the total is ""); `one_by_one`: the program takes one
+    transition at a time, which is slow."""
 
     digest: str
     rows: int
     cost: float
     terms: dict[str, tuple[float, float, float]]
     lock: str
+    one_by_one: bool = False
 
 
 class Sandbox:
-    """A template process that forks a locked child for every program.
+    """Starts locked processes for programs.
 
-    A context manager. `status` describes the protection in force. ConfigError for "strict" if the
-    system has no system-call filter, or the child's self-test fails. `raw` (tests only) runs plain
-    Python in the child, without the language.
+    `status` describes the protection in force. ConfigError if this system has no filter for system
+    calls, or the self-test of a locked process fails; with `require_lock` false, programs run
+    nevertheless, in a process of their own that is not locked.
     """
 
-    def __init__(self, limits: Limits | None = None, mode: Mode = "trusted", raw: bool = False):
+    def __init__(self, limits: Limits | None = None, require_lock: bool = True) -> None:
         self.limits = Limits() if limits is None else limits
-        self.mode: Mode = mode
-        self.raw = raw
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "embodied.sandbox.worker", str(theirs.fileno())]
-        self.template = subprocess.Popen(
-            [*words, *(["raw"] if raw else [])],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=_environment(),
-        )
-        theirs.close()
-        self.link = ours
-        self.status = self._test()
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the template and its children."""
-        self.link.close()
-        try:
-            self.template.wait(5)
-        except subprocess.TimeoutExpired:
-            self.template.kill()
-            self.template.wait()
+        self.status = self._test(require_lock)
 
     def worker(self) -> Worker:
         """A new locked process."""
-        return Worker(self.link, self.limits)
+        return Worker(template(), self.limits)
 
     def gate(self, source: str, inputs: dict[str, Tensor], real: bool = True) -> Gated:
         """`source` as a reward function of `inputs` ([N, ...] by name); Rejected if it fails. For
@@ -100,126 +63,110 @@ class Sandbox:
         It is called twice on these rows and once on SLICE rows sampled from them: the outputs must
         be valid, deterministic, and independent of the other rows.
         """
-        checked = check(source, inputs)
-        rows = [inputs[name].cpu() for name in checked.inputs]
-        count = len(next(iter(inputs.values())))
+        program = read(source, inputs)
+        try:
+            return self._gated(program, inputs, real)
+        except DependsOnOthers:
+            if not program.attributes:
+                raise
+        # A norm without `axis=`, added to a number, has the shape of a batch by accident.
+        return self._gated(program, inputs, real, one_by_one=True)
+
+    def _gated(
+        self,
+        program: Program,
+        inputs: dict[str, Tensor],
+        real: bool,
+        one_by_one: bool | None = None,
+    ) -> Gated:
         worker = self.worker()
         try:
-            first = worker.ask(source, rows, count)
-            if real:
-                require_sound(first, self.limits.peak)
-            _require_same(
-                "it answers differently when asked again", first, worker.ask(source, rows, count)
-            )
-            # In another order and in other proportions.
-            order = (count * (torch.arange(SLICE).flip(0) / SLICE).square()).long()
-            began = time.perf_counter()
-            many = worker.ask(source, [row[order] for row in rows], SLICE)
-            cost = 1e6 * (time.perf_counter() - began) / SLICE
-            _require_same("a row's reward depends on other rows", _taken(first, order), many, 1e-4)
-            if cost > self.limits.cost:
-                raise Rejected(
-                    "result", f"{cost:.0f} microseconds a row; at most {self.limits.cost:g}"
-                )
+            worker.load(program.source, list(inputs), one_by_one)
+            report = self._tested(program, worker, inputs, real)
         except BaseException:
             worker.close()
             raise
-        report = Report(checked.digest, count, round(cost, 2), _statistics(first), self.status)
-        if self.mode == "strict":
-            return Gated(checked, report, self.limits, worker=worker)
-        worker.close()
-        return Gated(checked, report, self.limits)
+        return Gated(program, report, self.limits, worker)
 
-    def _test(self) -> str:
-        if not _readable(self.link, 60) or self.link.recv(64) != b"ready":
-            raise ConfigError("the sandbox process did not start")
+    def _tested(
+        self, program: Program, worker: Worker, inputs: dict[str, Tensor], real: bool
+    ) -> Report:
+        rows = [inputs[name].cpu() for name in program.inputs]
+        count = len(next(iter(inputs.values())))
+        first = worker.run(rows, count)
+        if real:
+            require_sound(first, self.limits.peak)
+        again = worker.run(rows, count)
+        if not _same(first.total, again.total, 0.0):
+            raise Rejected("result", "it answers differently when asked again")
+        # In another order and in other proportions.
+        order = (count * (torch.arange(SLICE).flip(0) / SLICE).square()).long()
+        many = worker.run([row[order] for row in rows], SLICE)
+        if not _same(first.total[order], many.total, 1e-4):
+            raise DependsOnOthers("result", "a transition's reward depends on other transitions")
+        cost = 1e6 * worker.seconds / SLICE
+        if cost > self.limits.cost:
+            raise Rejected(
+                "result",
+                f"{cost:.0f} microseconds a transition; at most {self.limits.cost:g}: "
+                "compute all transitions at once, on tensors [N, ...]",
+            )
+        terms = _statistics(first)
+        return Report(program.digest, count, round(cost, 2), terms, self.status, worker.one_by_one)
+
+    def _test(self, require_lock: bool) -> str:
         worker = self.worker()
         state = worker.state
         worker.close()
-        holds = state["seccomp"] == "on" and not state["test"]
-        if self.mode == "strict" and not holds:
+        left = state["test"]
+        if require_lock and (state["seccomp"] != "on" or left):
             raise ConfigError(
-                f"strict mode needs a locked process; seccomp: {state['seccomp']}, still possible: "
-                f"{', '.join(state['test']) or 'nothing'}; use mode=trusted or another machine"
+                f"reward programs need a locked process; seccomp: {state['seccomp']}, still "
+                f"possible: {', '.join(left) or 'nothing'}; for programs that you have read, set "
+                "require_lock=false"
             )
-        leaks = f"; still possible there: {', '.join(state['test'])}" if state["test"] else ""
+        leaks = f"; still possible there: {', '.join(left)}" if left else ""
         return f"seccomp {state['seccomp']}, user {state['user']}{leaks}"
 
 
 class Gated:
-    """A program that passed the gate; evaluates rows in slices of at most SLICE."""
+    """A program that passed the gate, in its locked process, which ends with this object;
+    evaluates transitions in slices of at most SLICE."""
 
-    def __init__(
-        self, checked: Checked, report: Report, limits: Limits, worker: Worker | None = None
-    ) -> None:
-        self.checked, self.report, self.limits, self.held = checked, report, limits, worker
-        self.made: dict[torch.device, Compiled] = {}
+    def __init__(self, program: Program, report: Report, limits: Limits, worker: Worker) -> None:
+        self.program, self.report, self.limits, self.worker = program, report, limits, worker
+        self.close = weakref.finalize(self, worker.close)
 
     def __call__(self, inputs: dict[str, Tensor]) -> ProgramOutput:
         """Output for `inputs` [N, ...], on their device; Rejected if it is invalid."""
-        values = [inputs[name] for name in self.checked.inputs]
-        count = len(values[0]) if values else len(next(iter(inputs.values())))
+        device = next(iter(inputs.values())).device
+        values = [inputs[name].cpu() for name in self.program.inputs]
+        count = len(next(iter(inputs.values())))
         parts = [
-            self._slice([value[at : at + SLICE] for value in values], min(SLICE, count - at))
+            self.worker.run([value[at : at + SLICE] for value in values], min(SLICE, count - at))
             for at in range(0, max(count, 1), SLICE)
         ]
         output = parts[0] if len(parts) == 1 else _joined(parts)
         require_sound(output, self.limits.peak)
-        return output
-
-    def _slice(self, values: list[Tensor], count: int) -> ProgramOutput:
-        if self.held is None:
-            device = values[0].device if values else torch.device("cpu")
-            if device not in self.made:
-                self.made[device] = compiled(self.checked, device)
-            return call(self.made[device], values, count)
-        device = values[0].device if values else torch.device("cpu")
-        output = self.held.ask(self.checked.source, [v.cpu() for v in values], count)
-        parts = {name: part.to(device) for name, part in output.components.items()}
-        return ProgramOutput(output.total.to(device), parts)
-
-    def close(self) -> None:
-        if self.held is not None:
-            self.held.close()
+        moved = {name: part.to(device) for name, part in output.components.items()}
+        return ProgramOutput(output.total.to(device), moved)
 
 
-def _environment() -> dict[str, str]:
-    """Environment variables of the template: what Python needs to find its packages."""
-    paths = os.pathsep.join(filter(None, sys.path))
-    return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def _readable(link: socket.socket, seconds: float) -> bool:
-    return bool(select.select([link], [], [], seconds)[0])
-
-
-def _require_same(reason: str, a: ProgramOutput, b: ProgramOutput, within: float = 0.0) -> None:
-    pairs: Iterable[tuple[Tensor, Tensor]] = [
-        (a.total, b.total),
-        *(
-            (value, b.components.get(name, value.new_empty(0)))
-            for name, value in a.components.items()
-        ),
-    ]
-    for one, other in pairs:
-        same = one.shape == other.shape and torch.allclose(
-            one, other, rtol=within, atol=within, equal_nan=True
-        )
-        if not same:
-            raise Rejected("result", reason)
-
-
-def _taken(output: ProgramOutput, order: Tensor) -> ProgramOutput:
-    return ProgramOutput(
-        output.total[order], {name: part[order] for name, part in output.components.items()}
-    )
+def _same(one: Tensor, other: Tensor, within: float) -> bool:
+    return torch.allclose(one, other, rtol=within, atol=within, equal_nan=True)
 
 
 def _joined(parts: Sequence[ProgramOutput]) -> ProgramOutput:
-    names = parts[0].components
+    """The outputs of several slices; a component that a slice lacks is 0 there."""
+    names: Iterable[str] = dict.fromkeys(name for part in parts for name in part.components)
     return ProgramOutput(
         torch.cat([part.total for part in parts]),
-        {name: torch.cat([part.components[name] for part in parts]) for name in names},
+        {
+            name: torch.cat(
+                [part.components.get(name, torch.zeros_like(part.total)) for part in parts]
+            )
+            for name in names
+        },
     )
 
 

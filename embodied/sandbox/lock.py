@@ -1,7 +1,7 @@
 """Locks the calling process: resource limits, no privileges, no open files, a system-call filter.
 
 On Linux (x86-64, aarch64) the filter is a seccomp-BPF allow-list, installed with prctl via ctypes.
-Elsewhere there is none, and strict mode does not start.
+Elsewhere there is none, and programs do not run unless the user says so.
 """
 
 from __future__ import annotations
@@ -78,8 +78,6 @@ def _limit(limits: dict[str, float]) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + int(limits["memory"])
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    seconds = int(limits["cpu"])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     for kind in ("CORE", "FSIZE", "NOFILE", "NPROC"):
         resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (0, 0))
 

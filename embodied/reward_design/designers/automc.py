@@ -12,6 +12,7 @@ stateless.
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from embodied.llm.chat import Chat, ChatError, Message
@@ -20,6 +21,7 @@ from embodied.reward_design.description import describe
 from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.eureka import newest_best
 from embodied.reward_design.digest import digests
+from embodied.sandbox.program import defined, required
 
 FUNCTIONS = ("sparse", "dense")
 ENTRY = (
@@ -67,7 +69,9 @@ class AutoMc(Designer):
         self.config, self.chat = config, chat
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
-        return [self._one(board, number, board.seed + number * count + i) for i in range(count)]
+        seeds = [board.seed + number * count + i for i in range(count)]
+        with ThreadPoolExecutor(max(1, min(prompts.IN_FLIGHT, count))) as pool:
+            return list(pool.map(lambda seed: self._one(board, number, seed), seeds))
 
     def say(self, board: Board, number: int) -> str:
         """The analyser's advice on the round's best policy; "" if no episode failed or no policy
@@ -87,17 +91,17 @@ class AutoMc(Designer):
 
     def _one(self, board: Board, number: int, seed: int) -> Proposal:
         """A program that the critic accepts, or the last one."""
-        messages = self.messages(board, number)
-        reviews: list[str] = []
+        messages, reviews = self.messages(board, number), list[str]()
+        writer = prompts.Writer(self.chat, board.check, "automc", 0, FUNCTIONS, signed)
         while True:
-            proposal = self._written(messages, seed)
+            proposal = writer.ask(messages, self.config.temperature, seed)
             if len(reviews) == self.config.reviews:
                 break
             critique = self._critique(board, proposal, seed)
-            if not critique:
+            if not critique or "reply" not in proposal.origin:
                 break
             reviews.append(critique)
-            reply = str(proposal.origin.get("reply", "(no answer)"))
+            reply = str(proposal.origin["reply"])
             again = f"{critique}\nWrite the whole program again."
             messages = [*messages[:2], Message("assistant", reply), Message("user", again)]
         return replace(proposal, origin=proposal.origin | {"reviews": reviews})
@@ -111,13 +115,6 @@ class AutoMc(Designer):
             world += f"\n\nThe program before:\n{best.origin['reply']}\n\nIts policy scored "
             world += f"{best.fitness:.3g}. Advice from watching it:\n<<<\n{advice}\n>>>"
         return [Message("system", system), Message("user", world)]
-
-    def _written(self, messages: list[Message], seed: int) -> Proposal:
-        heat = self.config.temperature
-        proposal = prompts.ask(self.chat, messages, heat, seed, "automc", FUNCTIONS)
-        if proposal.source is None:
-            return proposal
-        return replace(proposal, source=signed(proposal.source))
 
     def _critique(self, board: Board, proposal: Proposal, seed: int) -> str:
         """The problem found by the checks, else by the critic; "" if none."""
@@ -143,16 +140,12 @@ class AutoMc(Designer):
 
 def signed(source: str) -> str:
     """The program with an entry that combines the signs of its two parts."""
-    tree = ast.parse(source)
-    given = {
-        node.name: [arg.arg for arg in node.args.args]
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-    }
-    names = list(dict.fromkeys([*given["sparse"], *given["dense"]]))
+    found = defined(ast.parse(source))
+    given = {name: required(found[name][1]) for name in FUNCTIONS}
+    names = list(dict.fromkeys(name for part in given.values() for name in part))
     return (
         f"{source.rstrip()}\n\n\ndef reward({', '.join(names)}):\n"
-        f"    met = torch.sign(sparse({', '.join(given['sparse'])}).float())\n"
-        f"    way = torch.sign(dense({', '.join(given['dense'])}).float())\n"
+        f"    met = torch.sign(torch.as_tensor(sparse({', '.join(given['sparse'])})).float())\n"
+        f"    way = torch.sign(torch.as_tensor(dense({', '.join(given['dense'])})).float())\n"
         '    return met + 0.1 * way, {"sparse": met, "dense": 0.1 * way}\n'
     )

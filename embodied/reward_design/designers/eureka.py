@@ -2,9 +2,10 @@
 
     K programs at temperature 1 -> training -> the best -> reward reflection -> K programs
 
-After the first round the conversation has exactly four messages: role, environment, the best answer
-of the newest round that has one, and the reflection on it. If a whole round fails, the request is
-repeated.
+The K answers are sampled in parallel; one that is refused is returned to the model with the reason.
+After the first round the conversation has four messages: role, environment, the best answer of the
+newest round that has one, and the reflection on it. While no program could be trained, it is the
+newest refused answer and the reason.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from embodied.reward_design.reflection import reflect
 
 @dataclass(frozen=True)
 class Config:
-    """`temperature` of the model; `human`: human feedback that is added to each reflection."""
+    """`temperature` of the model; `repairs`: refusals of one program that the model may mend;
+    `human`: human feedback that is added to each reflection."""
 
     temperature: float = 1.0
+    repairs: int = 1
     human: str = ""
 
 
@@ -36,15 +39,15 @@ class Eureka(Designer):
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         messages = self.messages(board, number)
         seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
-        heat = self.config.temperature
-        return [prompts.ask(self.chat, messages, heat, seed, "eureka") for seed in seeds]
+        writer = prompts.Writer(self.chat, board.check, "eureka", self.config.repairs)
+        return writer.sample(messages, self.config.temperature, seeds)
 
     def messages(self, board: Board, number: int) -> list[Message]:
-        """Two messages in the first round, four once a program has been trained."""
+        """Two messages in the first round, four once there was an answer."""
         world = describe(board.spec, board.sentence, "table", board.about)
         system = "\n\n".join([prompts.ROLE, prompts.LANGUAGE, prompts.ENTRY, prompts.TIPS])
         first = [Message("system", system), Message("user", world)]
-        best = newest_best(board, number)
+        best = newest_best(board, number) or newest_refused(board, number)
         if best is None:
             return first
         words = [reflect(best), *filter(None, [self.config.human])]
@@ -63,3 +66,13 @@ def newest_best(board: Board, number: int) -> Candidate | None:
         if tried:
             return max(tried, key=lambda c: c.order)
     return None
+
+
+def newest_refused(board: Board, number: int) -> Candidate | None:
+    """The newest answer before round `number` that was refused for what the model wrote."""
+    answered = [
+        c
+        for c in board.ledger.candidates.values()
+        if c.round < number and c.problem and not c.scores and "reply" in c.origin
+    ]
+    return max(answered, key=lambda c: c.id, default=None)

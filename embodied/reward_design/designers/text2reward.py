@@ -1,8 +1,9 @@
-"""Text2Reward: one program from a typed description of the environment, refined by human feedback.
+"""Text2Reward: programs from a typed description of the environment, refined by human feedback.
 
 Xie et al., 2023. The environment is described as a pythonic class tree; the most similar examples
 (by shared words of their instructions) are included. After each round a person comments on the
-policy, at the terminal or in a file (one line per round); an empty line ends the search.
+policy, at the terminal or in a file (one line per round); an empty line, or the end of the file,
+ends the search. Without a terminal and a file the rounds go on with the measurements alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from embodied.llm.chat import Chat, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
 from embodied.reward_design.designer import Board, Designer, Proposal
-from embodied.reward_design.designers.eureka import newest_best
+from embodied.reward_design.designers.eureka import newest_best, newest_refused
 from embodied.reward_design.reflection import reflect
 
 PARTS = (
@@ -32,13 +33,16 @@ PARTS = (
 @dataclass(frozen=True)
 class Config:
     """`examples`: a YAML file of {instruction, code} items, of which `shots` are included;
-    `feedback`: a file with one line per round (None: the terminal)."""
+    `feedback`: a file with one line per round (None: the terminal, if there is one); `temperature`
+    of the model where it samples one program, `later_temperature` elsewhere; `repairs`: refusals
+    of one program that the model may mend."""
 
     examples: str | None = None
     shots: int = 3
     feedback: str | None = None
     temperature: float = 0.0
-    later_temperature: float = 0.7  # temperature after the first round
+    later_temperature: float = 0.7
+    repairs: int = 1
 
 
 class Text2Reward(Designer):
@@ -50,9 +54,12 @@ class Text2Reward(Designer):
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         messages = self.messages(board, number)
-        heat = self.config.later_temperature if number else self.config.temperature
+        # At temperature 0 several answers to one request would be the same program.
+        alone = number == 0 and count == 1
+        heat = self.config.temperature if alone else self.config.later_temperature
         seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
-        return [prompts.ask(self.chat, messages, heat, seed, "text2reward") for seed in seeds]
+        writer = prompts.Writer(self.chat, board.check, "text2reward", self.config.repairs)
+        return writer.sample(messages, heat, seeds)
 
     def messages(self, board: Board, number: int) -> list[Message]:
         world = describe(board.spec, board.sentence, "pythonic", board.about)
@@ -62,22 +69,26 @@ class Text2Reward(Designer):
             for item in closest(self.examples, board.sentence, self.config.shots)
         ]
         first = [Message("system", system), Message("user", "\n\n".join([*shown, world]))]
-        best = newest_best(board, number)
+        best = newest_best(board, number) or newest_refused(board, number)
         if best is None:
             return first
-        said = board.ledger.said.get(number - 1, "")
-        words = f"{reflect(best)}\n\nA person watched the policy and says:\n<<<\n{said[:2000]}\n>>>"
+        words, said = reflect(best), board.ledger.said.get(number - 1, "")
+        if said:
+            words += f"\n\nA person watched the policy and says:\n<<<\n{said[:2000]}\n>>>"
         return [*first, Message("assistant", str(best.origin["reply"])), Message("user", words)]
 
     def say(self, board: Board, number: int) -> str | None:
-        """The person's comment; None ends the search."""
+        """The person's comment ("": there is none to ask, or nothing was trained); None ends the
+        search."""
+        if not any(c.scores for c in board.ledger.of_round(number)):
+            return ""
         if self.config.feedback is not None:
             lines = Path(self.config.feedback).read_text().splitlines()
             said = lines[number].strip() if number < len(lines) else ""
         elif sys.stdin.isatty():
             said = input("What did the policy do wrong? (nothing ends the search) ").strip()
         else:
-            said = ""
+            return ""
         return said if said else None
 
 

@@ -6,14 +6,15 @@
         return near - cost, {"near": near, "cost": -cost}
 
 Reward as code: Eureka (Ma et al., 2023), Text2Reward (Xie et al., 2023). The parameters' names
-select parts of the observation (`embodied.rewards.handcrafted.variables`). The program returns the
-total [N], or the total and its named components. It is checked by the sandbox's gate every time it
-is loaded.
+select parts of the observation (`embodied.rewards.handcrafted.variables`), as does `self.NAME` in a
+method. The program returns the total [N], or the total and its named components. It runs in a
+locked process (`embodied.sandbox.gate`), which tests it every time it is loaded.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,23 +28,27 @@ from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted import variables as vs
-from embodied.sandbox.allow_list import Rejected, check
 from embodied.sandbox.evaluate import ProgramOutput
-from embodied.sandbox.gate import Limits, Mode, Sandbox
+from embodied.sandbox.gate import Sandbox
+from embodied.sandbox.process import Limits
+from embodied.sandbox.program import Rejected
 
+logger = logging.getLogger(__name__)
 TRIED = 256  # random transitions for the gate
+SLOW = 20.0  # microseconds per transition that are worth a warning
 
 
 @dataclass(frozen=True)
 class Config:
-    """`file`, or else `code`, holds the program. `mode` "strict" runs it in the locked process
-    during training as well. `rows`: safetensors file with transitions of this environment on which
-    it is tested when loaded (None: random ones). `peak`: bound of |reward|. Every `every` steps the
-    components' means are appended to `components.jsonl` in the run's reward folder."""
+    """`file`, or else `code`, holds the program. `require_lock` false runs it where the system
+    cannot lock its process, too: only for programs that you have read. `rows`: safetensors file
+    with transitions of this environment on which it is tested when loaded (None: random ones).
+    `peak`: bound of |reward|. Every `every` steps the components' means are appended to
+    `components.jsonl` in the run's reward folder."""
 
     file: str | None = None
     code: str | None = None
-    mode: Mode = "trusted"
+    require_lock: bool = True
     rows: str | None = None
     peak: float = 1000.0
     every: int = 1000
@@ -61,15 +66,12 @@ class Program(Reward):
         names = vs.known(spec)
         rows = vs.random_transitions(spec, TRIED) if config.rows is None else load_file(config.rows)
         try:
-            checked = check(self.source, names)
-            self.sandbox = Sandbox(Limits(peak=config.peak), config.mode)
-            self.gated = self.sandbox.gate(
-                self.source, self._inputs(checked.inputs, rows), config.rows is not None
-            )
+            sandbox = Sandbox(Limits(peak=config.peak), config.require_lock)
+            given = vs.inputs(self.variables, tuple(names), rows)
+            self.gated = sandbox.gate(self.source, given, config.rows is not None)
         except Rejected as error:
             raise ConfigError(f"the reward program is rejected: {error}") from error
-        if config.mode == "trusted":
-            self.sandbox.close()
+        self._warn_of_cost()
         self.sums: dict[str, list[float]] = {}
         self.written = 0
 
@@ -95,15 +97,26 @@ class Program(Reward):
             self.written = step
 
     def get_state(self) -> dict[str, Any]:
-        return {"digest": self.gated.checked.digest, "step": self.step, "written": self.written}
+        return {"digest": self.gated.program.digest, "step": self.step, "written": self.written}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if state["digest"] != self.gated.checked.digest:
+        if state["digest"] != self.gated.program.digest:
             raise ConfigError("the reward program changed since this run was started")
         self.step, self.written = state["step"], state["written"]
         if self.folder is not None:
             kept = [line for line in statistics(self.folder) if line["step"] <= self.step]
             _rewrite(self.folder, kept)
+
+    def _warn_of_cost(self) -> None:
+        report = self.gated.report
+        if report.cost > SLOW:
+            how = ", one transition at a time" if report.one_by_one else ""
+            logger.warning(
+                "the reward program takes %.0f microseconds per transition%s; on tensors [N, ...] "
+                "it is faster",
+                report.cost,
+                how,
+            )
 
     def _inputs(self, names: tuple[str, ...], rows: Tensors) -> Tensors:
         found = vs.inputs(self.variables, names, rows)
@@ -111,7 +124,7 @@ class Program(Reward):
 
     def _output(self, rows: Tensors) -> ProgramOutput:
         try:
-            return self.gated(self._inputs(self.gated.checked.inputs, rows))
+            return self.gated(self._inputs(self.gated.program.inputs, rows))
         except Rejected as error:
             raise NotFinite(f"the reward program failed in this environment: {error}") from error
 

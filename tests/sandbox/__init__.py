@@ -1,0 +1,1 @@
+"""Tests of the sandbox: legitimate programs run, hostile ones do no harm."""

@@ -1,0 +1,270 @@
+"""Hostile and careless programs: each has to be refused in one line, which matches a pattern.
+
+`PROCESS` do without `import`, which would be refused before they run: what stops them is the locked
+process alone. `ANSWER` attack the training process through the channel. The rest is refused for
+what it says or returns.
+"""
+
+from __future__ import annotations
+
+ESCAPED = "/tmp/escaped"
+
+
+def body(*lines: str, inputs: str = "x") -> str:
+    """A program of `x` [N, 3] with these lines."""
+    return "\n".join([f"def reward({inputs}):", *(f"    {line}" for line in lines), ""])
+
+
+def gives(expression: str) -> str:
+    return body(f"return {expression}")
+
+
+def tries(*lines: str) -> str:
+    """A program with `I` for import and `call` for raw system calls, which must not succeed."""
+    return "\n".join(
+        [
+            "I = __import__",
+            "os, sys, ctypes = I('os'), I('sys'), I('ctypes')",
+            "def call(*numbers):",
+            "    assert ctypes.CDLL(None).syscall(*numbers) >= 0",
+            "def reward(x):",
+            *(f"    {line}" for line in lines),
+            "    return x[:, 0]",
+        ]
+    )
+
+
+FINE = gives("torch.exp(-x.norm(dim=-1))")
+NO = "not permitted|Too many open files"
+
+FILES = {
+    "read a file": ("open('/etc/passwd').read()", NO),
+    "write a file": (f"open('{ESCAPED}', 'w').write('x')", NO),
+    "list a folder": ("os.listdir('/')", NO),
+    "remove a file": ("os.unlink('/etc/hostname')", NO),
+    "make a folder": (f"os.mkdir('{ESCAPED}')", NO),
+    "status of a file": ("os.stat('/etc/passwd')", NO),
+    "change the mode": ("os.chmod('/tmp', 0o777)", NO),
+    "change the owner": ("os.chown('/tmp', 0, 0)", NO),
+    "rename": (f"os.rename('/etc/hostname', '{ESCAPED}')", NO),
+    "symbolic link": (f"os.symlink('/etc/passwd', '{ESCAPED}')", NO),
+    "named pipe": (f"os.mkfifo('{ESCAPED}')", NO),
+    "truncate": ("os.truncate('/etc/hostname', 0)", NO),
+    "own memory as a file": ("open('/proc/self/mem', 'r+b')", NO),
+    "the environment of others": ("open('/proc/1/environ').read()", NO),
+    "a new module": ("I('sqlite3')", "Error"),
+    "torch.save": (f"torch.save(x, '{ESCAPED}')", "Error"),
+    "torch.load": ("torch.load('/etc/passwd')", "Error"),
+    "torch.from_file": ("torch.from_file('/etc/passwd', size=4)", "Error"),
+    "torch.hub": ("torch.hub.load('a/b', 'c')", "Error"),
+    "torch's extensions": ("I('torch.utils.cpp_extension')", "Error"),
+    "a library": ("torch.ops.load_library('libthread_db.so.1')", "Error"),
+    "a library by ctypes": ("ctypes.CDLL('libthread_db.so.1')", "Error"),
+    "numpy reads": ("np.fromfile('/etc/passwd')", NO),
+    "numpy writes": (f"np.save('{ESCAPED}', x)", NO),
+    "an array to a file": (f"x.numpy().tofile('{ESCAPED}')", NO),
+    "a mapped file": (f"np.memmap('{ESCAPED}', mode='w+', shape=4)", NO),
+    "leave the root": ("os.chroot('/')", NO),
+    "change the folder": ("os.chdir('/')", NO),
+    "mount": ("assert ctypes.CDLL(None).mount(b'a', b'/tmp', b'tmpfs', 0, 0) == 0", "Assertion"),
+    "by way of subclasses": (
+        "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == '_wrap_close'][0]"
+        ".__init__.__globals__['system']('id') == 0 or 1 / 0",
+        "ZeroDivision|Error",
+    ),
+}
+
+NETWORK = {
+    "socket": ("I('socket').socket()", NO),
+    "unix socket": ("I('socket').socket(1)", NO),
+    "raw socket": ("I('socket').socket(2, 3, 1)", NO),
+    "pair of sockets": ("I('socket').socketpair()", NO),
+    "name look-up": ("I('socket').getaddrinfo('localhost', 80)", "Error"),
+    "socket by system call": ("call(41, 2, 1, 0)", "Assertion"),
+    "a pipe": ("os.pipe()", NO),
+    "memory as a file": ("os.memfd_create('a')", NO),
+    "shared memory": ("call(29, 0, 4096, 0o1777)", "Assertion"),
+    "message queue": ("call(68, 0, 0o1666)", "Assertion"),
+    "keys of the kernel": ("call(250, 0, -3, 1)", "Assertion"),
+}
+
+PROCESSES = {
+    "fork": ("os.fork()", NO),
+    "fork bomb": ("while True: os.fork()", NO),
+    "fork by system call": ("call(57)", "Assertion"),
+    "clone": ("call(56, 17, 0, 0, 0, 0)", "Assertion"),
+    "clone3": ("call(435, 0, 88)", "Assertion"),
+    "thread": ("I('_thread').start_new_thread(print, ())", "start new thread"),
+    "exec": ("os.execv('/bin/sh', ['sh'])", NO),
+    "execveat": ("call(322, -100, b'/bin/sh', 0, 0, 0)", "Assertion"),
+    "posix_spawn": ("os.posix_spawn('/bin/sh', ['sh'], {})", NO),
+    "system": (f"assert os.system('touch {ESCAPED}') == 0", "Assertion"),
+    "subprocess": ("I('subprocess').run(['id'])", "Error"),
+    "kill the parent": ("os.kill(os.getppid() or 1, 9)", NO),
+    "kill everybody": ("os.kill(-1, 9)", NO),
+    "kill a group": ("os.killpg(1, 9)", NO),
+    "ptrace": ("assert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0", "Assertion"),
+    "memory of another process": ("call(310, 1, 0, 0, 0, 0, 0)", "Assertion"),
+    "raise the limits": (
+        "I('resource').setrlimit(9, (-1, -1))",
+        "not permitted|exceeds|not allowed",
+    ),
+    "become root": ("os.setuid(0)", NO),
+    "priority": ("os.nice(-5)", NO),
+    "another core": ("os.sched_setaffinity(0, {0})", NO),
+    "new namespaces": ("call(272, 0x10000000)", "Assertion"),
+    "undo the lock": ("assert ctypes.CDLL(None).prctl(22, 0, 0, 0, 0) == 0", "Assertion"),
+    "io_uring": ("call(425, 8, 0)", "Assertion"),
+    "bpf": ("call(321, 0, 0, 0)", "Assertion"),
+    "userfaultfd": ("call(323, 0)", "Assertion"),
+    "handle of a process": ("call(434, 1, 0)", "Assertion"),
+    "executable memory": ("I('mmap').mmap(-1, 4096, prot=7)", "not permitted|Error"),
+    "make memory executable": (
+        "p = I('mmap').mmap(-1, 4096)",
+        "a = ctypes.addressof(ctypes.c_char.from_buffer(p))",
+        "assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(a), 4096, 7) == 0",
+        "Assertion",
+    ),
+    "another kind of system call": ("call(0x40000000 + 41, 2, 1, 0)", "Assertion"),
+    "a timer": ("I('signal').setitimer(0, 1)", NO),
+}
+
+TIME = {
+    "endless loop": ("while True: pass", "computes longer"),
+    "endless loop that catches": (
+        "while True:",
+        "    try:",
+        "        while True: x",
+        "    except BaseException: x",
+        "computes longer",
+    ),
+    "big number": ("y = 9**9**9", "computes longer|Memory"),
+    "regular expression": ("I('re').match('(a+)+b', 'a' * 64)", "computes longer"),
+    "exponential comparison": (
+        "d, e = {'a': 1}, {'a': 1}",
+        "for i in range(60): d, e = {'a': d, 'b': d}, {'a': e, 'b': e}",
+        "y = d == e",
+        "computes longer",
+    ),
+    "waiting for ever": ("a = I('_thread').allocate_lock(); a.acquire(); a.acquire()", "no answer"),
+    "sleep": ("I('time').sleep(100)", "not permitted|no answer"),
+    "slow multiplication": ("while True: torch.rand(900, 900) @ torch.rand(900, 900)", "computes"),
+}
+
+MEMORY = {
+    "memory": ("y = bytearray(1 << 40)", "MemoryError"),
+    "memory in torch": ("y = torch.zeros(1 << 36)", "memory"),
+    "memory slowly": ("y = []", "while True: y.append(bytearray(1 << 24))", "MemoryError|computes"),
+    "a long text": ("y = 'a' * (1 << 35)", "MemoryError"),
+    "mask to the third power": (
+        "v = x[:, 0][x[:, 0] > -9].repeat(64)",
+        "y = (v[:, None, None] * v[None, :, None] * v[None, None, :]).sum()",
+        "memory",
+    ),
+    "mask that doubles": (
+        "y = x[x[:, 0] > -9]",
+        "for i in range(40): y = torch.cat([y, y])",
+        "memory|computes longer",
+    ),
+    "where to the third power": (
+        "i = torch.where(x > -9)[0].repeat(64).float()",
+        "y = i[:, None, None] + i[None, :, None] + i[None, None, :]",
+        "memory",
+    ),
+    "einsum": ("v = x.flatten()", "y = torch.einsum('a,b,c,d->abcd', v, v, v, v)", "memory"),
+    "recursion": ("f = lambda f: f(f)", "f(f)", "RecursionError|crashed|ended"),
+    "huge output": ("print('a' * 10**7, flush=True)", "prints more"),
+    "huge error": ("sys.stderr.write('a' * 10**7)", "prints more"),
+    "a long reason": ("raise ValueError('a\\n' * 10**6)", "ValueError: a a"),
+}
+
+FORGED = "os.write(4, I('struct').pack('<II', len(t), {}) + t + b'x' * {}); I('time').sleep"
+ANSWER = {
+    "crash": ("ctypes.string_at(0)", "crashed|ended"),
+    "leave": ("os._exit(0)", "ended early"),
+    "leave politely": ("raise SystemExit", "ended early"),
+    "interrupt": ("raise KeyboardInterrupt", "ended early"),
+    "no channel": ("os.close(4); os.close(3)", "ended early|stopped"),
+    "forged answer": ("os.write(4, b'x' * 100000)", "too long|cannot be read"),
+    "forged length": ("os.write(4, b'\\xff' * 8)", "too long"),
+    "forged nesting": ("t = b'[' * 60000", f"{FORGED.format(0, 0)}", "cannot be read"),
+    "forged list": ("t = b'[]'", f"{FORGED.format(0, 0)}", "cannot be read"),
+    "forged shapes": (
+        't = b\'{"arrays": [["float32", [1e400, -1]]]}\'',
+        f"{FORGED.format(0, 0)}",
+        "cannot be read",
+    ),
+    "forged size": (
+        't = b\'{"arrays": [["float32", [4611686018427387904, 4611686018427387904]]]}\'',
+        f"{FORGED.format(0, 0)}",
+        "cannot be read|malformed",
+    ),
+    "forged without names": ("t = b'{\"arrays\": []}'", f"{FORGED.format(0, 0)}", "malformed"),
+    "forged names": (
+        't = b\'{"names": 7, "arrays": [["uint8", [4]]]}\'',
+        f"{FORGED.format(4, 4)}",
+        "malformed",
+    ),
+    "forged reason": (
+        't = b\'{"layer": "a\\\\u000ab", "reason": "c\\\\u000ad", "arrays": []}\'',
+        f"{FORGED.format(0, 0)}",
+        "c d",
+    ),
+    "the worker's own code": (
+        "sys.modules['__main__'].pack = lambda *a: b'\\xff' * 64",
+        "too long",
+    ),
+    "the rules' own code": (
+        "sys.modules['embodied.sandbox.evaluate'].column = lambda *a, **k: np.zeros(3)",
+        "malformed|cannot be read",
+    ),
+}
+PROCESS = {**FILES, **NETWORK, **PROCESSES, **TIME, **MEMORY, **ANSWER}
+"""Lines for `tries`, and last the pattern."""
+
+OTHER = {
+    "too long": ("#" * 20_000 + "\n" + FINE, "at most 16384"),
+    "right-to-left override": (FINE + "# \u202e\n", "control characters"),
+    "null byte": (FINE + "\0", "control characters"),
+    "nested brackets": (gives("(" * 5000 + "x" + ")" * 5000), "32 deep"),
+    "run of minus signs": (gives("-" * 5000 + "x[:, 0]"), "run of signs"),
+    "run of nots": (gives("not " * 3000 + "x"), "run of signs"),
+    "power chain": (gives("2" + "**2" * 4000), "parse|nested|recursion"),
+    "attribute chain": (gives("x" + ".a" * 7000), "parse|nested|Error|crashed|ended"),
+    "ten thousand digits": (gives("x[:, 0] * " + "9" * 10_000), "digits"),
+    "indentation": ("".join(" " * i + "if x:\n" for i in range(150)), "indentation"),
+    "prose": ("Here is your reward function, it is very good.", "syntax"),
+    "truncated": ("def reward(x):\n    return torch.exp(", "never closed"),
+    "import os": ("import os\n" + FINE, "line 1: os cannot be imported"),
+    "import inside": (body("from os import system", "return x"), "line 2: os cannot be imported"),
+    "relative import": ("from . import lock\n" + FINE, "cannot be imported"),
+    "import at load": ("__import__('os').listdir('/')\n" + FINE, NO),
+    "decorator": ("@__import__('os').listdir\n" + FINE, "Error"),
+    "default argument": ("def reward(x, y=open('/etc/passwd')):\n    return x[:, 0]\n", NO),
+    "loop at load": ("while True: pass\n" + FINE, "computes longer"),
+    "asks for success": (body("return success.float()", inputs="x, success"), "asks for success"),
+    "asks for the environment": (body("return x[:, 0]", inputs="x, env"), "asks for env"),
+    "self has no environment": ("def reward(self):\n    return self.env.r", "no self.env"),
+    "nothing": ("", "no function reward"),
+    "NaN": (gives("torch.log(x[:, 0] * 0 - 1)"), "is nan in 64 of 64"),
+    "infinite": (gives("x[:, 0] / (x[:, 0] - x[:, 0])"), "inf"),
+    "infinite component": (body("return x[:, 0], {'a': torch.log(x[:, 0] * 0)}"), "a is -inf"),
+    "too large": (gives("x[:, 0] * 1000000.0"), "at most 1000"),
+    "wrong shape": (gives("x"), r"shape \[64, 3\]; it should be \[64\]"),
+    "a dict": (gives("{'a': x[:, 0]}"), "the reward is dict"),
+    "three values": (body("return x[:, 0], {'a': x[:, 0]}, x"), "returns 3 values"),
+    "text": (gives("'a lot'"), "the reward is str"),
+    "complex": (gives("x[:, 0] * 1j"), "complex"),
+    "no return": ("def reward(x):\n    y = x\n", "NoneType"),
+    "depends on others": (gives("x[:, 0] - x[:, 0].mean()"), "depends on other"),
+    "first row": (gives("x[0, 0] + 0 * x[:, 0]"), "depends on other"),
+    "random": (gives("torch.rand(len(x))"), "differently"),
+    "counts its calls": ("n = [0]\n" + body("n[0] += 1", "return x[:, 0] * n[0]"), "differently"),
+    "slow per transition": (
+        body(
+            "for i in range(200): x.norm(dim=-1).sum().item()", "return float(x.sum())", inputs="x"
+        ),
+        "microseconds|computes longer",
+    ),
+}
+"""Whole programs, and the pattern."""

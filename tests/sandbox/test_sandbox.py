@@ -1,0 +1,200 @@
+"""Hostile programs do no harm and are refused in one line; legitimate ones run and are scored."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.core.build import ConfigError
+from embodied.sandbox import gate as gate_module
+from embodied.sandbox.gate import SLICE, Sandbox
+from embodied.sandbox.lock import CALLS
+from embodied.sandbox.process import Limits, template
+from embodied.sandbox.program import Rejected
+from tests.sandbox.attacks import ESCAPED, FINE, OTHER, PROCESS, body, gives, tries
+from tests.sandbox.eureka_programs import EUREKA
+from tests.sandbox.plain_programs import PLAIN
+from tests.sandbox.text2reward_programs import TEXT2REWARD
+
+LIMITS = Limits(cpu=0.4, wall=3.0)
+LINUX = pytest.mark.skipif(
+    not (Path("/proc/self/statm").exists() and CALLS), reason="no filter for system calls here"
+)
+pytestmark = LINUX
+LEGITIMATE = {**EUREKA, **TEXT2REWARD, **PLAIN}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return Sandbox(LIMITS)
+
+
+def rows(count: int = 64) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(count, 3, generator=torch.Generator().manual_seed(0))}
+
+
+def refused(sandbox: Sandbox, source: str, pattern: str) -> None:
+    """Refused in one line, nothing left behind, and the next program still runs."""
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Rejected) as caught:
+        sandbox.gate(source, rows())
+    line = str(caught.value)
+    assert re.search(pattern, line), line
+    assert len(line) < 2000 and line.isprintable()
+    assert not Path(ESCAPED).exists() and template().process.poll() is None
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_the_corpora_are_large() -> None:
+    assert len(PROCESS) + len(OTHER) >= 100 and len(LEGITIMATE) >= 60
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_the_locked_process_stops_attacks(sandbox: Sandbox, name: str) -> None:
+    *lines, pattern = PROCESS[name]
+    refused(sandbox, tries(*lines), pattern)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_cannot_be_a_reward_is_refused(sandbox: Sandbox, name: str) -> None:
+    source, pattern = OTHER[name]
+    refused(sandbox, source, pattern)
+
+
+def test_the_attacks_have_their_tools(sandbox: Sandbox) -> None:
+    """`tries` runs without an attack: otherwise the battery above would prove nothing."""
+    paid = sandbox.gate(tries("call(39)"), rows())(rows())
+    torch.testing.assert_close(paid.total, rows()["x"][:, 0])
+
+
+def transitions(count: int = 64) -> dict[str, torch.Tensor]:
+    """A robot with a tool, a cube and a goal; before and after a step."""
+    generator = torch.Generator().manual_seed(1)
+    sizes: dict[str, tuple[int, ...]] = {"tool": (3,), "cube": (3,), "goal": (3,), "width": ()}
+    sizes |= {"q": (7,), "qd": (7,)}
+    names = {**sizes, **{f"next_{name}": size for name, size in sizes.items()}, "action": (4,)}
+    return {name: torch.randn(count, *size, generator=generator) for name, size in names.items()}
+
+
+@pytest.mark.parametrize("name", LEGITIMATE)
+def test_legitimate_programs_are_accepted_and_scored(sandbox: Sandbox, name: str) -> None:
+    gated = sandbox.gate(LEGITIMATE[name], transitions())
+    many = transitions(300)
+    output = gated(many)
+    assert output.total.shape == (300,) and float(output.total.std()) > 1e-4
+    assert all(part.shape == (300,) for part in output.components.values())
+    gated.close()
+
+
+def expected_stage(t: dict[str, np.ndarray]) -> float:
+    reach = np.linalg.norm(t["cube"] - t["tool"])
+    place = np.linalg.norm(t["goal"] - t["cube"])
+    reward = -reach if reach > 0.1 else 1.0 - place if place > 0.1 else 3.0
+    return float(reward - 0.01 * np.square(t["action"]).sum())
+
+
+BY_HAND: dict[str, Any] = {
+    "stages with else": expected_stage,
+    "a vector and a number": lambda t: (
+        -np.linalg.norm(t["tool"] - t["cube"]) - 0.5 * abs(t["width"])
+    ),
+    "tuples of weights": lambda t: (
+        1 / (1 + np.square(t["cube"] - t["tool"]).sum()) - 0.05 * np.square(t["action"]).sum()
+    ),
+    "a class with weights": lambda t: (
+        -np.linalg.norm(t["tool"] - t["goal"]) - 0.01 * np.square(t["action"]).sum()
+    ),
+    "one line": lambda t: -np.linalg.norm(t["goal"] - t["next_tool"]),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_programs_pay_what_they_say(sandbox: Sandbox, name: str) -> None:
+    given = transitions()
+    given["tool"][:8] = given["cube"][:8] + 0.01  # later stages
+    given["goal"][:4] = given["cube"][:4]
+    paid = sandbox.gate(LEGITIMATE[name], given)(given).total
+    each = [{k: v[i].numpy() for k, v in given.items()} for i in range(64)]
+    torch.testing.assert_close(paid, torch.tensor([BY_HAND[name](t) for t in each]).float())
+
+
+def test_more_transitions_than_a_slice(sandbox: Sandbox) -> None:
+    many = rows(SLICE + 100)
+    gated = sandbox.gate(FINE, rows())
+    torch.testing.assert_close(gated(many).total, torch.exp(-many["x"].norm(dim=-1)))
+    assert gated.report.rows == 64 and gated.report.cost > 0 and not gated.report.one_by_one
+
+
+def test_limits_hold_per_call(sandbox: Sandbox) -> None:
+    """Many calls together may take longer, and print more, than one may."""
+    strict, work = Sandbox(Limits(cpu=0.1, output=1000)), ["for i in range(300): x.sum()"]
+    gated = strict.gate(body("print('a' * 300)", *work, "return x[:, 0]"), rows())
+    used = 0.0
+    while used < 0.3:
+        gated(rows())
+        used += gated.worker.seconds
+    with pytest.raises(Rejected, match=r"computes longer than 0\.1 s in one call"):
+        strict.gate(body("for i in range(10**7): x.sum()", "return x[:, 0]"), rows())
+
+
+def test_a_cost_that_only_later_transitions_show_stays_outside_of_training(
+    sandbox: Sandbox,
+) -> None:
+    """Memory grows with the cube of the transitions in a mask that the gate never saw."""
+    trap = body(
+        "v = x[:, 0][x[:, 0] > 100.0].repeat(64)",
+        "return x[:, 0] + 0 * (v[:, None, None] * v[None, :, None] * v[None, None, :]).sum()",
+    )
+    gated = sandbox.gate(trap, rows())
+    with pytest.raises(Rejected, match="memory"):
+        gated({"x": torch.full((64, 3), 200.0)})
+
+
+def test_nan_on_later_transitions_is_one_clear_line(sandbox: Sandbox) -> None:
+    """The gate saw none; training does."""
+    gated = sandbox.gate(gives("torch.log(x[:, 0] + 100)"), rows())
+    with pytest.raises(Rejected, match="the reward is nan in 1 of 2 transitions"):
+        gated({"x": torch.tensor([[0.0, 0, 0], [-101.0, 0, 0]])})
+
+
+def test_a_stopped_program_says_so(sandbox: Sandbox) -> None:
+    gated = sandbox.gate(FINE, rows())
+    gated.close()
+    with pytest.raises(Rejected, match="stopped before"):
+        gated(rows())
+
+
+def test_inputs_in_this_process_are_not_changed(sandbox: Sandbox) -> None:
+    given = rows()
+    before = given["x"].clone()
+    sandbox.gate(body("x *= 2", "return x[:, 0]"), given)(given)
+    assert given["x"].equal(before)
+
+
+def test_a_locked_process_says_so(sandbox: Sandbox) -> None:
+    assert sandbox.status.startswith("seccomp on") and "possible" not in sandbox.status
+
+
+def test_a_machine_that_cannot_lock_needs_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"seccomp": "not available on here", "user": "own", "test": ["open"]}
+    monkeypatch.setattr(gate_module, "Worker", lambda *_: Free(state))
+    with pytest.raises(ConfigError, match=r"need a locked process.*open.*require_lock=false"):
+        Sandbox(LIMITS)
+    loose = Sandbox(LIMITS, require_lock=False)
+    assert loose.status == "seccomp not available on here, user own; still possible there: open"
+
+
+class Free:
+    """What a worker of a machine without a filter says of itself."""
+
+    def __init__(self, state: dict[str, object]) -> None:
+        self.state = state
+
+    def close(self) -> None:
+        """It holds nothing."""
