@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
 
 from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
 
-SUCCESS = ("info:success", "info:is_success")
+SUCCESS = ("info:success", "info:is_success", "info:solved")
 NO_REWARD = np.zeros(1, np.float32)
 
 

@@ -178,8 +178,22 @@ def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
         for name in options(group, [PACKAGED]):
             (line,) = (line for line in shown.splitlines() if line.split()[:1] == [name])
             assert len(line.split()) > 2, line
-        listed = [line for line in shown.splitlines() if len(line.split()) > 1]
+        heads = {line for line in shown.splitlines() if line.endswith(":") and "   " not in line}
+        listed = [x for x in shown.splitlines() if len(x.split()) > 1 and x not in heads]
         assert len(listed) == len(options(group, [PACKAGED])), "a line for each"
+
+
+def test_environments_are_listed_by_what_one_can_do(embodied: Shell) -> None:
+    shown = embodied("list", "envs").out
+    parts: dict[str, set[str]] = {}
+    for line in shown.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            names = parts.setdefault(line[:-1], set())
+        elif line.startswith("  "):
+            names.add(line.split()[0])
+    assert {"fr3_lift", "envpool_aloha_peg", "pusht"} <= parts["manipulate with an arm"]
+    assert {"envpool_g1_joystick", "ant"} <= parts["walk"]
+    assert {"gym", "gymnasium_process"} == parts["any environment by its id"]
 
 
 def test_list_knows_the_groups_that_users_fill(embodied: Shell, tmp_path: Path) -> None:

@@ -17,6 +17,27 @@ EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no pack
 
 
 PLURALS = {"bench": "benches", "data": "data", "policy": "policies"}
+PURPOSES = {
+    "manipulate with an arm": (
+        *("fr3", "so101", "maniskill", "envpool_metaworld", "envpool_fetch", "envpool_franka"),
+        *("envpool_aloha", "metaworld", "fetch", "ogbench", "robosuite", "pusht", "libero"),
+    ),
+    "manipulate with a hand": ("envpool_adroit", "envpool_leap", "envpool_myo", "adroit"),
+    "walk": (
+        *("ant", "humanoid", "hopper", "halfcheetah", "walker2d", "stump_track", "mjlab"),
+        *("envpool_g1", "envpool_h1", "envpool_go1", "envpool_walker", "envpool_halfcheetah"),
+    ),
+    "fly": ("quadrotor",),
+    "drive": ("race",),
+    "balance": ("pendulum", "cartpole", "inverted_pendulum"),
+    "navigate, explore and survive": (
+        *("maze", "minigrid", "babyai", "envpool_doorkey", "crafter", "rooms", "two_gap"),
+        "contact_maze",
+    ),
+    "deploy on a robot": ("robot",),
+    "any environment by its id": ("gym", "gymnasium_process"),
+}
+"""What one can do in environments of these names, or NAME_MORE; the others are listed by package."""
 GROUPED = 20  # groups of more options are shown by the package of their classes
 
 
@@ -58,10 +79,11 @@ def _print_group(group: str, found: Mapping[str, Path]) -> None:
     if len(found) <= GROUPED or group == "experiment":
         print(lines(said))
         return
-    packages = {name: package(file) for name, file in found.items()}
-    for each in sorted({*packages.values()}):
+    kinds = {name: kind(group, file) for name, file in found.items()}
+    order = [*PURPOSES, *sorted({*kinds.values()} - {*PURPOSES})]
+    for each in (each for each in order if each in kinds.values()):
         print(f"{each}:")
-        print(lines({n: s for n, s in said.items() if packages[n] == each}, "  "))
+        print(lines({n: s for n, s in said.items() if kinds[n] == each}, "  "))
 
 
 def lines(said: Mapping[str, str], indent: str = "") -> str:
@@ -72,6 +94,15 @@ def lines(said: Mapping[str, str], indent: str = "") -> str:
 
 def plural(group: str) -> str:
     return PLURALS.get(group, f"{group}s")
+
+
+def kind(group: str, file: Path) -> str:
+    """What one can do in an environment, by its file's name; otherwise the package."""
+    if group == "env":
+        for purpose, names in PURPOSES.items():
+            if any(file.stem == name or file.stem.startswith(f"{name}_") for name in names):
+                return purpose
+    return package(file)
 
 
 def package(file: Path) -> str:

@@ -1,21 +1,17 @@
 """Mjlab: the tasks of mjlab (locomotion, manipulation on MuJoCo Warp) in a process of their own.
 
 Source: mjlab (Zakka et al., 2025). It pins another MuJoCo than this project, so it lives in a
-virtual environment of its own: `sh scripts/mjlab.sh`.
+virtual environment of its own: `sh scripts/apart.sh mjlab`.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from embodied.core.build import ConfigError
 from envs.process.env import ProcessEnv
+from envs.process.interpreter import install, interpreter
 
-FOLDER = Path(".venv-mjlab/bin/python")
-VARIABLE = "EMBODIED_MJLAB_PYTHON"
-INSTALL = "install it with: sh scripts/mjlab.sh"
+APART = "mjlab"
 
 
 @dataclass(frozen=True)
@@ -51,17 +47,9 @@ class Mjlab(ProcessEnv):
             "mjlab_rows",
             {name: getattr(config, name) for name in names},
             num_envs=config.num_envs,
-            python=interpreter(config.python),
+            python=interpreter(APART, config.python),
             timeout=config.timeout,
             name=f"mjlab {config.task}",
-            install=INSTALL,
+            install=install(APART),
             text=config.task,
         )
-
-
-def interpreter(given: str = "") -> str:
-    """The Python that has mjlab: `given`, the variable's, or that of .venv-mjlab; ConfigError."""
-    path = given or os.environ.get(VARIABLE, "") or str(FOLDER)
-    if not Path(path).exists():
-        raise ConfigError(f"mjlab is not here ({path} does not exist); {INSTALL}")
-    return str(Path(path).absolute())

@@ -14,8 +14,8 @@ from embodied.core.errors import NotApplicable
 
 # A robot is one row that no seed decides: tests/real_robot/test_env.py.
 WIRED = {Path("configs/env/robot.yaml"), Path("configs/env/robot_shuttle.yaml")}
-# mjlab needs an environment of its own: tests/envs/test_process.py.
-APART = {Path("configs/env/mjlab.yaml")}
+# They need an environment of their own: tests/envs/test_process.py.
+APART = {Path("configs/env/mjlab.yaml"), Path("configs/env/pusht.yaml")}
 FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
 GIVEN = {"gym": {"id": "MountainCarContinuous-v0"}}  # what a file leaves to the user
 

@@ -9,15 +9,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from embodied.core.build import ConfigError
-from embodied.core.env import NotFinite, NotSavable
+from embodied.core.build import ConfigError, build
+from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import take
 from envs.process import channel, mjlab_env
 from envs.process.channel import Channel, WorkerError
 from envs.process.env import checked_spec
 from envs.process.gymnasium_env import Config, GymnasiumProcess
+from envs.process.interpreter import interpreter
 from envs.process.worker.memory import mapped, total
 
 
@@ -201,15 +203,15 @@ def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
 
 def test_without_mjlab_the_error_says_what_to_type(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(mjlab_env.VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match=r"install it with: sh scripts/mjlab\.sh"):
+    monkeypatch.delenv("EMBODIED_MJLAB_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match=r"install it with: sh scripts/apart\.sh mjlab"):
         mjlab_env.Mjlab(mjlab_env.Config(task="Mjlab-Cartpole-Balance"))
 
 
 @pytest.fixture(scope="module")
 def cartpole():
     try:
-        python = mjlab_env.interpreter()
+        python = interpreter("mjlab")
     except ConfigError as error:
         pytest.skip(str(error))
     config = mjlab_env.Config("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
@@ -243,3 +245,27 @@ def test_mjlab_repeats_with_its_seed_and_cannot_save(cartpole) -> None:
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     with pytest.raises(NotSavable):
         env.get_state()
+
+
+def test_pusht_in_a_python_of_its_own() -> None:
+    try:
+        interpreter("pusht")
+    except ConfigError as reason:
+        pytest.skip(str(reason))
+    node = yaml.safe_load(Path("configs/env/pusht.yaml").read_text())
+    env = build(node | {"num_envs": 2, "horizon": 4}, VecEnv)
+    shapes = {name: leaf.shape for name, leaf in env.spec.obs.items()}
+    assert shapes == {"environment_state": (16,), "agent_pos": (2,)} and env.spec.dt == 0.1
+    env.reset(seed=0)
+    steps = [env.step(torch.zeros(2, 2)) for _ in range(4)]
+    # Actions are absolute positions on a board of 512: the middle for 0.
+    assert (steps[-1].next_obs["agent_pos"] - 256).abs().max() < 128
+    assert steps[-1].truncated.all() and "success" in steps[-1].log
+    env.close()
+    pictures = node | {"num_envs": 1, "kwargs": {"obs_type": "pixels_agent_pos"}}
+    env = build(pictures, VecEnv)
+    seen = env.reset(seed=0)["pixels"]
+    assert seen.shape == (1, 96, 96, 3) and seen.dtype == torch.uint8 and seen.max() > 200
+    env.close()
+    with pytest.raises(ConfigError, match=r"nowhere is not here .*scripts/apart\.sh nowhere"):
+        made(apart="nowhere")

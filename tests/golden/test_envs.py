@@ -26,6 +26,7 @@ RENAMED: dict[str, str] = {}
 SKIPPED: dict[str, str] = {
     "gym": "any Gymnasium id",
     "mjlab": "needs an environment of its own",
+    "pusht": "needs an environment of its own",
     "robot": "needs a robot: one row that no seed decides",
     "robot_shuttle": "needs a robot: one row that no seed decides",
 }
