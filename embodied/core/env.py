@@ -256,6 +256,14 @@ class HasHeldOutTasks(Protocol):
 
 
 @runtime_checkable
+class HasHeldOutNames(Protocol):
+    """`held_out_names` [N]: what the tasks of `held_out` are called, in results of evaluations."""
+
+    @property
+    def held_out_names(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
 class HasEventCaptions(Protocol):
     """Describes in text what happened in a step."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embodied.core.atomic_write import write_durably
 from embodied.core.build import ConfigError
-from embodied.core.env import HasHeldOutTasks, Step, VecEnv
+from embodied.core.env import HasHeldOutNames, HasHeldOutTasks, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
@@ -70,6 +70,18 @@ class TaskGridEval(Wrapper):
         obs = self.env.reset(None, self._next_tasks(), step.ended)
         return replace(step, obs=obs, next_obs=following)
 
+    @property
+    def names(self) -> list[dict[str, str]]:
+        """`name` of each held-out task; nothing for a grid."""
+        named, tasks, n = (
+            find_protocol(self.env, HasHeldOutNames),
+            held_out(self.env),
+            len(self.tasks),
+        )
+        if named is None or tasks is None or not torch.equal(tasks[:n], self.tasks):
+            return [{}] * n
+        return [{"name": name} for name in named.held_out_names[:n]]
+
     def _next_tasks(self) -> Tensor:
         return self.tasks[self.memory["begun"].cpu() % len(self.tasks)].to(self.device)
 
@@ -77,18 +89,19 @@ class TaskGridEval(Wrapper):
         """Append each task's result to the run's `exam.jsonl`; results of this step or later, from
         an interrupted run, are replaced."""
         won = [None] * len(self.tasks) if result.success is None else result.success.tolist()
-        outcomes = zip(self.tasks, won, result.returns, result.lengths, strict=True)
+        outcomes = zip(self.names, self.tasks, won, result.returns, result.lengths, strict=True)
         lines = [
             json.dumps(
                 {
                     "step": step,
+                    **name,
                     "task": [round(float(value), 5) for value in task],
                     "success": success,
                     "return": round(float(ret), 4),
                     "length": int(length),
                 }
             )
-            for task, success, ret, length in outcomes
+            for name, task, success, ret, length in outcomes
         ]
         file = folder / FILE
         before = file.read_text().splitlines() if file.exists() else []

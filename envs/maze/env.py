@@ -68,6 +68,7 @@ class Maze(VecEnv):
         self.levels = MazeLevels(config.side, config.blocks, config.held_out)
         self.batch = BatchLevels(self.levels, self.device)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
+        self.held_out_names = self.levels.held_out_names
         self.spec = self._spec()
         n, device = config.num_envs, self.device
         self.every = torch.arange(n, device=device)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.evaluation.task_grid import TaskGridEval
 from envs.maze.batch_levels import BatchLevels
 from envs.maze.env import GO, LEFT, RIGHT, Config, Maze
 from envs.maze.held_out import mazes
@@ -133,6 +134,8 @@ def test_the_published_mazes() -> None:
     assert ways["SixteenRooms"] == 20 and len(ways) == 8 and min(ways.values()) >= 16
     assert ways["Labyrinth"] == ways["LabyrinthFlipped"] > 40
     assert env.held_out.shape == (8, 172)
+    exam = TaskGridEval(env, env.held_out[:3])
+    assert [each["name"] for each in exam.names] == ["SixteenRooms", "SixteenRooms2", "Labyrinth"]
     with pytest.raises(ValueError, match="mazes of side 13, not 9"):
         Maze(Config(held_out="zero_shot"))
 
