@@ -71,6 +71,10 @@ class Step:
         return self.terminated | self.truncated
 
 
+Columns = tuple[int, ...] | None
+"""Columns of a flattened leaf; None: all."""
+
+
 @dataclass(frozen=True)
 class StateRoles:
     """What leaves of `get_state` mean to an env that takes over the saved state of another one.
@@ -81,9 +85,9 @@ class StateRoles:
     taken over.
     """
 
-    clocks: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
-    generators: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
-    times: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    clocks: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
+    generators: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
+    times: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
 
     def under(self, prefix: str) -> StateRoles:
         """The same roles of leaves whose names begin with `prefix`."""

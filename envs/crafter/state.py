@@ -60,7 +60,7 @@ def write(world: World, state: Arrays) -> None:
     numbers = state["numbers"].tolist()
     world.seed, world.episode, world.clock, world.before, health, sleeping = numbers
     # Older states have no age: their episodes began with the first day.
-    world.began = world.clock - int(state.get("age", world.clock))
+    world.began = world.clock - int(state["age"]) if "age" in state else 0
     world.light = daylight(world.clock)
     lines = [line for line in state["things"].tolist() if line[0] != NOBODY]
     made = [_thing(line) for line in lines]
