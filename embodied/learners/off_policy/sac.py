@@ -33,8 +33,8 @@ from policies.gaussian import Gaussian
 class Config:
     """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
     of the `critics` the target uses. `target_entropy`: per action element (the usual -A is -1
-    here). `compile` and `cuda_graph` change speed only and are for GPUs (`compile` is 27% slower on
-    a CPU)."""
+    here). `compile` and `cuda_graph` change speed only and are for GPUs (on a CPU `compile`
+    makes this update 27% slower)."""
 
     batch_size: int = 256
     utd: int = 1
