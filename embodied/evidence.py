@@ -16,16 +16,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from embodied.core.build import nearest
-from embodied.core.checkpoint import git_revision
-from embodied.evaluation.statistics import bootstrap_interval, iqm
-from embodied.study.study import Study, cores, finished, read_study, run, scores_of, seconds_of
+from embodied.core.build import ConfigError, nearest
+from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.study import rules
+from embodied.study.study import (
+    Study,
+    commit_of,
+    cores,
+    finished,
+    read_study,
+    run,
+    scores_of,
+    seconds_of,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "studies"
 TABLE = ROOT / "docs" / "evidence.md"
+HEAD = """# Evidence
+
+Each method is compared with its own baseline: same steps, same initial states. A cell is the
+interquartile mean over seeds, then the score of each seed; the worst seed has a column of its own.
+The difference is paired by seed, with its 95% bootstrap interval; P is the probability that a run
+of the method scores higher than one of the baseline. Minutes are those of one seed, on one thread
+of a shared two-core machine. `bc` is behavior cloning of the same data. BELOW: worse than the
+baseline. SIMULATED: rules or known rewards in place of a person or a model.
+
+The [rules of a fair study](studies.md#rules-of-evidence) are newer than most rows. WITHDRAWN: the
+row lacks a fair baseline, and is no evidence that the method helps; the reason is below. Seeds
+alone: fewer than five seeds, or seeds on which settings may have been chosen, so that no interval
+is printed. The numbers of all rows are kept.
+
+`make evidence` writes this page from `studies/*.yaml`; raw numbers: `docs/evidence/`.
+
+| method | task | seeds | baseline | result | worst | difference | min | date, commit |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
@@ -42,13 +68,23 @@ def main() -> None:
         if name not in known:
             raise SystemExit(f"evidence: unknown study {name}{nearest(name, known)}")
     for name in args.studies or known:
-        study = read_study((STUDIES / f"{name}.yaml").read_text(), name)
-        work = args.work / name
+        study, work = study_of(name), args.work / name
         if not args.finished:
+            require_fair(study, name)
             run(study, work, args.workers)
         if seeds := finished(study, work):
             write_down(name, replace(study, seeds=seeds), work)
     write_table()
+
+
+def study_of(name: str) -> Study:
+    return read_study((STUDIES / f"{name}.yaml").read_text(), name)
+
+
+def require_fair(study: Study, name: str) -> None:
+    """ConfigError with every rule (`embodied.study.rules`) that a study breaks, before it runs."""
+    if found := rules.problems(study) + rules.tuning_problems(study):
+        raise ConfigError(f"study {name} is not fair, nothing was run: " + "; ".join(found))
 
 
 def write_down(name: str, study: Study, work: Path) -> None:
@@ -71,13 +107,16 @@ def write_down(name: str, study: Study, work: Path) -> None:
         "minutes": minutes,
         "also": dict(study.also),
         "further": {each: scores_of(study, work, each) for each in study.further_metrics},
-        "commit": git_revision(),
+        "commits": {
+            variant: [commit_of(work / f"{variant}-{seed}") for seed in study.seeds]
+            for variant in study.variants
+        },
         "date": date.today().isoformat(),
     }
     folder = TABLE.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print("\n".join(rows(facts)), flush=True)
+    print("\n".join(rows(current(name, facts))), flush=True)
 
 
 def rows(facts: dict[str, Any]) -> list[str]:
@@ -94,64 +133,92 @@ def rows(facts: dict[str, Any]) -> list[str]:
 
 
 def row(facts: dict[str, Any]) -> str:
-    """One table row: interquartile means over seeds with 95% bootstrap intervals."""
+    """One table row: interquartile means over seeds and 95% bootstrap intervals, or, where the
+    rules allow none, the seeds alone; always the worst seed."""
     base = np.asarray(facts["scores"][facts["baseline"]])
     result = np.asarray(facts["scores"][facts["result"]])
-    gain = result - base
-    low, high = bootstrap_interval(gain)
+    alone = bool(facts["seeds_alone"])
+    worst = result.min() if facts["direction"] == "maximize" else result.max()
     cells = [
-        facts["method"],
+        f"WITHDRAWN: {facts['method']}" if facts["withdrawn"] else facts["method"],
         facts["task"],
         str(len(facts["seeds"])),
-        f"{facts['baseline']}: {summarize(base)}",
-        f"{facts['result']}: {summarize(result)}",
-        f"{number(iqm(gain))} [{number(low)}, {number(high)}]",
+        f"{facts['baseline']}: {summarize(base, alone)}",
+        f"{facts['result']}: {summarize(result, alone)}",
+        number(worst),
+        f"seeds alone ({facts['seeds_alone']})" if alone else difference(result, base),
         f"{facts['minutes'][facts['result']]:.1f}",
-        f"{facts['date']} {(facts['commit'] or 'unknown')[:8]}",
+        f"{facts['date']} {commit(facts)}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def summarize(values: np.ndarray) -> str:
+def difference(result: np.ndarray, base: np.ndarray) -> str:
+    """The paired difference, and how probably a run of the result scores higher."""
+    low, high = bootstrap_interval(result - base)
+    higher, least, most = probability_of_improvement(result, base)
+    gain = f"{number(iqm(result - base))} [{number(low)}, {number(high)}]"
+    return f"{gain}; P {higher:.0%} [{least:.0%}, {most:.0%}]"
+
+
+def summarize(values: np.ndarray, alone: bool) -> str:
     each = ", ".join(number(v) for v in values)
-    return f"{number(iqm(values))} ({each})"
+    return each if alone else f"{number(iqm(values))} ({each})"
+
+
+def commit(facts: dict[str, Any]) -> str:
+    """The commits at which the runs began; for older results that at which they were written."""
+    if "commits" not in facts:
+        return (facts.get("commit") or "unknown")[:8]
+    return " ".join(sorted({each[:8] for runs in facts["commits"].values() for each in runs}))
 
 
 def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def current_claim(name: str) -> dict[str, str]:
-    """The claim in the study's YAML file, which may have been narrowed since it was run."""
-    file = STUDIES / f"{name}.yaml"
-    return {"claim": yaml.safe_load(file.read_text())["claim"]} if file.exists() else {}
+def current(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """A result with what its study's YAML says today: the claim, which may have been narrowed, and
+    what the rules say of it. A study that is gone is withdrawn."""
+    if not (STUDIES / f"{name}.yaml").exists():
+        return facts | {
+            "withdrawn": "its study is gone",
+            "seeds_alone": "",
+            "direction": "maximize",
+        }
+    study = study_of(name)
+    return facts | {
+        "claim": study.claim,
+        "withdrawn": study.withdrawn,
+        "seeds_alone": rules.seeds_alone(study, facts["seeds"]),
+        "direction": study.direction,
+    }
 
 
 def write_table() -> None:
-    """Generate docs/evidence.md from the JSON of every study."""
+    """Write docs/evidence.md."""
+    TABLE.write_text(table())
+
+
+def table() -> str:
+    """docs/evidence.md, from the JSON of every study."""
     studies = sorted(TABLE.with_suffix("").glob("*.json"))
-    facts = [json.loads(path.read_text()) | current_claim(path.stem) for path in studies]
+    facts = [current(path.stem, json.loads(path.read_text())) for path in studies]
     lines = [
-        "# Evidence",
-        "",
-        "Each method is compared with its own baseline: same steps, same initial states. A cell is",
-        "the interquartile mean over seeds, then the score of each seed. The difference is paired",
-        "by seed, with its 95% bootstrap interval. Minutes are those of one seed, on one thread of",
-        "a shared two-core machine. `bc` is behavior cloning of the same data. BELOW: worse than",
-        "the baseline. SIMULATED: rules or known rewards in place of a person or a model.",
-        "",
-        "`make evidence` writes this page from `studies/*.yaml`; raw numbers: `docs/evidence/`.",
-        "",
-        "| method | task | seeds | baseline | result | difference | min | date, commit |",
-        "|---|---|---|---|---|---|---|---|",
+        HEAD,
         *[line for f in facts for line in rows(f)],
         "",
         "## What each study shows, and its limits",
         "",
-        *[f"- **{f['method']}**: {f['claim']}" for f in facts],
+        *[limits(f) for f in facts],
         "",
     ]
-    TABLE.write_text("\n".join(lines))
+    return "\n".join(lines)
+
+
+def limits(facts: dict[str, Any]) -> str:
+    why = f" WITHDRAWN: {facts['withdrawn']}" if facts["withdrawn"] else ""
+    return f"- **{facts['method']}**: {facts['claim']}{why}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,85 @@ import yaml
 from embodied import evidence
 from embodied.core.build import ConfigError, parse
 from embodied.moved import MovedWarning
-from embodied.study.study import Study, command, finished, read_study, run
+from embodied.study import rules
+from embodied.study.study import Study, command, commit_of, finished, read_study, run, seconds_of
+
+FAIR: dict[str, Any] = {
+    "metric": "eval/success",
+    "seeds": [1, 2, 3, 4, 5],
+    "tuning_seeds": [0],
+    "kind": "improvement",
+    "variants": {
+        "bc": "experiment=pendulum_bc demos={work}/demos",
+        "best_third": "experiment=pendulum_bc weighting=top demos={work}/demos",
+        "sampler": "embodied eval {work}/bc-{seed} execute=1 output={out}",
+        "sac": "experiment=pendulum_sac steps=4000",
+        "without": "experiment=pendulum_sac steps=4000 learner.gamma=0.9",
+    },
+    "controls": {
+        "filtered_cloning": "best_third",
+        "best_sampler": "sampler",
+        "without_part": "without",
+    },
+}
+
+
+def fair(**changes: object) -> Study:
+    return parse(Study, {**FAIR, **changes}, "fair")
+
+
+def test_a_fair_study_breaks_no_rule() -> None:
+    assert rules.problems(fair()) == [] and rules.tuning_problems(fair()) == []
+    assert rules.seeds_alone(fair(), fair().seeds) == ""
+    steps = {name: rules.env_steps(fair(), name) for name in fair().variants}
+    assert steps == {"bc": 0, "best_third": 0, "sampler": 0, "sac": 4000, "without": 4000}
+
+
+@pytest.mark.parametrize("role", rules.CONTROLS)
+def test_a_control_that_is_missing_is_named(role: str) -> None:
+    fewer = {key: value for key, value in FAIR["controls"].items() if key != role}
+    assert [role in line for line in rules.problems(fair(controls=fewer))] == [True]
+    assert rules.problems(fair(controls=fewer, exempt={role: "why"})) == []
+
+
+def test_unequal_budgets_unknown_variants_and_kinds_are_named() -> None:
+    more = {**FAIR["variants"], "sac": "experiment=pendulum_sac steps=5000"}
+    assert "sac 5,000, without 4,000" in rules.problems(fair(variants=more))[0]
+    assert (
+        "nobody" in rules.problems(fair(controls={**FAIR["controls"], "best_sampler": "nobody"}))[0]
+    )
+    assert "kind" in rules.problems(fair(kind=""))[0]
+
+
+def test_intervals_need_five_seeds_on_which_nothing_was_chosen() -> None:
+    assert rules.seeds_alone(fair(), (1, 2, 3, 4)) == "4 seeds"
+    assert "not recorded" in rules.seeds_alone(fair(tuning_seeds=None), (1, 2, 3, 4, 5))
+    chosen = fair(tuning_seeds=[2])
+    assert "chosen" in rules.seeds_alone(chosen, chosen.seeds)
+    assert "reported seeds: [2]" in rules.tuning_problems(chosen)[0]
+
+
+def test_an_unfair_study_is_not_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"study mine is not fair.*filtered_cloning"):
+        evidence.require_fair(fair(controls={}), "mine")
+
+
+@pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)
+def test_a_study_is_fair_or_withdrawn(file: Path) -> None:
+    """And one that was mended is withdrawn no longer."""
+    study = evidence.study_of(file.stem)
+    assert bool(study.withdrawn) == bool(rules.problems(study))
+
+
+def test_the_page_says_what_the_rules_say() -> None:
+    """`python -m embodied.evidence --finished` writes it."""
+    assert evidence.TABLE.read_text() == evidence.table()
+    for file in evidence.TABLE.with_suffix("").glob("*.json"):
+        facts = evidence.current(file.stem, json.loads(file.read_text()))
+        for line in evidence.rows(facts):
+            assert line.startswith("| WITHDRAWN: ") == bool(facts["withdrawn"])
+            few = len(facts["seeds"]) < rules.MIN_SEEDS
+            assert not few or ("seeds alone" in line and "[" not in line.split(" | ")[6])
 
 
 @pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)
@@ -44,7 +123,7 @@ def test_a_small_study_from_command_to_table(
         "task": "writing numbers",
         "claim": "two is more than one",
         "metric": "eval/x",
-        "seeds": [0, 1],
+        "seeds": [0, 1, 2, 3, 4],
         "variants": {
             "one": f"python {tmp_path}/score.py {{out}} {{seed}}",
             "two": f"python {tmp_path}/score.py {{out}} 1{{seed}}",
@@ -55,21 +134,26 @@ def test_a_small_study_from_command_to_table(
         "also": {"half": "half as much"},
         "further_metrics": ["y"],
     }
-    tiny: Study = parse(Study, study, "tiny")
+    tiny: Study = parse(Study, {**study, "tuning_seeds": [9]}, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
+    monkeypatch.setattr(evidence, "STUDIES", tmp_path)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**study, "tuning_seeds": [9]}))
     for _ in range(2):  # the second time nothing is run again: score.py would fail on its folder
         run(tiny, tmp_path / "work", workers=2)
-    assert finished(tiny, tmp_path / "work") == (0, 1)
+    assert finished(tiny, tmp_path / "work") == (0, 1, 2, 3, 4)
     evidence.write_down("tiny", tiny, tmp_path / "work")
     facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
-    assert facts["scores"] == {"one": [0.0, 1.0], "two": [10.0, 11.0], "half": [5.0, 5.0]}
-    assert facts["further"] == {"y": {name: [-1.0, -1.0] for name in ("one", "two", "half")}}
+    ones = [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert facts["scores"] == {"one": ones, "two": [10 + x for x in ones], "half": [5.0] * 5}
+    assert facts["further"] == {"y": {name: [-1.0] * 5 for name in ("one", "two", "half")}}
+    outs = [tmp_path / "work" / f"two-{seed}" for seed in range(5)]
+    assert facts["commits"]["two"] == [commit_of(out) for out in outs] and seconds_of(outs[0]) > 0
     evidence.write_table()
     table = (tmp_path / "evidence.md").read_text()
-    assert "| 10 [10, 10] |" in table
-    assert "one: 0.5 (0, 1)" in table
-    assert "| half as much | writing numbers | 2 | one: 0.5 (0, 1) | half: 5 (5, 5) |" in table
-    assert "| more | the same; y | 2 | one: -1 (-1, -1) | two: -1 (-1, -1) |" in table
+    assert "two: 12 (10, 11, 12, 13, 14) | 10 | 10 [10, 10]; P 100% [100%, 100%] |" in table
+    half = "one: 2 (0, 1, 2, 3, 4) | half: 5 (5, 5, 5, 5, 5) | 5 |"
+    assert f"| half as much | writing numbers | 5 | {half}" in table
+    assert "| more | the same; y | 5 | one: -1 (-1, -1, -1, -1, -1) |" in table
 
 
 def test_a_failing_command_is_one_line(tmp_path: Path) -> None:

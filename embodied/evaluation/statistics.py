@@ -85,6 +85,14 @@ def probability_of_improvement(
     return float(wins.mean()), float(low), float(high)
 
 
+def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> NDArray[np.float64]:
+    """The share of runs [T] with a score above each of T thresholds (Agarwal et al., 2021)."""
+    runs = np.asarray(scores, np.float64).reshape(-1, 1)
+    if not runs.size:
+        raise ValueError("a profile needs at least one score")
+    return (runs > np.asarray(thresholds, np.float64)).mean(0)
+
+
 def _middle(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The interquartile mean of each row [samples, n] -> [samples]."""
     count = rows.shape[1]

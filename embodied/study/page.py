@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from embodied.core.atomic_write import write_durably, write_json
-from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.evaluation.statistics import (
+    bootstrap_interval,
+    iqm,
+    performance_profile,
+    probability_of_improvement,
+)
 from embodied.reports.run_report import PAGE, STYLE
 from embodied.reports.svg import LEFT, RIGHT, WIDTH, ticks
 from embodied.reports.svg import several as curves_of
@@ -58,6 +63,8 @@ def write_study(name: str, study: Study, work: Path) -> Path:
         figure(intervals(found["variants"])),
         table(HEADS, [_cells(n, f, study.baseline) for n, f in found["variants"].items()]),
         NOTE,
+        "<h2>Share of runs above a score</h2>",
+        figure(curves_of(profiles(found["variants"]), "share of runs")),
         "<h2>During training</h2>",
         figure(curves_of(_curves(study, work), study.metric)),
         "<h2>Command lines</h2>",
@@ -73,6 +80,19 @@ NOTE = (
     "means that they cannot be told apart. With fewer than five seeds intervals are too narrow."
     "</p>"
 )
+
+
+def profiles(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """The performance profile of each variant's runs, over the range of all scores."""
+    every = [score for facts in variants.values() for score in facts["scores"]]
+    if not every:
+        return {}
+    at = np.linspace(min(every), max(every), 101)
+    return {
+        name: list(zip(at.tolist(), performance_profile(facts["scores"], at).tolist(), strict=True))
+        for name, facts in variants.items()
+        if facts["scores"]
+    }
 
 
 def write_page(work: Path, name: str, body: Iterable[str]) -> Path:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from embodied import moved
 from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.checkpoint import git_revision
 
 COMMANDS = ("embodied", "python")
 STOPPED = 130
@@ -37,6 +38,12 @@ class Study:
     `method`, `task` and `claim` describe the study on its page. `result` and `also` (by name, with
     the method's name) choose the variants of a table row in docs/evidence.md; `further_metrics`
     are read and compared in the same way.
+
+    The following are checked by `embodied.study.rules`. `kind` improvement: of a base policy, or
+    from recorded data; comparison: of two ways to learn; reproduction: of another implementation.
+    `controls` name the variants that a fair study has; `exempt` says why one is left out.
+    `tuning_seeds`: on which settings were chosen (None: not recorded). `withdrawn`: why a result no
+    longer counts. `direction` of the metric.
     """
 
     metric: str
@@ -51,6 +58,12 @@ class Study:
     prepare: tuple[str, ...] = ()
     also: Mapping[str, str] = field(default_factory=dict)
     further_metrics: tuple[str, ...] = ()
+    kind: Literal["", "improvement", "comparison", "reproduction"] = ""
+    controls: Mapping[str, str] = field(default_factory=dict)
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    tuning_seeds: tuple[int, ...] | None = None
+    withdrawn: str = ""
+    direction: Literal["maximize", "minimize"] = "maximize"
 
     def __post_init__(self) -> None:
         if not self.variants or not self.seeds:
@@ -149,7 +162,7 @@ def _chain(
 
 
 def command(line: str, out: Path) -> None:
-    """Run a command line once; OUT.log keeps its output, OUT.done the seconds it took.
+    """Run a command line once; OUT.log keeps its output, OUT.done its seconds and commit.
 
     A training that was interrupted is resumed exactly from its last checkpoint.
     """
@@ -163,7 +176,7 @@ def command(line: str, out: Path) -> None:
     else:
         shutil.rmtree(out, ignore_errors=True)
     print(shlex.join(words) if resumed else line, flush=True)
-    start = time.perf_counter()
+    start, commit = time.perf_counter(), git_revision() or "unknown"
     with Path(f"{out}.log").open("a" if resumed else "w") as log:
         code = subprocess.run(
             program(words), stdout=log, stderr=subprocess.STDOUT, check=False
@@ -172,7 +185,7 @@ def command(line: str, out: Path) -> None:
         raise KeyboardInterrupt
     if code != 0:
         raise ConfigError(f"study: `{line}` failed with {code}; see {out}.log")
-    done.write_text(f"{time.perf_counter() - start:.1f}\n")
+    done.write_text(f"{time.perf_counter() - start:.1f} {commit}\n")
 
 
 def program(words: Sequence[str]) -> list[str]:
@@ -227,7 +240,13 @@ def values_of(folder: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def seconds_of(out: Path) -> float:
-    return float(Path(f"{out}.done").read_text())
+    return float(Path(f"{out}.done").read_text().split()[0])
+
+
+def commit_of(out: Path) -> str:
+    """The commit of the code when a run began."""
+    words = Path(f"{out}.done").read_text().split()
+    return words[1] if len(words) > 1 else "unknown"
 
 
 def cores() -> int:

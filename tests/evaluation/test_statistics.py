@@ -7,7 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from embodied.evaluation.statistics import bootstrap_interval, iqm, rate, wilson
+from embodied.evaluation.statistics import (
+    bootstrap_interval,
+    iqm,
+    performance_profile,
+    rate,
+    wilson,
+)
 
 Z = 1.959963984540054
 
@@ -85,3 +91,14 @@ def test_bootstrap_of_one_run_has_no_width() -> None:
     assert bootstrap_interval([0.7]) == (0.7, 0.7)
     with pytest.raises(ValueError, match="at least one score"):
         bootstrap_interval([])
+
+
+def test_a_profile_is_the_share_of_runs_above_each_score() -> None:
+    assert performance_profile([0.2, 0.5, 0.5, 1.0], [0.0, 0.2, 0.5, 1.0]).tolist() == [
+        1,
+        0.75,
+        0.25,
+        0,
+    ]
+    with pytest.raises(ValueError, match="at least one"):
+        performance_profile([], [0.0])

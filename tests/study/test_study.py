@@ -52,7 +52,7 @@ def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(narrow["scores"]) == 2 and len(narrow["interval"]) == 2
     assert 0 <= narrow["probability_of_improvement"][0] <= 1
     page = (out / "report.html").read_text()
-    assert "P(better than baseline)" in page and page.count("<svg") == 2
+    assert "P(better than baseline)" in page and page.count("<svg") == 3
     before = (out / "narrow-1" / "run.yaml").stat().st_mtime_ns
     assert embodied("study", file, f"out={out}") == 0  # nothing is run again
     assert "embodied train" not in capsys.readouterr().out
