@@ -44,7 +44,7 @@ class Config:
 
 @dataclass
 class Reply:
-    """One or two responses of the server to one request."""
+    """One or two responses of the server to one request; `schema`: whether JSON was requested."""
 
     text: str = ""
     data: Any = None
@@ -52,11 +52,13 @@ class Reply:
     fingerprint: str | None = None
     usage: dict[str, int] = field(default_factory=dict)
     repaired: bool = False
+    schema: bool = False
 
 
 class ChatClient(Chat):
     """An answer that violates the schema is returned to the model with the error, once; a second
-    one, or a refusal, is a ChatError. The cache stores failures too."""
+    one, or a refusal, is a ChatError. The cache stores what the
+    model said, refusals too, and no failures of the server."""
 
     def __init__(self, config: Config) -> None:
         if config.recorded and config.cache is None:
@@ -86,11 +88,11 @@ class ChatClient(Chat):
         return self._fresh(self.http, request)
 
     def _fresh(self, http: HttpClient, request: Request) -> Answer:
-        began, reply = time.perf_counter(), Reply()
+        began, reply = time.perf_counter(), Reply(schema=request.schema is not None)
         try:
             self._answer(http, request, reply)
-        except (BudgetSpent, HttpError):
-            raise  # not caused by this request
+        except (BudgetSpent, HttpError, ServerError):
+            raise  # not caused by this request: another attempt may succeed
         except InvalidReply as error:
             self._keep(request, reply, time.perf_counter() - began, str(error))
             raise ChatError(str(error)) from error
@@ -162,15 +164,19 @@ class ChatClient(Chat):
                 reply.usage[name] = reply.usage.get(name, 0) + count
         choices: Any = answer.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise InvalidReply(f"{self.name} answered without choices")
+            why = " ".join(str(answer.get("error") or "").split())[:200]
+            raise ServerError(f"{self.name} answered without choices{why and f': {why}'}")
         choice: dict[str, Any] = choices[0]
         message: dict[str, Any] = choice.get("message") or {}
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
             why = " ".join(str(message.get("refusal") or "content filter").split())[:120]
             raise InvalidReply(f"{self.name} refused: {why}")
-        if not isinstance(message.get("content"), str) or not message["content"].strip():
-            raise InvalidReply(f"{self.name} answered with nothing")
-        reply.text = message["content"]
+        text = _text(message.get("content"))
+        if not text.strip():
+            raise ServerError(f"{self.name} answered with nothing")
+        if choice.get("finish_reason") == "length" and reply.schema:
+            raise InvalidReply(f"{self.name} did not end its answer: raise max_tokens")
+        reply.text = text
 
     def _keep(self, request: Request, reply: Reply, seconds: float, error: str | None) -> None:
         if self.cache is None:
@@ -191,6 +197,10 @@ class ChatClient(Chat):
         self.cache.put(record)
 
 
+class ServerError(ChatError):
+    """The server answered without an answer; it is not cached."""
+
+
 class InvalidReply(ChatError):
     """The model answered unusably, and repeating the request would not help."""
 
@@ -203,6 +213,14 @@ def _protocol_messages(request: Request) -> list[dict[str, Any]]:
         order = f"Answer with JSON only, by this JSON schema: {json.dumps(request.schema)}"
         messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n\n{order}")
     return [{"role": m.role, "content": _content(m)} for m in messages]
+
+
+def _text(content: Any) -> str:
+    """The text of a response, which some servers give as a list of parts."""
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict)]
+        return "".join(str(part.get("text") or "") for part in parts)
+    return content if isinstance(content, str) else ""
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

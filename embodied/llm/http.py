@@ -28,6 +28,8 @@ from embodied.core.build import ConfigError
 from embodied.llm.chat import BudgetSpent, ChatError
 
 logger = logging.getLogger(__name__)
+SETUP = (401, 403, 404)
+"""A wrong key, or a wrong model or address: no later request would succeed."""
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 
 
@@ -77,6 +79,7 @@ class HttpClient:
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON object of a successful response; HttpError for an invalid request, BudgetSpent,
+        ConfigError for a wrong key, model or address,
         or ChatError if all attempts failed."""
         problem, wait = "", 0.0
         for attempt in range(self.limits.retries + 1):
@@ -92,6 +95,8 @@ class HttpClient:
                     self._count(found)
                     return found
                 problem, after = self._error_text(response), retry_after(response.headers)
+                if response.status_code in SETUP:
+                    raise ConfigError(f"{problem}; check chat.url, chat.key and chat.model")
                 if response.status_code not in (200, *RETRIED):
                     raise HttpError(response.status_code, problem)
             if after > self.limits.patience:

@@ -14,8 +14,10 @@ from jsonschema.validators import validator_for
 from torch import Tensor
 
 from embodied.llm.chat import ChatError, Message
+from embodied.llm.reasoning import without_reasoning
 
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+OPENING = re.compile(r"[{\[]")
+ATTEMPTS = 1000  # places in an answer where JSON may begin
 FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
@@ -71,7 +73,7 @@ def parse_json(text: str, schema: Mapping[str, Any]) -> Any:
     last object or list within prose. ChatError if there is none."""
     problem = "there is no JSON in it"
     checker = validator_for(schema)(schema)
-    for value in _values(THOUGHT.sub("", text).strip()):
+    for value in _values(without_reasoning(text)):
         error = best_match(checker.iter_errors(value))
         if error is None:
             return value
@@ -84,18 +86,20 @@ def _values(text: str) -> Iterator[Any]:
     for part in [text, *reversed(FENCE.findall(text))]:
         try:
             yield json.loads(part)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     yield from reversed(_embedded(text))
 
 
 def _embedded(text: str) -> list[Any]:
-    """Outermost objects and lists within prose, in order."""
+    """Outermost objects and lists within prose, in order; after ATTEMPTS failures it gives up, as
+    each may read to the end of the text."""
     decoder, found, place = json.JSONDecoder(), [], 0
-    while match := re.compile(r"[{\[]").search(text, place):
+    failed = 0
+    while failed < ATTEMPTS and (match := OPENING.search(text, place)):
         try:
             value, place = decoder.raw_decode(text, match.start())
             found.append(value)
-        except ValueError:
-            place = match.start() + 1
+        except (ValueError, RecursionError):
+            place, failed = match.start() + 1, failed + 1
     return found

@@ -23,6 +23,7 @@ from embodied.llm.cached_chat import Config as RecordedConfig
 from embodied.llm.chat import BudgetSpent, ChatError, Message
 from embodied.llm.client import ChatClient, Config, open_chat
 from embodied.llm.http import HttpClient, Limits, retry_after
+from embodied.llm.request import Request, parse_json
 from tests.llm.server import Server, Told, says, serving
 
 ASK = [Message("user", "which one?")]
@@ -135,7 +136,7 @@ def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFix
 def test_a_request_that_is_wrong_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "sk-secret")
     wrong = Told({"error": "no key sk-secret here"}, 401)
-    with serving(wrong) as server, pytest.raises(ChatError, match="401") as caught:
+    with serving(wrong) as server, pytest.raises(ConfigError, match=r"401.*chat\.key") as caught:
         chat(server, key="THE_KEY").ask(ASK)
     assert len(server.asked) == 1
     assert server.headers[0]["Authorization"] == "Bearer sk-secret"
@@ -293,3 +294,72 @@ def test_a_node_opens_either(tmp_path: Path) -> None:
         open_chat({**node, "url": "127.0.0.1:9"})
     with pytest.raises(ConfigError, match="does not exist"):
         open_chat({"_target_": "embodied.llm.cached_chat.CachedChat", "cache": "nowhere.jsonl"})
+
+
+def cut(text: str) -> Told:
+    """An answer that max_tokens ended."""
+    told = says(text)
+    told.body["choices"][0]["finish_reason"] = "length"
+    return told
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (says('<think>Perhaps {"better": 1} but wait'), "no JSON"),
+        (says('Perhaps {"better": 1} </think> I cannot tell.'), "no JSON"),
+        (cut('{"better": 1}'), "max_tokens"),
+    ],
+)
+def test_unfinished_reasoning_is_no_label(told: Told, why: str) -> None:
+    with serving(told) as server, pytest.raises(ChatError, match=why):
+        chat(server).ask(ASK, SCHEMA)
+
+
+@pytest.mark.parametrize("trouble", [{"error": {"message": "upstream"}}, {"choices": []}])
+def test_an_error_of_the_server_is_not_cached(trouble: Any, tmp_path: Path) -> None:
+    with serving(Told(trouble), says("fine")) as server:
+        model = chat(server, cache=str(tmp_path / "c.jsonl"))
+        with pytest.raises(
+            ChatError, match="upstream" if "error" in trouble else "without choices"
+        ):
+            model.ask(ASK)
+        assert model.ask(ASK).text == "fine"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_or_model_ends_the_run(status: int) -> None:
+    with serving(Told({"error": "no"}, status)) as server:
+        with pytest.raises(ConfigError, match=f"{status}.*check chat.url, chat.key and chat.model"):
+            chat(server).ask(ASK)
+        assert len(server.asked) == 1
+
+
+def test_content_in_parts_is_joined() -> None:
+    told = says(None)
+    told.body["choices"][0]["message"]["content"] = [
+        {"type": "text", "text": "the left "},
+        {"type": "text", "text": "one"},
+    ]
+    with serving(told) as server:
+        assert chat(server).ask(ASK).text == "the left one"
+
+
+def test_many_brackets_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opening bracket may read the text to its end."""
+    tried: list[int] = []
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self: json.JSONDecoder, text: str, idx: int = 0) -> Any:
+        tried.append(idx)
+        return decode(self, text, idx)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    with pytest.raises(ChatError, match="no JSON"):
+        parse_json("{" * 300_000, SCHEMA)
+    assert len(tried) < 2000
+
+
+def test_the_keys_of_recorded_answers_stay() -> None:
+    """Caches of before are replayed by this key."""
+    assert Request("m", ASK).key.startswith("b8ad0810d49f78ea")
