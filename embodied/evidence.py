@@ -43,10 +43,10 @@ of the method scores higher than one of the baseline. Minutes are those of one s
 of a shared two-core machine. `bc` is behavior cloning of the same data. BELOW: worse than the
 baseline. SIMULATED: rules or known rewards in place of a person or a model.
 
-The [rules of a fair study](studies.md#rules-of-evidence) are newer than most rows. WITHDRAWN: the
-row lacks a fair baseline, and is no evidence that the method helps; the reason is below. Seeds
+The [rules of a fair study](studies.md#rules-of-evidence) are newer than most results. WITHDRAWN: it
+lacks a fair baseline, and is no evidence that the method helps; the reason is below. Seeds
 alone: fewer than five seeds, or seeds on which settings may have been chosen, so that no interval
-is printed. The numbers of all rows are kept.
+is printed. All numbers are kept.
 
 `make evidence` writes this page from `studies/*.yaml`; raw numbers: `docs/evidence/`.
 
