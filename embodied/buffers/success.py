@@ -74,6 +74,10 @@ class SuccessBuffer:
         self.count[who] += 1
         self.most += 1
 
+    def forget(self, env_ids: Tensor) -> None:
+        """Drop the transitions of the running episodes of parallel envs `env_ids` [n]."""
+        self.count[env_ids], self.won[env_ids] = 0, False
+
     def get_state(self) -> dict[str, Any]:
         return {
             "kept": self.kept.get_state(),

@@ -69,10 +69,15 @@ class TrajectoryColumns:
         self.columns = columns
         self.forget()
 
-    def forget(self) -> None:
-        """Drop the transitions of running episodes."""
+    def forget(self, env_ids: Tensor | None = None) -> None:
+        """Drop the transitions of running episodes, of parallel envs `env_ids` [n] (None: all)."""
+        held = [] if env_ids is None else list(zip(self.held, self.who, strict=True))
         self.held: list[Tensors] = []
         self.who: list[Tensor] = []
+        for rows, who in held:
+            kept = (~torch.isin(who, env_ids)).nonzero().flatten()
+            self.held.append(tt.take(rows, kept))
+            self.who.append(who[kept])
 
     def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
         """Add transitions `rows` that finished in parallel envs `closed` (None: all).

@@ -52,6 +52,11 @@ class EpisodeMeans:
         totals = torch.where(step.ended, each, 0.0).sum(1)
         self.totals = totals if self.totals is None else self.totals + totals
 
+    def forget(self, env_ids: Tensor) -> None:
+        """Leave out the running episodes of parallel envs `env_ids` [n], which were lost."""
+        if self.stats.running is not None:
+            self.stats.running[:, env_ids] = 0.0
+
     def drain(self, prefix: str = "") -> dict[str, float]:
         """The means as metrics with names after `prefix`, then reset; {} if no episode ended."""
         count, *sums = [0.0] if self.totals is None else self.totals.tolist()

@@ -36,6 +36,9 @@ class Collector:
     one of its episode.
     """
 
+    behind = False  # whether environment steps wait for the learner
+    restarted: Tensor | None = None  # envs whose running episodes were lost in the last step
+
     def __init__(
         self,
         env: VecEnv,
@@ -145,6 +148,14 @@ class Collector:
         if self.actor.execute > 1:
             raise ConfigError("human interventions need one decision per step: execute=1")
         return {"action": step.log["executed"]}
+
+    def require_finite(self) -> None:
+        """NotFinite if a step since the last call was not; a checkpoint holds only finite ones."""
+        self.finite.read()
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Of collecting; none where it is done by the process that learns."""
+        return {}
 
     @property
     def savable(self) -> bool:

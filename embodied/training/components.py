@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import torch
 
+from embodied.actors.pool import ActorEnv
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.device import pick_device
@@ -21,17 +22,17 @@ from embodied.core.seeding import rng_state, set_rng_state
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
-from embodied.evaluation.task_grid import TaskGridEval, grid, held_out
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
 from embodied.training.best_policy import BestPolicy
-from embodied.training.config import Offline, RunConfig
+from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
 from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
 from embodied.training.demonstrations import is_same, read_demonstrations
 from embodied.training.off_policy import build_off_policy
 from embodied.training.offline import build_offline
 from embodied.training.on_policy import build_on_policy
 from embodied.training.reward_components import write_terms
+from embodied.training.run_evaluation import RunEvaluation
 from embodied.training.trainer import Loop
 from policies.remote.address import is_address, remote_policy
 from policies.wrappers.mapped import load_mapped
@@ -50,9 +51,7 @@ class RunComponents:
         self.config = config
         self.device = pick_device(config.device)
         self.kernels = choose(self.device, config.deterministic, saved_kernels(config))
-        self.env = None if config.env is None else build(config.environment, VecEnv)
-        if self.env is not None:
-            require_start(self.env, config.seed)
+        self.env = None if config.env is None else make_env(config)
         self.episodes = read_demonstrations(config, self.env)
         self.policy, trained = self._make_policy()
         self.learner = build(
@@ -75,7 +74,7 @@ class RunComponents:
         parts = (self.env, self.policy, self.learner, self.device, self.episodes)
         self.loop: Loop = build_loop(config, *parts)
         self.best = BestPolicy()
-        self._eval_env: VecEnv | None = None
+        self.evaluation = None if self.env is None else RunEvaluation(config, self.env)
 
     def describe_kernels(self) -> str:
         """One line: the matrix product, and whether the update is native code or why not."""
@@ -97,34 +96,14 @@ class RunComponents:
         if self.env is not None:
             self.env.close()
 
-    @property
-    def eval_env(self) -> VecEnv:
-        env = self._eval_env
-        if env is None:
-            assert self.env is not None
-            settings = self.config.eval
-            tasks = grid(self.env.spec, settings.grid) if settings.grid else held_out(self.env)
-            tasks = tasks if tasks is None or settings.grid else tasks[: settings.episodes]
-            episodes = settings.episodes if tasks is None else len(tasks)
-            env = build(
-                self.config.environment | {"num_envs": min(settings.num_envs, episodes)}, VecEnv
-            )
-            env = self._eval_env = env if tasks is None else TaskGridEval(env, tasks)
-        return env
-
     def evaluate(self, step: int) -> dict[str, float]:
         """Success rate and return on held-out initial states, or held-out tasks; without an
         environment the losses and errors on held-out episodes."""
-        if self.env is None:
+        if self.evaluation is None:
             return self._evaluate_held_out(step)
-        self.policy.eval()
-        settings, env = self.config.eval, self.eval_env
-        episodes = len(env.tasks) if isinstance(env, TaskGridEval) else settings.episodes
-        result = evaluate(self.policy, env, episodes, settings.seed, self.config.execute)
-        self.policy.train()
-        if isinstance(env, TaskGridEval):
-            env.write(Path(self.config.output), step, result)
-        return result.metrics()
+        if isinstance(self.env, ActorEnv):
+            return self.env.evaluate(self.policy, step)
+        return self.evaluation(self.policy, step)
 
     def _evaluate_held_out(self, step: int) -> dict[str, float]:
         """Metrics on held-out episodes (none where all are trained on); keeps the best policy."""
@@ -249,6 +228,22 @@ def saved_kernels(config: RunConfig) -> dict[str, Any] | None:
     if config.resume is None:
         return None
     return checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
+
+
+def make_env(config: RunConfig) -> VecEnv:
+    """The training environment, in this process or in those of actors."""
+    data, node = config.data, config.environment
+    if not isinstance(data, OffPolicy) or not data.actors:
+        env = build(node, VecEnv)
+        require_start(env, config.seed)
+        return env
+    if distributed.world() > 1:
+        raise ConfigError("actor processes collect for one learner; with torchrun: data.actors=0")
+    if config.teacher is not None:
+        raise ConfigError("a teacher chooses tasks in the learner's process: data.actors=0")
+    lag = None if data.when_behind == "skip" else data.max_lag
+    num_envs = int(node.get("num_envs", 1))
+    return ActorEnv(as_node(config), num_envs, data.actors, lag, config.seed)
 
 
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:

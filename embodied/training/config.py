@@ -69,6 +69,11 @@ class OffPolicy:
     `success_fraction` of every batch are transitions of successful episodes, once there are any.
     `normalize`: fit the normalizers to demonstrations, else to the transitions of the warm-up.
     `random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
+
+    `actors`: processes that step the environment, `env.num_envs` divided among them (0: the
+    learner's own). They may be `max_lag` vector steps ahead of the learner (0: a step is made when
+    the learner has used the one before, as without actors). When the learner is slower, the actors
+    wait (`when_behind` "wait"), or updates are left out (`skip`: a robot never waits).
     """
 
     regime: ClassVar[Regime] = "off_policy"
@@ -80,11 +85,20 @@ class OffPolicy:
     pretrain_steps: int = 0
     normalize: bool = False
     random_shift: int = 0
+    actors: int = 0
+    max_lag: int = 1
+    when_behind: Literal["wait", "skip"] = "wait"
 
     def __post_init__(self) -> None:
+        if not self.actors and (self.max_lag, self.when_behind) != (1, "wait"):
+            raise ConfigError(
+                "data.max_lag and data.when_behind are for actor processes: data.actors=1"
+            )
         require(
             self,
             "data.",
+            actors=(0, None),
+            max_lag=(0, None),
             utd_ratio=(0, None),
             warmup_steps=(0, None),
             replay_size=(1, None),

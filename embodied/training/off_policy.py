@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.actors.pool import ActorEnv, ActorPool
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
@@ -44,7 +45,7 @@ class OffPolicyLoop:
     def __init__(
         self,
         config: OffPolicy,
-        collector: Collector,
+        collector: Collector | ActorPool,
         policy: Policy,
         learner: Learner,
         buffers: Buffers,
@@ -58,7 +59,7 @@ class OffPolicyLoop:
         self.stateful = dict(stateful or {})  # other parts that a checkpoint stores
         self.fit_after_warmup = fit_after_warmup
         self.data_metrics = buffers.metrics
-        self.device = collector.actor.device
+        self.device = buffers.replay.device
         self.env_ids = torch.arange(collector.env.num_envs, device=self.device)
         self.stride = collector.env.num_envs * distributed.world()
         self.learning = config.warmup_steps == 0  # whether the warm-up is over
@@ -76,6 +77,8 @@ class OffPolicyLoop:
             if rows:
                 self.buffers.replay.add(rows)
                 self.rewards.count_stored(len(rows["reward"]))
+            if self.collector.restarted is not None:
+                trainer.episodes.forget(self.collector.restarted)
             trainer.advance(self.stride, self._updates(rows), step)
 
     def mean_reward(self) -> dict[str, Tensor]:
@@ -94,7 +97,9 @@ class OffPolicyLoop:
             while self.update_credit >= 1:
                 metrics = self._update(self.buffers.source)
                 self.update_credit -= 1
-        return metrics
+                if self.collector.behind:  # an arm does not wait: the updates are left out
+                    self.update_credit = 0.0
+        return metrics | self.collector.metrics() if metrics else metrics
 
     def _end_warmup(self) -> None:
         replay = self.buffers.replay
@@ -109,6 +114,8 @@ class OffPolicyLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One step of all parallel envs; returns the transitions that it completed."""
         rows, step = self.collector.step()
+        if self.collector.restarted is not None:
+            self.buffers.forget(self.collector.restarted)
         finished, columns = self.collector.finished, self.buffers.columns
         self.rewards.observe_step(rows, self.env_ids if finished is None else finished, step)
         rows = self.rewards.before_storing(rows)
@@ -137,7 +144,7 @@ class OffPolicyLoop:
 
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's; no `rollout` if the environment cannot save its state."""
-        self.collector.finite.read()  # a checkpoint holds only finite transitions
+        self.collector.require_finite()
         success, columns = self.buffers.success, self.buffers.columns
         return {
             "rollout": self.collector.get_state() if self.collector.savable else None,
@@ -197,17 +204,15 @@ def build_off_policy(
         demonstrations = Demonstrations(episodes, rows)
     buffers = build_buffers(config, learner, rewards, demonstrations, device)
     warmup = data.warmup_steps > 0 and data.pretrain_steps == 0
-    collector = Collector(
-        rewards.env,
-        policy.warmup_policy() if warmup else policy,
-        learner.gamma,
-        learner.n_step,
-        config.execute,
-        distributed.own_seed(config.seed),
-        learner.keep_single,
-        device,
-        learner.uses_executed_steps,
-    )
+    settings = {"gamma": learner.gamma, "n_step": learner.n_step, "execute": config.execute}
+    settings |= {"keep_single": learner.keep_single}
+    settings |= {"executed_steps": learner.uses_executed_steps}
+    if isinstance(env, ActorEnv):
+        collector = ActorPool(env, policy, warmup, settings, device, data.max_lag or 0)
+    else:
+        acting = policy.warmup_policy() if warmup else policy
+        seed = distributed.own_seed(config.seed)
+        collector = Collector(rewards.env, acting, seed=seed, device=device, **settings)
     fit_after_warmup = data.normalize and episodes is None
     parts = (collector, policy, learner, buffers, rewards, tasks.stateful, fit_after_warmup)
     return OffPolicyLoop(data, *parts)

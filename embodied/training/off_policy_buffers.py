@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from embodied.buffers.augment import augmented
 from embodied.buffers.mixture import Mixture
@@ -47,6 +48,12 @@ class Buffers:
     columns: TrajectoryColumns | None = None
     success: SuccessBuffer | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def forget(self, env_ids: Tensor) -> None:
+        """Drop what is held of the running episodes of parallel envs `env_ids` [n]."""
+        for part in (self.columns, self.success):
+            if part is not None:
+                part.forget(env_ids)
 
 
 def build_buffers(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.actors.remote_env import RemoteEnv
 from embodied.buffers.relabel import ENV_REWARD, Relabel
 from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
@@ -184,26 +185,39 @@ def pop_env_reward(batch: Tensors) -> Tensor | None:
     return batch.pop(ENV_REWARD, None)
 
 
+def make_reward(config: RunConfig, env: VecEnv, gamma: float, device: torch.device) -> Reward:
+    """The reward of `config.reward` for transitions of `env`."""
+    assert config.reward is not None
+    built = build(
+        config.reward,
+        Reward,
+        spec=env.spec,
+        gamma=gamma,
+        num_envs=env.num_envs,
+        device=device,
+        seed=distributed.own_seed(config.seed),
+        folder=Path(config.output) / "reward",
+    )
+    return accept_old_methods(built)
+
+
 def build_reward(
     config: RunConfig, env: VecEnv, learner: Learner, device: torch.device
 ) -> RewardPipeline:
     """The pipeline of `config.reward`; its environment has the observations that it needs."""
     if config.reward is None:
         return RewardPipeline(env)
-    built = build(
-        config.reward,
-        Reward,
-        spec=env.spec,
-        gamma=learner.gamma,
-        num_envs=env.num_envs,
-        device=device,
-        seed=distributed.own_seed(config.seed),
-        folder=Path(config.output) / "reward",
-    )
-    reward: Reward = accept_old_methods(built)
+    reward = make_reward(config, env, learner.gamma, device)
     if isinstance(reward, ObservesSteps) and learner.n_step > 1:
         raise ConfigError("this reward needs one-step transitions: learner.n_step=1")
-    augmented = reward.augment_env(env) if isinstance(reward, AugmentsEnv) else env
+    augmented = augment(env, reward, learner.gamma)
     added = set(augmented.spec.obs) - set(env.spec.obs)
     keys = frozenset(f"{when}/{name}" for name in added for when in ("obs", "next_obs"))
     return RewardPipeline(augmented, reward, keys)
+
+
+def augment(env: VecEnv, reward: Reward, gamma: float) -> VecEnv:
+    """`env` with the observations that `reward` needs, added where the environment runs."""
+    if not isinstance(reward, AugmentsEnv):
+        return env
+    return env.augmented(gamma) if isinstance(env, RemoteEnv) else reward.augment_env(env)

@@ -107,8 +107,8 @@ def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
     run(tmp_path / "run", node("domain_randomization"))
     lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
     parts = RunComponents(read_config({**node("domain_randomization"), "output": str(tmp_path)}))
-    assert isinstance(parts.eval_env, TaskGridEval)
-    held: Any = parts.eval_env.held_out
+    assert isinstance(parts.evaluation.env, TaskGridEval)
+    held: Any = parts.evaluation.env.held_out
     tasks = torch.tensor([line["task"] for line in lines])
     torch.testing.assert_close(tasks, held[:6], atol=1e-4, rtol=0)
 

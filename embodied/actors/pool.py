@@ -1,0 +1,203 @@
+"""ActorPool: a Collector whose parallel envs run in processes of their own.
+
+With lag 0 the actor makes a step when the learner asks for it, with the learner's weights and
+random numbers: one actor is then equal to a Collector bit for bit. With a lag, actors step while
+the learner updates.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.actors.actor_process import ActorDied, ActorProcess
+from embodied.actors.collected import Collected, joined
+from embodied.actors.remote_env import RemoteEnv
+from embodied.actors.shared_weights import SharedWeights
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, Node
+from embodied.core.env import Step, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+
+SEEDS = 1_000_003  # between the seeds of two actors
+DEATHS = 20  # actors that may die in one run
+
+
+class ActorEnv(RemoteEnv):
+    """The parallel envs of `count` actor processes together; `num_envs` is divided among them.
+
+    `node`: the run's settings. `lag`: vector steps that an actor may be ahead of the learner; None:
+    as many as its ring holds, actors never wait.
+    """
+
+    def __init__(self, node: Node, num_envs: int, count: int, lag: int | None, seed: int) -> None:
+        if num_envs % count:
+            raise ConfigError(
+                f"env.num_envs={num_envs} parallel envs are divided among data.actors={count}: "
+                f"env.num_envs={max(1, num_envs // count) * count}"
+            )
+        self.node, self.num_envs, self.lag, self.seed = node, num_envs, lag, seed
+        self.each, self.started = num_envs // count, 0
+        self.gamma: float | None = None
+        self.weights: SharedWeights | None = None  # of the policy that collects
+        self.actors = [self._started() for _ in range(count)]
+        self.spec: Spec = self._each("spec")[0]
+
+    def _each(self, command: str, *arguments: Any) -> list[Any]:
+        """The answer of every actor; they work at the same time."""
+        for actor in self.actors:
+            actor.send(command, *arguments)
+        return [actor.answer() for actor in self.actors]
+
+    def _started(self) -> ActorProcess:
+        seed, self.started = self.seed + SEEDS * self.started, self.started + 1
+        return ActorProcess(self.node, self.each, seed, self.lag, torch.get_rng_state())
+
+    def restarted(self, index: int) -> ActorProcess:
+        """A new process in the place of one that died."""
+        self.actors[index].close()
+        actor = self.actors[index] = self._started()
+        if self.gamma is not None:
+            actor.ask("augment", self.gamma)
+        return actor
+
+    def augmented(self, gamma: float) -> VecEnv:
+        """The spec with the reward's observations, which the actors make from now on."""
+        seen = copy.copy(self)
+        seen.spec, self.gamma = self._each("augment", gamma)[0], gamma
+        return seen
+
+    def evaluate(self, policy: Policy, step: int) -> dict[str, float]:
+        """Metrics of `policy`, found by the first actor, which does not collect meanwhile."""
+        assert self.weights is not None
+        self.weights.publish(policy)
+        return self.actors[0].ask("evaluate", step)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.close()
+
+
+class ActorPool:
+    """See the module; the arguments are a Collector's, `warmup` takes the policy's warm-up policy.
+
+    `behind`: whether more steps wait than `lag` (always False where actors wait for the learner).
+    `restarted`: the parallel envs [n] whose running episodes were lost in the last step, or None.
+    """
+
+    def __init__(
+        self,
+        env: ActorEnv,
+        policy: Policy,
+        warmup: bool,
+        settings: dict[str, Any],
+        device: torch.device,
+        allowed_lag: int,
+    ) -> None:
+        self.env, self.policy, self.warmup = env, policy, warmup
+        self.settings, self.device, self.allowed_lag = settings, device, allowed_lag
+        self.weights = env.weights = SharedWeights(policy)
+        self.weights.publish(policy)
+        self.finished: Tensor | None = None
+        self.restarted: Tensor | None = None
+        self.deaths, self.lag = 0, 0.0
+        self.savable = all([self._begin(actor) for actor in env.actors])
+
+    def _begin(self, actor: ActorProcess) -> bool:
+        """Start to collect; whether the actor's environment can be saved."""
+        policy = copy.deepcopy(self.policy).cpu()
+        try:
+            savable = actor.ask("collect", policy, self.weights, self.warmup, self.settings)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"this policy cannot be sent to actor processes ({error}): data.actors=0"
+            ) from error
+        return savable
+
+    def act_with(self, policy: Policy) -> None:
+        """The warm-up is over: act with `policy`, which is the one given at first."""
+        assert policy is self.policy
+        self.warmup = False
+        self.weights.publish(policy)
+        for actor in self.env.actors:
+            actor.ask("act_with_policy")
+
+    def step(self) -> tuple[Tensors, Step]:
+        """The oldest vector step of each actor that was not taken yet."""
+        self.restarted = None
+        version = self.weights.publish(self.policy)
+        for actor in self.env.actors:
+            self._allow(actor)
+        parts = [self._take(index) for index in range(len(self.env.actors))]
+        starts = [index * self.env.each for index in range(len(parts))]
+        made = joined(parts, starts, [self.env.each] * len(parts))
+        self.lag = float(version - made.version)
+        self.finished = None if made.finished is None else made.finished.to(self.device)
+        return tt.to(made.rows, self.device), made.step.to(self.device)
+
+    def _allow(self, actor: ActorProcess) -> None:
+        if self.env.lag == 0:
+            actor.links.rng.copy_(torch.get_rng_state())
+        if actor.fresh:
+            actor.fresh = False
+            actor.allow(self.env.lag or 0)
+        actor.allow(1)
+
+    def _take(self, index: int) -> Collected:
+        while True:
+            try:
+                made = self.env.actors[index].take()
+                break
+            except ActorDied as error:
+                self._replace(index, error)
+        if self.env.lag == 0:
+            torch.set_rng_state(self.env.actors[index].links.rng.clone())
+        return made
+
+    def _replace(self, index: int, error: ActorDied) -> None:
+        """A new actor goes on from the initial states of new episodes."""
+        self.deaths += 1
+        if self.deaths > DEATHS:
+            raise error
+        warnings.warn(f"{error}; another one takes its place", stacklevel=2)
+        actor = self.env.restarted(index)
+        self._begin(actor)
+        self._allow(actor)
+        lost = torch.arange(self.env.each, device=self.device) + index * self.env.each
+        self.restarted = lost if self.restarted is None else torch.cat([self.restarted, lost])
+
+    @property
+    def behind(self) -> bool:
+        if self.env.lag is not None:
+            return False
+        return any(actor.waiting > self.allowed_lag for actor in self.env.actors)
+
+    def metrics(self) -> dict[str, Tensor]:
+        """For the log: how old the weights were, steps that wait, actors that died."""
+        waiting = float(sum(actor.waiting for actor in self.env.actors))
+        named = {"policy_lag": self.lag, "waiting_steps": waiting, "actor_deaths": self.deaths}
+        return {name: torch.tensor(float(value)) for name, value in named.items()}
+
+    def require_finite(self) -> None:
+        """Actors check each step and end with NotFinite."""
+
+    def restart(self) -> None:
+        """Reset all parallel envs."""
+        for actor in self.env.actors:
+            actor.ask("restart")
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of each actor and the steps that it sent and that were not taken."""
+        return {"actors": [actor.get_state() for actor in self.env.actors]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from `get_state`: exactly in lockstep, else without a lost or doubled step."""
+        for actor, saved in zip(self.env.actors, state["actors"], strict=True):
+            actor.set_state(saved)
