@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 
 import torch
 
-from embodied.actors.pool import ActorEnv
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.device import pick_device
@@ -24,6 +23,7 @@ from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
+from embodied.training.actors.pool import ActorEnv
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
 from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
@@ -51,7 +51,7 @@ class RunComponents:
         self.config = config
         self.device = pick_device(config.device)
         self.kernels = choose(self.device, config.deterministic, saved_kernels(config))
-        self.env = None if config.env is None else make_env(config)
+        self.env = None if config.env is None else make_env(config, self.kernels)
         self.episodes = read_demonstrations(config, self.env)
         self.policy, trained = self._make_policy()
         self.learner = build(
@@ -230,7 +230,7 @@ def saved_kernels(config: RunConfig) -> dict[str, Any] | None:
     return checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
 
 
-def make_env(config: RunConfig) -> VecEnv:
+def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
     """The training environment, in this process or in those of actors."""
     data, node = config.data, config.environment
     if not isinstance(data, OffPolicy) or not data.actors:
@@ -243,7 +243,7 @@ def make_env(config: RunConfig) -> VecEnv:
         raise ConfigError("a teacher chooses tasks in the learner's process: data.actors=0")
     lag = None if data.when_behind == "skip" else data.max_lag
     num_envs = int(node.get("num_envs", 1))
-    return ActorEnv(as_node(config), num_envs, data.actors, lag, config.seed)
+    return ActorEnv(as_node(config), num_envs, data.actors, lag, config.seed, kernels.product)
 
 
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:

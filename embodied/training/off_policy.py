@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.actors.pool import ActorEnv, ActorPool
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
@@ -20,6 +19,7 @@ from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
+from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.collector import Collector
 from embodied.training.config import OffPolicy, RunConfig
 from embodied.training.demonstrations import rows_for
@@ -95,10 +95,11 @@ class OffPolicyLoop:
         if self.learning and stored and distributed.all_min(len(self.buffers.replay)):
             self.update_credit += self.config.utd_ratio * stored
             while self.update_credit >= 1:
-                metrics = self._update(self.buffers.source)
-                self.update_credit -= 1
                 if self.collector.behind:  # an arm does not wait: the updates are left out
                     self.update_credit = 0.0
+                    break
+                metrics = self._update(self.buffers.source)
+                self.update_credit -= 1
         return metrics | self.collector.metrics() if metrics else metrics
 
     def _end_warmup(self) -> None:

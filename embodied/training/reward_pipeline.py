@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.actors.remote_env import RemoteEnv
 from embodied.buffers.relabel import ENV_REWARD, Relabel
 from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
@@ -39,6 +38,7 @@ from embodied.core.reward import (
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.training import reward_hacking
+from embodied.training.actors.remote_env import RemoteEnv
 from embodied.training.config import RunConfig
 
 RECENT = 16  # steps of transitions for the mean components of a frozen reward

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.actors.actor_process import ActorDied, ActorProcess
-from embodied.actors.collected import Collected, joined
-from embodied.actors.remote_env import RemoteEnv
-from embodied.actors.shared_weights import SharedWeights
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.training.actors.actor_process import ActorDied, ActorProcess
+from embodied.training.actors.collected import Collected, joined
+from embodied.training.actors.remote_env import RemoteEnv
+from embodied.training.actors.shared_weights import SharedWeights
 
 SEEDS = 1_000_003  # between the seeds of two actors
 DEATHS = 20  # actors that may die in one run
@@ -34,16 +34,19 @@ class ActorEnv(RemoteEnv):
     """The parallel envs of `count` actor processes together; `num_envs` is divided among them.
 
     `node`: the run's settings. `lag`: vector steps that an actor may be ahead of the learner; None:
-    as many as its ring holds, actors never wait.
+    as many as its ring holds, actors never wait. `product`: the learner's float32 product.
     """
 
-    def __init__(self, node: Node, num_envs: int, count: int, lag: int | None, seed: int) -> None:
+    def __init__(
+        self, node: Node, num_envs: int, count: int, lag: int | None, seed: int, product: str
+    ) -> None:
         if num_envs % count:
             raise ConfigError(
                 f"env.num_envs={num_envs} parallel envs are divided among data.actors={count}: "
                 f"env.num_envs={max(1, num_envs // count) * count}"
             )
         self.node, self.num_envs, self.lag, self.seed = node, num_envs, lag, seed
+        self.product = product
         self.each, self.started = num_envs // count, 0
         self.gamma: float | None = None
         self.weights: SharedWeights | None = None  # of the policy that collects
@@ -58,7 +61,9 @@ class ActorEnv(RemoteEnv):
 
     def _started(self) -> ActorProcess:
         seed, self.started = self.seed + SEEDS * self.started, self.started + 1
-        return ActorProcess(self.node, self.each, seed, self.lag, torch.get_rng_state())
+        return ActorProcess(
+            self.node, self.each, seed, self.lag, self.product, torch.get_rng_state()
+        )
 
     def restarted(self, index: int) -> ActorProcess:
         """A new process in the place of one that died."""

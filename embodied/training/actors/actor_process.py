@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Any
 
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from embodied.actors.byte_ring import ByteRing
-from embodied.actors.collected import Collected, decode
-from embodied.core.build import Node
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Semaphore
+from embodied.core.build import Node, asked_packages
+from embodied.training.actors.actor import run
+from embodied.training.actors.byte_ring import ByteRing
+from embodied.training.actors.collected import Collected, decode
+from embodied.training.actors.links import LOOK, Links
 
 RING = 64 * 2**20  # bytes
-LOOK = 0.1  # s between two looks at whether the process lives
 END = 20.0  # s for an actor to bring its environment to rest
 
 
@@ -30,36 +30,28 @@ class ActorDied(RuntimeError):
     """The process ended without a word, as after a kill."""
 
 
-@dataclass
-class Links:
-    """What both processes share. `rng` [n] (uint8): the state of torch's generator in lockstep."""
-
-    ring: ByteRing
-    credits: Semaphore
-    items: Semaphore
-    rng: Tensor
-
-
 class ActorProcess:
-    """Runs `embodied.actors.actor.run` with the run's settings `node`, for `num_envs` parallel envs
-    seeded by `seed`. With lag None the actor never waits once it was allowed to step."""
+    """Runs `actor.run` with the settings `node` of a run, for `num_envs` parallel envs seeded by
+    `seed`. With lag None the actor never waits once it was allowed to step."""
 
-    def __init__(self, node: Node, num_envs: int, seed: int, lag: int | None, rng: Tensor) -> None:
-        from embodied.actors.actor import run
-
+    def __init__(
+        self, node: Node, num_envs: int, seed: int, lag: int | None, product: str, rng: Tensor
+    ) -> None:
         # Actors start within a second: torch is imported once, in a process that they fork from.
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["embodied.actors.actor"])
+        context.set_forkserver_preload(["embodied.training.actors.actor"])
         self.links = Links(
             ByteRing(RING), context.Semaphore(0), context.Semaphore(0), rng.clone().share_memory_()
         )
         self.pipe, theirs = context.Pipe()
-        arguments = (node, num_envs, seed, lag, self.links, theirs)
-        self.process: Any = context.Process(target=run, args=arguments, daemon=True)
+        arguments = (node, asked_packages(), num_envs, seed, lag, product, self.links, theirs)
+        self.process: Any = context.Process(target=run, args=arguments)
         self.process.start()
         self.fresh = True  # it was not allowed to step yet
         self.queue = deque[bytes]()  # taken out of the ring, and not yet used
         theirs.close()
+        # Before this process waits for its children at its end, also after an error.
+        self.finalize = Finalize(self, end, (self.pipe, self.process), exitpriority=10)
 
     def ask(self, command: str, *arguments: Any) -> Any:
         """The answer to a command; raises what the actor raised, ActorDied if it ended."""
@@ -134,14 +126,19 @@ class ActorProcess:
 
     def close(self) -> None:
         """End the process; its environment is closed."""
-        self.pipe.close()
-        self.process.join(END)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.finalize()
 
     def _death(self) -> ActorDied:
         deadline = time.monotonic() + 1.0
         while self.process.exitcode is None and time.monotonic() < deadline:
             time.sleep(0.01)
         return ActorDied(f"an actor process ended (exit code {self.process.exitcode})")
+
+
+def end(pipe: Connection, process: BaseProcess) -> None:
+    """Close the pipe, which ends the actor's process; kill it where that takes too long."""
+    pipe.close()
+    process.join(END)
+    if process.is_alive():
+        process.kill()
+        process.join()

@@ -66,8 +66,10 @@ def joined(parts: list[Collected], starts: list[int], counts: list[int]) -> Coll
     obs, following, log = (
         tt.cat([getattr(step, name) for step in steps]) for name in ("obs", "next_obs", "log")
     )
-    flags = [torch.cat([getattr(step, name) for step in steps]) for name in FLAGS]
-    together = Step(obs, following, *flags, log)
+    reward, terminated, truncated = (
+        torch.cat([getattr(step, name) for step in steps]) for name in FLAGS
+    )
+    together = Step(obs, following, reward, terminated, truncated, log)
     oldest = min(part.version for part in parts)
     return Collected(tt.cat(rows) if rows else {}, together, torch.cat(who), oldest)
 

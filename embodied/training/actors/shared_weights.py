@@ -1,7 +1,7 @@
 """SharedWeights: what a policy learns, in shared memory, with a version. One writer, many readers.
 
-Two slots are written in turn and a reader never waits: it checks its copy's checksum, and copies
-again where the writer was faster.
+Two slots are written in turn and a reader never waits: it checks its copy's checksum, which depends
+on the version, and copies again where the writer was faster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SharedWeights:
         parts = slot.split(self.sizes)
         for part, tensor in zip(parts, learned(policy).values(), strict=True):
             part.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-        self.counters[SUMS + version % 2] = crc32(memoryview(slot.numpy()))
+        self.counters[SUMS + version % 2] = crc32(slot.numpy().data, version)
         self.counters[VERSION] = version
         return version
 
@@ -49,7 +49,7 @@ class SharedWeights:
         then."""
         while (version := self.version) != held:
             copy = self.slots[version % 2].clone()
-            if crc32(memoryview(copy.numpy())) != int(self.counters[SUMS + version % 2]):
+            if crc32(copy.numpy().data, version) != int(self.counters[SUMS + version % 2]):
                 continue
             parts = copy.split(self.sizes)
             for part, tensor in zip(parts, learned(policy).values(), strict=True):

@@ -63,13 +63,12 @@ class ByteRing:
         return message
 
     def _write(self, at: int, content: bytes) -> None:
-        data, at = self.data.numpy(), at % self.capacity
+        view, at = self.data.numpy().data, at % self.capacity
         end = min(len(content), self.capacity - at)
-        view = memoryview(data)
         view[at : at + end] = content[:end]
         view[: len(content) - end] = content[end:]
 
     def _read(self, at: int, length: int) -> bytes:
-        view, at = memoryview(self.data.numpy()), at % self.capacity
+        view, at = self.data.numpy().data, at % self.capacity
         end = min(length, self.capacity - at)
         return bytes(view[at : at + end]) + bytes(view[: length - end])

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 
-from embodied.actors.actor_process import LOOK, Links
-from embodied.actors.collected import Collected, encode
-from embodied.actors.shared_weights import SharedWeights
-from embodied.core.build import Node, build
+from embodied.core.build import Node, allow, build
 from embodied.core.device import pick_device
 from embodied.core.env import VecEnv
 from embodied.core.env_contract import require_start
@@ -21,6 +18,10 @@ from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv
 from embodied.core.seeding import seed_everything
 from embodied.core.spec import Spec
+from embodied.nn.kernels import PRECISION
+from embodied.training.actors.collected import Collected, encode
+from embodied.training.actors.links import LOOK, Links
+from embodied.training.actors.shared_weights import SharedWeights
 from embodied.training.collector import Collector
 from embodied.training.config import read_config
 from embodied.training.reward_pipeline import make_reward
@@ -28,9 +29,23 @@ from embodied.training.run_evaluation import RunEvaluation
 
 
 def run(
-    node: Node, num_envs: int, seed: int, lag: int | None, links: Links, pipe: Connection
+    node: Node,
+    allowed: tuple[str, ...],
+    num_envs: int,
+    seed: int,
+    lag: int | None,
+    product: str,
+    links: Links,
+    pipe: Connection,
 ) -> None:
-    """The process: serves until the learner closes `pipe` or is gone; errors are sent to it."""
+    """The process: serves until the learner closes `pipe` or is gone; errors are sent to it.
+
+    `allowed`: the packages that the run may build objects from. `product`: the learner's float32
+    product (`embodied.nn.kernels`).
+    """
+    torch.set_float32_matmul_precision(PRECISION[product])
+    for package in allowed:
+        allow(package)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's, which ends this process
     actor: EnvActor | None = None
     try:

@@ -1,0 +1,186 @@
+"""Runs with actor processes: equal to one process in lockstep, resumed, killed, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, allow
+from embodied.core.env import NotFinite
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.logger import Log
+from embodied.training.train import train
+
+NODE: dict[str, Any] = {
+    "name": "acted",
+    "env": {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
+    "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+    "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
+    "steps": 240,
+    "data": {"warmup_steps": 64, "utd_ratio": 0.25},
+    "eval": {"episodes": 4, "num_envs": 4},
+    "video": False,
+}
+CHUNKS = {"policy": {**NODE["policy"], "chunk": 2}}
+N_STEP = {"learner": {**NODE["learner"], "n_step": 3}}
+INTERVENED = {
+    "reward": {
+        "_target_": "embodied.rewards.success.interventions.Interventions",
+        "intervener": {"_target_": "tests.training.actors.helper.Helper"},
+    }
+}
+
+
+@pytest.fixture(autouse=True)
+def _tests_may_be_built() -> None:
+    allow("tests")
+
+
+LOCKSTEP = {"actors": 1, "max_lag": 0}
+
+
+def run(folder: Path, node: dict[str, Any], data: dict[str, Any] | None = None, **more: Any) -> Any:
+    """The learner's state at the end, and the last evaluation."""
+    node = {**node, "output": str(folder), **more, "data": {**node["data"], **(data or {})}}
+    train(node, Log(folder))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return checkpoint.load_state(folder, "learner"), lines
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, CHUNKS, N_STEP, INTERVENED], ids=["sac", "chunks", "n_step", "interventions"]
+)
+def test_one_actor_in_lockstep_equals_the_local_loop(tmp_path: Path, more: dict[str, Any]) -> None:
+    node = {**NODE, **more}
+    local, here = run(tmp_path / "local", node)
+    remote, there = run(tmp_path / "remote", node, LOCKSTEP)
+    assert equal(local, remote)
+    ours = {k: v for k, v in here[-1].items() if k.startswith("eval/")}
+    assert ours and ours.items() <= there[-1].items()
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_a_resume_in_lockstep_is_exact(tmp_path: Path, actors: int) -> None:
+    data = {"actors": actors, "max_lag": 0}
+    whole, _ = run(tmp_path / "whole", NODE, data)
+    run(tmp_path / "half", NODE, data, steps=120)
+    resumed, _ = run(tmp_path / "half", NODE, data, resume=str(tmp_path / "half"))
+    assert equal(whole, resumed)
+
+
+def test_with_a_lag_no_step_is_lost_or_doubled_by_a_resume(tmp_path: Path) -> None:
+    """The env counts its steps; what the replay buffer holds are all counts, each once."""
+    counting = {"env": {"_target_": "tests.training.actors.helper.Counting", "num_envs": 4}}
+    data = {"actors": 2, "max_lag": 5, "warmup_steps": 40}
+    run(tmp_path / "run", {**NODE, **counting}, data, steps=120)
+    run(tmp_path / "run", {**NODE, **counting}, data, resume=str(tmp_path / "run"))
+    rows = checkpoint.load_state(tmp_path / "run", "loop")["loop"]["replay"]["rows"]
+    counts = rows["obs/state"][:, 0].view(-1, 4)
+    assert counts.T.tolist() == [list(range(60))] * 4
+
+
+def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
+    node = {**NODE, "output": str(tmp_path), "data": {**NODE["data"], "actors": 2}}
+    parts = RunComponents(read_config(node))
+    try:
+        loop: Any = parts.loop
+        env: Any = parts.env
+        for _ in range(10):
+            loop._step()
+        killed = env.actors[1].process
+        os.kill(killed.pid, signal.SIGKILL)
+        with pytest.warns(UserWarning, match="exit code -9.*another one takes its place"):
+            while loop.collector.restarted is None:
+                loop._step()
+        assert loop.collector.restarted.tolist() == [2, 3] and loop.collector.deaths == 1
+        for _ in range(10):
+            loop._step()
+        assert loop.collector.restarted is None and env.actors[1].process.is_alive()
+    finally:
+        parts.close()
+    assert not any(actor.process.is_alive() for actor in env.actors)
+
+
+def test_actors_end_with_a_killed_learner_which_can_be_resumed(tmp_path: Path) -> None:
+    node = {**NODE, "output": str(tmp_path / "run"), "steps": 100_000, "save_every": 80}
+    node["data"] = {**NODE["data"], "actors": 2}
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
+    program = "import sys, tests.training.actors.helper as h; h.learn(sys.argv[1])"
+    learner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "node.yaml")])
+    end = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("checkpoints/*/loop.pt")):
+        assert learner.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    actors = [int(word) for word in (tmp_path / "run" / "actors.txt").read_text().split()]
+    assert len(actors) == 2
+    learner.kill()
+    learner.wait()
+    while any(alive(pid) for pid in actors):
+        assert time.monotonic() < end, "actors live on without a learner"
+        time.sleep(0.1)
+    step = int(checkpoint.load_state(tmp_path / "run", "loop")["step"])
+    _, lines = run(tmp_path / "run", node, steps=step + 80, resume=str(tmp_path / "run"))
+    assert lines[-1]["step"] == step + 80
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_error_of_the_environment_is_raised_by_the_learner(tmp_path: Path) -> None:
+    broken = {"env": {"_target_": "tests.training.actors.helper.Counting", "bad": 7, "num_envs": 2}}
+    with pytest.raises(NotFinite, match="Counting: reward is not finite"):
+        run(tmp_path, {**NODE, **broken}, {"actors": 2})
+
+
+def test_an_arm_that_never_waits_leaves_updates_out(tmp_path: Path) -> None:
+    """The actor steps at its own rate; the learner keeps up by fewer updates."""
+    paced = {"env": {"_target_": "tests.training.actors.helper.Counting", "num_envs": 1, "hz": 100}}
+    data = {"actors": 1, "when_behind": "skip", "utd_ratio": 200.0, "warmup_steps": 20}
+    begun = time.monotonic()
+    _, lines = run(tmp_path, {**NODE, **paced}, data, log_every=20, steps=100)
+    assert time.monotonic() - begun < 60  # 16,000 updates take minutes
+    waiting = [line["train/waiting_steps"] for line in lines if "train/waiting_steps" in line]
+    assert waiting and waiting[-1] < 100
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "said"),
+    [
+        ({"actors": 3}, {}, "env.num_envs=3"),
+        ({"max_lag": 3}, {}, "data.actors=1"),
+        ({"actors": -1}, {}, "data.actors=-1 should be at least 0"),
+        ({"actors": 1}, {"teacher": {"_target_": "x"}}, "a teacher .* data.actors=0"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    tmp_path: Path, data: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path, {**NODE, **more}, data)

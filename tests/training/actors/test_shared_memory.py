@@ -1,0 +1,139 @@
+"""Messages and weights in shared memory: order, wrapping round, a writer beside a reader."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+from embodied.core.env import Step
+from embodied.training.actors.byte_ring import ByteRing
+from embodied.training.actors.collected import Collected, decode, encode, joined
+from embodied.training.actors.shared_weights import SharedWeights, learned
+
+
+def test_messages_come_out_in_order_and_wrap_round() -> None:
+    ring, words = ByteRing(100), random.Random(0)
+    sent = [words.randbytes(words.randrange(80)) for _ in range(500)]
+    todo, got = list(sent), list[bytes]()
+    while len(got) < len(sent):
+        while todo and ring.put(todo[0]):
+            todo.pop(0)
+        assert len(ring) == len(sent) - len(todo) - len(got)
+        message = ring.take()
+        assert message is not None
+        got.append(message)
+    assert got == sent and ring.take() is None
+
+
+def test_what_never_fits_is_an_error() -> None:
+    with pytest.raises(ValueError, match="holds 100"):
+        ByteRing(100).put(bytes(93))
+    assert ByteRing(100).put(bytes(92))
+
+
+def _write(ring: ByteRing, count: int) -> None:
+    for number in range(count):
+        while not ring.put(number.to_bytes(8, "little") * (1 + number % 50)):
+            pass
+
+
+def test_a_writer_in_another_process() -> None:
+    ring: Any = ByteRing(1000)
+    writer = mp.get_context("spawn").Process(target=_write, args=(ring, 3000))
+    writer.start()
+    for number in range(3000):
+        while (message := ring.take()) is None:
+            pass
+        assert message == number.to_bytes(8, "little") * (1 + number % 50)
+    writer.join()
+
+
+def net(value: float) -> nn.Module:
+    made = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300), nn.Linear(300, 1))
+    with torch.no_grad():
+        for tensor in learned(made).values():
+            tensor.fill_(int(value))
+    made[2].requires_grad_(False)
+    return made
+
+
+def test_weights_are_copied_whole_and_only_when_they_are_new() -> None:
+    ours, theirs = net(1), net(2)
+    shared = SharedWeights(ours)
+    assert shared.load_into(theirs, 0) == 0 and float(theirs.get_parameter("0.bias").data[0]) == 2
+    assert shared.publish(ours) == 1 and shared.load_into(theirs, 0) == 1
+    assert all(bool((each == 1).all()) for each in learned(theirs).values())
+    assert float(theirs.get_parameter("2.bias")[0]) == 2, "frozen"
+    assert "1.num_batches_tracked" in learned(theirs), "int64 buffers too"
+
+
+def test_a_reader_never_sees_half_a_version() -> None:
+    ours, theirs, stop = net(0), net(0), threading.Event()
+    shared = SharedWeights(ours)
+
+    def write() -> None:
+        while not stop.is_set():
+            with torch.no_grad():
+                for tensor in learned(ours).values():
+                    tensor.add_(1)
+            shared.publish(ours)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    held = 0
+    for _ in range(300):
+        held = shared.load_into(theirs, held)
+        values = torch.cat([each.double().flatten() for each in learned(theirs).values()])
+        assert bool((values == values[0]).all()) and float(values[0]) == held
+    stop.set()
+    writer.join()
+
+
+def collected(start: float, finished: bool, rows: bool = True) -> Collected:
+    obs = {
+        "state": torch.arange(6.0).view(2, 3) + start,
+        "view/rgb": torch.zeros(2, 2, 2, 3).byte(),
+    }
+    following = {key: value.clone() for key, value in obs.items()} if finished else obs
+    flags = torch.tensor([finished, False])
+    log = {"success": flags.clone()}
+    step = Step(obs, following, torch.tensor([start, 0.0]), flags, ~flags & False, log)
+    made = {"obs/state": obs["state"][:1], "reward": step.reward[:1]} if rows else {}
+    return Collected(made, step, torch.tensor([0]) if rows else None, int(start))
+
+
+def same(one: Collected, other: Collected) -> bool:
+    pairs = [(one.rows, other.rows), (one.step.obs, other.step.obs), (one.step.log, other.step.log)]
+    pairs += [(one.step.next_obs, other.step.next_obs)]
+    leaves = [(a[key], b[key]) for a, b in pairs for key in {*a, *b}]
+    leaves += [(getattr(one.step, n), getattr(other.step, n)) for n in ("reward", "truncated")]
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in leaves)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_vector_step_is_sent_whole(finished: bool) -> None:
+    sent = collected(3, finished)
+    got = decode(encode(sent))
+    assert same(sent, got) and got.version == 3
+    assert got.finished is not None and got.finished.tolist() == [0]
+    assert (got.step.next_obs is got.step.obs) == (not finished)
+
+
+def test_the_envs_of_several_actors_are_numbered_one_after_the_other() -> None:
+    made = joined(
+        [collected(1, True), collected(2, False, rows=False), collected(5, False)],
+        [0, 2, 4],
+        [2] * 3,
+    )
+    assert made.finished is not None and made.finished.tolist() == [0, 4] and made.version == 1
+    assert made.step.reward.tolist() == [1, 0, 2, 0, 5, 0]
+    assert made.rows["reward"].tolist() == [
+        1,
+        5,
+    ]
