@@ -113,11 +113,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.shutdown()
 
 
-def asked(given: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
+def asked(
+    given: str, endpoint: str, home: Path, program: tuple[str, ...] = ("-c", SCRIPT)
+) -> subprocess.CompletedProcess[str]:
     """huggingface_hub reads its settings when it is imported: in a process of its own."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    command = [sys.executable, "-c", SCRIPT, given]
+    command = [sys.executable, *program, given]
     return subprocess.run(command, env=env | settings, capture_output=True, text=True, check=False)
 
 
@@ -158,6 +160,12 @@ def test_what_the_hub_does_not_have_is_one_line(
 def test_a_hub_id_without_network_is_one_line(tmp_path: Path) -> None:
     done = asked("hf://me/gap", nowhere(), tmp_path)
     assert "cannot be reached and there is no downloaded copy" in done.stderr.splitlines()[-1]
+
+
+def test_the_info_of_a_dataset_of_the_hub(hub: str, tmp_path: Path) -> None:
+    program = ("-m", "embodied.cli", "demos", "info")
+    done = asked("hf://me/gap@v3.0", hub, tmp_path, program)
+    assert done.stdout.startswith("hf://me/gap@v3.0: 3 episodes"), done.stderr
 
 
 def test_only_hf_reaches_the_network(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     converting.add_argument("out", metavar="OUT", type=Path)
     converting.add_argument("--dt", type=float, help="control period in s, if not in the file")
     showing = kinds.add_parser("info", help="number of episodes, lengths, observations, success")
-    showing.add_argument("folder", metavar="DIR", type=Path)
+    showing.add_argument("folder", metavar="DIR", help="or hf://owner/name@revision")
     editing.add(kinds)
     parser.epilog = (
         "examples:\n"
@@ -113,9 +113,10 @@ def convert_command(args: argparse.Namespace) -> None:
 
 
 def info_command(args: argparse.Namespace) -> None:
+    from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
 
-    episodes = read_episodes(args.folder)
+    episodes = read_episodes(local_folder(args.folder))
     length, spec = episodes.length, episodes.spec
     print(f"{args.folder}: {len(episodes)} episodes, {int(length.sum()):,} steps")
     print(
