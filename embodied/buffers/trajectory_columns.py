@@ -71,13 +71,13 @@ class TrajectoryColumns:
 
     def forget(self, env_ids: Tensor | None = None) -> None:
         """Drop the transitions of running episodes, of parallel envs `env_ids` [n] (None: all)."""
-        held = [] if env_ids is None else list(zip(self.held, self.who, strict=True))
-        self.held: list[Tensors] = []
-        self.who: list[Tensor] = []
-        for rows, who in held:
-            kept = (~torch.isin(who, env_ids)).nonzero().flatten()
-            self.held.append(tt.take(rows, kept))
-            self.who.append(who[kept])
+        if env_ids is None:
+            self.held: list[Tensors] = []
+            self.who: list[Tensor] = []
+            return
+        kept = [(~torch.isin(who, env_ids)).nonzero().flatten() for who in self.who]
+        self.held = [tt.take(rows, at) for rows, at in zip(self.held, kept, strict=True)]
+        self.who = [who[at] for who, at in zip(self.who, kept, strict=True)]
 
     def push(self, rows: Tensors, closed: Tensor | None, ended: Tensor) -> Tensors:
         """Add transitions `rows` that finished in parallel envs `closed` (None: all).

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.datasets.mapping import Mapping
 from embodied.embodiments.controller import Controller
-from policies.wrappers.mapped import HIDDEN, Mapped
+from policies.wrappers.mapped import Mapped
 
 
 def mapped_checkpoint(policy: Path, file: str, robot: Node, output: Path) -> str:
@@ -29,7 +29,7 @@ def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
     here = {source.name: name for name, source in mapping.obs.items()}
     obs: dict[str, Leaf] = {}
     for name, leaf in there.obs.items():
-        if name.startswith(HIDDEN):
+        if hidden(name):
             continue
         ours = here.get(name, name)
         if leaf.is_image:
