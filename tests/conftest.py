@@ -26,9 +26,9 @@ def _state_folder_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Emulated devices and a browser answer in real time, which a busy machine delays: their tests
-    are tried once more, and the summary names each one that was."""
-    timed = [Path(__file__).parent / folder for folder in ("real_robot", "viewer", "interop")]
+    """Other packages ask an emulated servo once and give up, which a busy machine makes them do:
+    their tests are tried once more, and the summary names each one that was."""
+    interop = Path(__file__).parent / "interop"
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in timed):
+        if item.path.is_relative_to(interop):
             item.add_marker(pytest.mark.flaky(reruns=1))
