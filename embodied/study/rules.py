@@ -71,7 +71,7 @@ def _unequal(study: Study) -> list[str]:
 def env_steps(study: Study, variant: str) -> int:
     """The environment steps of a variant's training; 0 if it is offline or no training. ConfigError
     if its settings are wrong."""
-    from embodied.commands.train import fresh
+    from embodied.compose import compose
     from embodied.training.config import regime_of
 
     line = study.variants[variant]
@@ -84,7 +84,7 @@ def env_steps(study: Study, variant: str) -> int:
     if words[1] != "train":
         return 0
     try:
-        node = fresh(_settings(words[2:]), [])
+        node = compose("train", _settings(words[2:]), []).node
     except ConfigError as error:
         raise ConfigError(f"variant {variant}: {error}") from error
     if regime_of(node) == "offline":

@@ -81,6 +81,24 @@ def test_lerobots_own_driver_behind_ours(calibrated: tuple[FakeBus, Path]) -> No
     assert all(servo.table[40] == 1 for servo in bus.servos.values()), "torque stays on"
 
 
+def test_lost_packets_do_not_keep_it_from_connecting(calibrated: tuple[FakeBus, Path]) -> None:
+    """LeRobot's `connect` alone fails at the first of these."""
+    bus, folder = calibrated
+    answer, asked = bus._say, 0
+
+    def lossy(frame: bytes) -> None:
+        nonlocal asked
+        asked += 1
+        if asked not in (4, 60, 250):  # a ping, a register, a measurement
+            answer(frame)
+
+    bus._say = lossy
+    with build(node(bus.path, folder), LeRobotDriver) as driver:
+        assert driver.read().q.shape == (5,)
+    assert asked > 250
+    assert all(servo.table[40] == 1 for servo in bus.servos.values()), "torque stays on"
+
+
 def test_a_range_is_the_calibrated_one(calibrated: tuple[FakeBus, Path]) -> None:
     bus, folder = calibrated
     about = node(bus.path, folder, use_degrees=False)

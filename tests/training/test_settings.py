@@ -86,6 +86,9 @@ ELSEWHERE = {
     "mapping": "test_dataset_run.py",
     "data.statistics": "test_dataset_run.py",
     "data.held_out": "test_dataset_run.py",
+    "data.actors": "actors/test_actor_runs.py",
+    "data.max_lag": "actors/test_actor_runs.py",
+    "data.when_behind": "actors/test_actor_runs.py",
     "copy_base_mb": "test_finetune_adopted.py",
 }
 REFUSED: dict[str, dict[str, Any]] = {

@@ -9,24 +9,34 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core import distributed
 from embodied.core.tensors import Tensors, under
+from embodied.learners.critics import RecurrentValue, Value
+from embodied.learners.on_policy.learning_rates import LearningRates
 from embodied.nn import native
+from embodied.nn.optim import Adam
 from policies.diagonal_gaussian import DiagonalGaussian
 from policies.networks.encoders import Encoder
-
-if TYPE_CHECKING:
-    from embodied.learners.on_policy.ppo import Ppo
 
 SOURCE = Path(__file__).with_name("ppo.cpp")
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm")
 ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.Tanh, nn.ReLU)  # by their numbers in linear.h
 INPUTS = ("actor_input", "critic_input", "action", "old", "value", "target", "advantage")
+
+
+class Learner(Protocol):
+    """What native code uses of `Ppo`."""
+
+    config: Any  # ppo.Config
+    policy: Any
+    value: Value | RecurrentValue
+    optims: dict[str, Adam]
+    lr: LearningRates
 
 
 class Parameter(ctypes.Structure):
@@ -57,7 +67,7 @@ class Settings(ctypes.Structure):
 class NativePpo:
     """The epochs of one update of `learner` from `table`: decisions [N, ...]."""
 
-    def __init__(self, learner: Ppo, table: Tensors) -> None:
+    def __init__(self, learner: Learner, table: Tensors) -> None:
         policy = learner.policy
         assert isinstance(policy, DiagonalGaussian)
         self.learner, self.policy, self.library = learner, policy, native.load(SOURCE)
@@ -145,7 +155,7 @@ class NativePpo:
         return made
 
 
-def obstacle(learner: Ppo) -> str | None:
+def obstacle(learner: Learner) -> str | None:
     """Why `learner` cannot be trained by native code; None if it can."""
     policy, config = learner.policy, learner.config
     if not isinstance(policy, DiagonalGaussian) or type(policy) is not DiagonalGaussian:

@@ -32,6 +32,7 @@ STATE = struct.Struct("=2d")
 """When the measurement began (s, monotonic clock) and how long it took (s)."""
 MEASURED, REASON, READY, ORDER = b"m", b"!", b"r", b"o"
 MEASUREMENTS = 40  # at the start, to know how long one takes
+CONNECTS = 5  # LeRobot's `connect` gives up on one lost packet of about a hundred
 TORQUE = "disable_torque_on_disconnect"
 
 
@@ -128,7 +129,23 @@ class Bridge:
         self.good = self.heard = time.monotonic()
 
     def connect(self) -> None:
-        """Connect, and say how long a measurement takes."""
+        """Connect, and say how long a measurement takes. What LeRobot gives up for one lost packet
+        is tried again; torque stays as it is meanwhile."""
+        for left in reversed(range(CONNECTS)):
+            try:
+                spent = self.attempt()
+                break
+            except (ConnectionError, RuntimeError):  # no reply; no reply to a ping
+                if not left:
+                    raise
+            for bus in buses(self.device):
+                if bus.is_connected:
+                    bus.disconnect(disable_torque=False)
+        self.wire.send(READY + json.dumps({"spent": spent, **self.known()}).encode())
+        self.good = self.heard = time.monotonic()
+
+    def attempt(self) -> list[float]:
+        """Connect; how long measurements with their commands took, s."""
         self.device.connect(calibrate=False)
         if not self.device.is_calibrated:
             raise Refused(
@@ -140,8 +157,7 @@ class Bridge:
             spent.append(self.measure()[1])
             if self.role == "robot":  # a servo that was sent elsewhere before stays where it is
                 spent[-1] += self.follow(self.values)
-        self.wire.send(READY + json.dumps({"spent": spent, **self.known()}).encode())
-        self.good = self.heard = time.monotonic()
+        return spent
 
     def known(self) -> dict[str, Any]:
         """Calibrated ranges (ticks) of what it has, by motor."""
