@@ -131,16 +131,17 @@ class Bridge:
     def connect(self) -> None:
         """Connect, and say how long a measurement takes. What LeRobot gives up for one lost packet
         is tried again; torque stays as it is meanwhile."""
-        for left in reversed(range(CONNECTS)):
+        for _ in range(CONNECTS - 1):
             try:
-                spent = self.attempt()
-                break
+                return self.ready(self.attempt())
             except (ConnectionError, RuntimeError):  # no reply; no reply to a ping
-                if not left:
-                    raise
-            for bus in buses(self.device):
-                if bus.is_connected:
-                    bus.disconnect(disable_torque=False)
+                for bus in buses(self.device):
+                    if bus.is_connected:
+                        bus.disconnect(disable_torque=False)
+        return self.ready(self.attempt())
+
+    def ready(self, spent: list[float]) -> None:
+        """Tell the driver that the device is connected; `spent`: how long measurements took, s."""
         self.wire.send(READY + json.dumps({"spent": spent, **self.known()}).encode())
         self.good = self.heard = time.monotonic()
 
