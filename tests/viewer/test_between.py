@@ -55,7 +55,7 @@ def test_at_the_start_and_after_the_end_nothing_is_between(session: Session) -> 
     assert poses_at(session, 0.3)[0][0, 0] == 2.0
 
 
-def projected(eye: Viewpoint, aspect: float, point: NDArray[np.float64]) -> tuple[float, float]:
+def projected(eye: Viewpoint, aspect: float, point: NDArray[Any]) -> tuple[float, float]:
     """Where a point is in a window: right and up, from -1 to 1."""
     ahead = (eye.target - eye.place) / np.linalg.norm(eye.target - eye.place)
     right = np.cross(ahead, (0.0, 0.0, 1.0))
