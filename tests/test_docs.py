@@ -25,7 +25,9 @@ from embodied import cli
 from embodied.commands.demos import demonstrator_of
 from embodied.compose import compose, options
 from embodied.core.build import ConfigError
+from embodied.core.node_settings import require_settings as require_settings_of
 from embodied.moved import MovedWarning
+from real_robot.deployment import Deployment, renamed_settings, with_allowed
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = sorted((ROOT / "docs").rglob("*.md"))
@@ -320,10 +322,20 @@ def test_what_a_command_configures_exists(command: str) -> None:
     if kind == "demos collect" and rest == settings and "demonstrator=" not in command:
         rest.append(f"demonstrator={demonstrator_of(settings, ())}")
     try:
-        compose(PRIMARY[kind], rest)
+        node = compose(PRIMARY[kind], rest).node
+        if kind in ("deploy", "robot teleop", "robot record"):
+            require_robot(node["robot"])
     except ConfigError as error:  # a sentence may name a part of a command
         if " is not given" not in str(error):
             raise
+
+
+def require_robot(node: dict[str, Any]) -> None:
+    """ConfigError for settings that the robot or its driver does not have."""
+    robot = renamed_settings(node)
+    robot.pop("_target_")
+    require_settings_of("robot.driver", robot["driver"])
+    Deployment.parse({**with_allowed(robot), "policy": ""})
 
 
 def python_blocks() -> list[Any]:
