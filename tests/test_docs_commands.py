@@ -1,4 +1,4 @@
-"""What the commands of README and docs configure exists; their Python can be parsed and imported."""
+"""What the commands of README and docs configure exists; their Python parses and imports."""
 
 from __future__ import annotations
 
