@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from embodied import evidence
 from embodied.core.build import ConfigError, parse
+from embodied.evaluation.statistics import iqm
 from embodied.moved import MovedWarning
 from embodied.study import rules
 from embodied.study.study import Study, command, commit_of, finished, read_study, run, seconds_of
@@ -91,6 +93,43 @@ def test_the_page_says_what_the_rules_say() -> None:
             assert line.startswith("| WITHDRAWN: ") == bool(facts["withdrawn"])
             few = len(facts["seeds"]) < rules.MIN_SEEDS
             assert not few or ("seeds alone" in line and "[" not in line.split(" | ")[6])
+
+
+def figure(score: float) -> str:
+    """A pattern of a score as pages write it: 98%, .98 or 0.98; -205; not in a list of seeds."""
+    if abs(score) > 1:
+        return rf"{score:.0f}\b"
+    share = re.escape(f"{score:.2f}".removeprefix("0").removesuffix("0"))
+    return rf"\b{100 * score:.0f}%(?! interval|\])|(?<!\d)(?<!\d, )0?{share}0?\b(?!, \d)"
+
+
+def blocks(page: Path) -> list[str]:
+    """Rows of tables, items of lists and paragraphs."""
+    return re.split(r"\n(?=\s*[|-])|\n\n", page.read_text())
+
+
+def test_no_page_quotes_a_withdrawn_result() -> None:
+    """A result is quoted where its method is named beside its score, unless the same block says
+    that it is withdrawn. (lerobot.md has results on an adopted policy, which is no study.)"""
+    pages = [evidence.ROOT / "README.md", *(evidence.ROOT / "docs").rglob("*.md")]
+    without = (evidence.TABLE, evidence.ROOT / "docs" / "lerobot.md")
+    written = {page: blocks(page) for page in pages if page not in without}
+    quoted = []
+    for file in evidence.TABLE.with_suffix("").glob("*.json"):
+        facts = evidence.current(file.stem, json.loads(file.read_text()))
+        if not facts["withdrawn"]:
+            continue
+        method = re.escape(re.split(r"[ ,=]", facts["method"])[0])
+        score = figure(iqm(facts["scores"][facts["result"]]))
+        quoted += [
+            f"{page.name}: {file.stem}: {block.strip()[:300]}"
+            for page, parts in written.items()
+            for block in parts
+            if re.search(rf"\b{method}", block, re.IGNORECASE)
+            and re.search(score, block)
+            and "withdrawn" not in block.lower()
+        ]
+    assert not quoted, "\n".join(quoted)
 
 
 @pytest.mark.parametrize("file", sorted(evidence.STUDIES.glob("*.yaml")), ids=lambda f: f.stem)

@@ -185,7 +185,7 @@ def command(line: str, out: Path) -> None:
         raise KeyboardInterrupt
     if code != 0:
         raise ConfigError(f"study: `{line}` failed with {code}; see {out}.log")
-    done.write_text(f"{time.perf_counter() - start:.1f} {commit}\n")
+    done.write_text(f"{time.perf_counter() - start:.3f} {commit}\n")
 
 
 def program(words: Sequence[str]) -> list[str]:

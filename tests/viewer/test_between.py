@@ -1,14 +1,24 @@
-"""Between two steps the scene is between them; a turn goes the short way."""
+"""What the main view shows: between two steps, and of two policies beside each other."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from viser import ViserServer
 
-from embodied.viewer.panels.main_view import poses_at
+from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.viewer.panels.main_view import MainView, poses_at, spacing
+from embodied.viewer.scene.cameras import ASPECT, BETWEEN, fitted, of_both, tangent
+from embodied.viewer.scene.detect import detect_scene
+from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.episode import Episode, Moment
 from embodied.viewer.session.session import Session
 from embodied.viewer.session.snapshot import EnvSnapshot
+from envs.fr3.env import Config, Fr3
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
@@ -43,3 +53,61 @@ def test_at_the_start_and_after_the_end_nothing_is_between(session: Session) -> 
     # A rival's episode goes on: this one stays where it ended.
     session.at = 5
     assert poses_at(session, 0.3)[0][0, 0] == 2.0
+
+
+def projected(eye: Viewpoint, aspect: float, point: NDArray[Any]) -> tuple[float, float]:
+    """Where a point is in a window: right and up, from -1 to 1."""
+    ahead = (eye.target - eye.place) / np.linalg.norm(eye.target - eye.place)
+    right = np.cross(ahead, (0.0, 0.0, 1.0))
+    right /= np.linalg.norm(right)
+    seen = point - eye.place
+    scale = float(seen @ ahead) * tangent(eye.fov)
+    return float(seen @ right) / scale / aspect, float(seen @ np.cross(right, ahead)) / scale
+
+
+@pytest.mark.parametrize("task", ["lift", "reach"])
+def test_two_robots_are_apart_and_between_the_panels(task: str) -> None:
+    env = build({"_target_": "envs.fr3.env.Fr3", "task": task, "num_envs": 1}, VecEnv)
+    model = detect_scene(env)
+    assert model is not None
+    try:
+        eye = model.viewpoint()
+        step = spacing(model, eye)
+        both = of_both(eye, step)
+        bodies = model.poses()[0][1:]
+        # To the right of the first robot's rightmost body the second one begins.
+        right = step / np.linalg.norm(step)
+        assert float(np.ptp(bodies @ right)) < float(np.linalg.norm(step))
+        for window, widest, lowest in ((ASPECT, BETWEEN, -1.0), (375 / 800, 1.0, 0.15)):
+            seen = fitted(both, window)
+            for centre in (eye.target, eye.target + step):
+                x, y = projected(seen, window, centre)
+                assert abs(x) < widest and lowest < y < 1.0
+    finally:
+        env.close()
+
+
+def test_each_of_two_policies_has_its_name_in_the_scene(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = alone(Fr3(Config(num_envs=1))), alone(Fr3(Config(num_envs=1)))
+    first.name, second.name = "steered", "base"
+    first.compare_with(second)
+    first.reset(0)
+    server = ViserServer("127.0.0.1", 0, verbose=False)
+    labels = dict[str, tuple[float, ...]]()
+    real = server.scene.add_label
+
+    def add(name: str, text: str, **settings: Any) -> Any:
+        labels[text] = tuple(settings["position"])
+        return real(name, text, **settings)
+
+    monkeypatch.setattr(server.scene, "add_label", add)
+    try:
+        view = MainView(server, first)
+        assert list(labels) == ["steered", "base"]
+        bodies = view.scenes[0].model.poses()[0][1:]
+        step = np.subtract(labels["base"], labels["steered"])
+        assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
+        assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
+    finally:
+        server.stop()
+        first.close()

@@ -164,6 +164,13 @@ def in_a_browser(viewer: RobotViewer) -> None:
         assert "interventions (% of ticks)" in browser.words()
         until(lambda: browser.picture()[200:500, 100:600].std() > 5)
         assert not [each for each in browser.said if "favicon" not in each]
+        browser.resize(375, 760, mobile=True)
+        until(lambda: browser.run("document.documentElement.scrollWidth") <= 375)
+        cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+        until(
+            lambda: browser.run(f"{cut}.length") == 0,
+            why=lambda: browser.run(f"{cut}[0].innerText"),
+        )
 
 
 def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:

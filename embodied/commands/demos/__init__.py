@@ -59,7 +59,7 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
     if run is not None:
         words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
     if not any(word.startswith("demonstrator=") for word in words):
-        words = [*words, f"demonstrator={_demonstrator_of(words, folders)}"]
+        words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
     node = compose("collect", words, folders).node
 
     from rich.progress import Progress
@@ -85,7 +85,7 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
     return Path(config.out)
 
 
-def _demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
+def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
     """The demonstrator that has the name of the environment or of its task."""
     import yaml
 

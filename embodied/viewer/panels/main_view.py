@@ -6,8 +6,9 @@ A second session is drawn beside it.
 from __future__ import annotations
 
 import numpy as np
-from viser import CameraHandle, InitialCameraConfig, ViserServer
+from viser import ViserServer
 
+from embodied.viewer.scene.cameras import SceneCameras, of_both
 from embodied.viewer.scene.image_plane import ImagePlane
 from embodied.viewer.scene.images import Picture
 from embodied.viewer.scene.types import Array, SceneModel, Viewpoint
@@ -21,9 +22,6 @@ GAP = 12
 """Pixels between two images."""
 ABOVE = 0.15
 """m from the highest body to the name of its policy."""
-FOV, ASPECT, BETWEEN = np.deg2rad(75.0), 1.6, 0.55
-"""viser's vertical field of view (rad); a window's width by its height; the part of its width that
-is between the panels."""
 
 
 class MainView:
@@ -74,11 +72,10 @@ class MainView:
         scenes = [
             ViserScene(self.server, *each) for each in zip(models, ROOTS, places, strict=False)
         ]
-        offset, target = eye.place - eye.target, eye.target + step / 2
         if len(models) > 1:
-            offset *= max(1.35, distance(step, eye.fov) / float(np.linalg.norm(offset)))
+            eye = of_both(eye, step)
             self._label(models[0], places)
-        set_cameras(self.server, Viewpoint(target + offset, target, eye.fov))
+        SceneCameras(self.server).set(eye)
         return scenes
 
     def _label(self, model: SceneModel, places: list[Place]) -> None:
@@ -107,30 +104,12 @@ def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:
     return share * now.places + (1 - share) * before.places, turns
 
 
-def set_cameras(server: ViserServer, eye: Viewpoint) -> None:
-    """Set the viewpoint of clients that are connected and of those to come."""
-
-    def turn(camera: InitialCameraConfig | CameraHandle) -> None:
-        camera.position, camera.look_at = eye.place, eye.target
-        if eye.fov is not None:
-            camera.fov = eye.fov
-
-    turn(server.initial_camera)
-    server.on_client_connect(lambda client: turn(client.camera))
-
-
 def spacing(model: SceneModel, eye: Viewpoint) -> np.ndarray:
     """Offset [3] (m) of the second scene, to the right of the first."""
     places = model.poses()[0]
     size = float(np.linalg.norm(np.ptp(places[1:] if len(places) > 1 else places, axis=0)))
     right = np.cross(eye.target - eye.place, (0.0, 0.0, 1.0))
     return right / max(float(np.linalg.norm(right)), 1e-9) * max(1.3 * size, 0.6)
-
-
-def distance(step: np.ndarray, fov: float | None) -> float:
-    """How far (m) a camera is from two scenes `step` [3] apart that both fit between the panels."""
-    half = np.tan((FOV if fov is None else fov) / 2) * ASPECT * BETWEEN
-    return float(np.linalg.norm(step)) / float(half)
 
 
 def beside(pictures: list[CompressedImage]) -> Picture:

@@ -3,11 +3,14 @@ it cannot be interpreted as Markdown."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from embodied.viewer.robot.monitor import RobotMonitor
 
 NOTES = 8
+INDENT, WIDTH = 10, 35
+"""Characters of a name, and of a line in the panel of a telephone."""
 
 
 def headline(monitor: RobotMonitor) -> str:
@@ -45,19 +48,26 @@ def figures(monitor: RobotMonitor, rate: float) -> str:
         return ""
     late, worst = 1e3 * float(state["late"]), 1e3 * float(state["worst"])
     lines = [
-        f"rate      {rate:.1f} of {about.hertz:.0f} Hz, tick {int(state['tick'])}",
-        f"late      {late:.1f} ms (worst {worst:.1f}), {int(state['missed'])} ticks missed",
-        f"policy    {policy(monitor)}",
-        f"          {monitor.status.get('acting', about.policy)}",
-        f"safety    {safety(monitor)}",
+        row("rate", f"{rate:.1f} of {about.hertz:.0f} Hz"),
+        row("late", f"{late:.1f} ms (worst {worst:.1f})"),
+        row("ticks", f"{int(state['tick'])}, {int(state['missed'])} missed"),
+        row("policy", policy(monitor)),
+        row("", str(monitor.status.get("acting", about.policy))),
+        row("safety", safety(monitor)),
     ]
     if "recorder" in monitor.status:
-        lines.append(f"recorder  {recorder(monitor.status['recorder'])}")
-    lines.append(f"joints    {' '.join(f'{value:.3f}' for value in state['q'])}")
-    lines.append(f"hand      {1e3 * float(state['width']):.0f} mm open")
+        lines.append(row("recorder", recorder(monitor.status["recorder"])))
+    lines.append(row("joints", " ".join(f"{value:.3f}" for value in state["q"])))
+    lines.append(row("hand", f"{1e3 * float(state['width']):.0f} mm open"))
     sensed = zip(about.sensed, state["sensed"], strict=True)
-    lines += [f"sensed    {name} {float(value):.3f}" for name, value in sensed]
+    lines += [row("sensed", f"{name} {float(value):.3f}") for name, value in sensed]
     return code("\n".join(lines))
+
+
+def row(name: str, text: str) -> str:
+    """`name  text`, in as many lines as are needed."""
+    parts = textwrap.wrap(text, WIDTH - INDENT, break_on_hyphens=False) or [""]
+    return "\n".join(f"{name if at == 0 else '':<{INDENT}}{part}" for at, part in enumerate(parts))
 
 
 def policy(monitor: RobotMonitor) -> str:

@@ -14,6 +14,7 @@ from embodied.viewer.robot.arm import RobotArm
 from embodied.viewer.robot.describe import figures, headline, notes
 from embodied.viewer.robot.history import PLOTS, RobotHistory
 from embodied.viewer.robot.monitor import RobotMonitor
+from embodied.viewer.scene.cameras import SceneCameras
 from embodied.viewer.scene.shapes import ball
 from embodied.viewer.scene.types import Array, view_of
 from embodied.viewer.scene.viser_scene import ViserScene
@@ -29,6 +30,7 @@ class RobotPage:
 
     def __init__(self, server: ViserServer, monitor: RobotMonitor) -> None:
         self.server, self.monitor = server, monitor
+        self.cameras = SceneCameras(server)
         self.arm: RobotArm | None = None
         self.history, self.scene = RobotHistory(()), None
         self.plots: dict[str, Any] = {}
@@ -126,14 +128,10 @@ class RobotPage:
 
     def _aim(self, arm: RobotArm) -> None:
         assert arm.model is not None
-        eye, camera = arm.model.viewpoint(), self.server.initial_camera
+        eye = arm.model.viewpoint()
         if np.linalg.norm(eye.place - eye.target) > 3.0:
             eye = view_of(arm.model.poses()[0][1:])
-        views = [camera, *(client.camera for client in self.server.get_clients().values())]
-        for view in views:  # of future clients, and of present ones
-            view.position, view.look_at = eye.place, eye.target
-            if eye.fov is not None:
-                view.fov = eye.fov
+        self.cameras.set(eye)
 
     def _mark(self, name: str, place: Array) -> None:
         if name in self.marks:
