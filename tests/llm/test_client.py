@@ -22,7 +22,8 @@ from embodied.llm.cached_chat import CachedChat
 from embodied.llm.cached_chat import Config as RecordedConfig
 from embodied.llm.chat import BudgetSpent, ChatError, Message
 from embodied.llm.client import ChatClient, Config, open_chat
-from embodied.llm.http import HttpClient, Limits, retry_after
+from embodied.llm.http import HttpClient, retry_after
+from embodied.llm.limits import Limits
 from embodied.llm.request import Request, parse_json
 from tests.llm.server import Server, Told, says, serving
 
