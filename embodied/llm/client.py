@@ -12,10 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
+from embodied.llm.budget import Budget
 from embodied.llm.cache import Cache, Record, answer_from, missing
 from embodied.llm.chat import Answer, Chat, ChatError, Message
 from embodied.llm.http import HttpClient, HttpError
@@ -59,14 +61,18 @@ class Reply:
 class ChatClient(Chat):
     """An answer that violates the schema is returned to the model with the error, once; a second
     one, or a refusal, is a ChatError. The cache stores what the
-    model said, refusals too, and no failures of the server."""
+    model said, refusals too, and no failures of the server. What was spent is kept in `folder`, of
+    the run (None: in memory only)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: Path | None = None) -> None:
         if config.recorded and config.cache is None:
             raise ConfigError("recorded=true needs a cache: cache=FILE")
         self.config, self.name = config, config.model
         self.structured = config.structured
-        self.http = None if config.recorded else HttpClient(config.url, config.key, config.limits)
+        self.budget = Budget(config.limits, config.model, folder)
+        self.http = None
+        if not config.recorded:
+            self.http = HttpClient(config.url, config.key, config.limits, self.budget)
         self.cache = None if config.cache is None else Cache(config.cache)
 
     def ask(
@@ -238,7 +244,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     return parts
 
 
-def open_chat(node: Node) -> Chat:
+def open_chat(node: Node, folder: Path | None) -> Chat:
     """The language model that a node describes: `ChatClient`, `CachedChat`, or a custom class;
-    ConfigError for wrong settings."""
-    return build(node, Chat)
+    ConfigError for wrong settings. What it spends is kept in `folder`, of the run."""
+    return build(node, Chat, folder=folder)

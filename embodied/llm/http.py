@@ -1,4 +1,4 @@
-"""HttpClient: requests to an OpenAI-compatible server, with retries and budgets.
+"""HttpClient: requests to an OpenAI-compatible server, with retries.
 
 Rate limits (429), server errors and broken connections are retried after
 
@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from embodied.core.build import ConfigError
-from embodied.llm.chat import BudgetSpent, ChatError
+from embodied.llm.budget import Budget
+from embodied.llm.chat import ChatError
 from embodied.llm.limits import Deadline, Limits
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,11 @@ class HttpClient:
     """Posts JSON to `url`/PATH. `key` names the environment variable with the API key, which is
     never logged. Thread-safe."""
 
-    def __init__(self, url: str, key: str | None, limits: Limits) -> None:
+    def __init__(self, url: str, key: str | None, limits: Limits, budget: Budget) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url={url!r} must be an address such as http://127.0.0.1:8000/v1")
-        self.url, self.limits = url.rstrip("/"), limits
+        self.url, self.limits, self.budget = url.rstrip("/"), limits, budget
         self.secret = _secret(key)
         bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
         # No proxy for a server on this machine.
@@ -61,7 +62,6 @@ class HttpClient:
         )
         self.client = httpx.Client(headers=bearer, limits=pool, trust_env=outside)
         self.slots = threading.BoundedSemaphore(limits.in_flight)
-        self.calls = self.tokens = 0
         self.lock = threading.Lock()
         self.free_at = 0.0
         self.random = random.Random()
@@ -89,7 +89,7 @@ class HttpClient:
                 deadline.require(self.url, "" if isinstance(error, httpx.ReadTimeout) else problem)
             else:
                 if response.status_code == 200 and (found := _object(response)) is not None:
-                    self._count(found)
+                    self.budget.require_usage(found.get("usage"))
                     return found
                 problem, after = self._error_text(response), retry_after(response.headers)
                 if response.status_code in SETUP:
@@ -102,12 +102,10 @@ class HttpClient:
         raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
 
     def _sent(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> httpx.Response:
-        """The response to one request, respecting rate limit and budget. Requests in flight count,
-        so that threads cannot overspend together."""
-        with self.lock:
-            self._require_budget()
-            self.calls += 1
-        answered = False
+        """The response to one request, respecting rate limit and budget. An answer that was begun
+        will be paid for, even if it does not arrive whole."""
+        self.budget.reserve()
+        usage: dict[str, Any] | None = None
         try:
             turn = self.turn(time.monotonic())
             deadline.extend(turn)
@@ -115,12 +113,12 @@ class HttpClient:
             with self.client.stream(
                 "POST", f"{self.url}{path}", json=dict(body), timeout=self._timeout(deadline)
             ) as response:
-                answered = response.status_code == 200
-                return self._read(response, deadline)
+                usage = {} if response.status_code == 200 else None
+                whole = self._read(response, deadline)
+                usage = _usage(whole) if usage is not None else None
+                return whole
         finally:
-            if not answered:
-                with self.lock:
-                    self.calls -= 1
+            self.budget.settle(usage)
 
     def _timeout(self, deadline: Deadline) -> httpx.Timeout:
         left = max(deadline.left, 0.001)
@@ -151,21 +149,6 @@ class HttpClient:
             begin = max(now, self.free_at)
             self.free_at = begin + 60.0 / self.limits.per_minute
         return begin - now
-
-    def _require_budget(self) -> None:
-        calls, tokens = self.limits.calls, self.limits.tokens
-        if calls is not None and self.calls >= calls:
-            raise BudgetSpent(f"the budget of {calls} calls to {self.url} is spent")
-        if tokens is not None and self.tokens >= tokens:
-            raise BudgetSpent(f"the budget of {tokens} tokens of {self.url} is spent")
-
-    def _count(self, answer: Mapping[str, Any]) -> None:
-        usage: Any = answer.get("usage")
-        with self.lock:
-            if isinstance(usage, dict):
-                self.tokens += int(usage.get("total_tokens") or 0)
-            elif self.limits.tokens is not None:
-                raise ChatError(f"{self.url} does not report token usage: set tokens=null")
 
     def _failed(self, error: httpx.TransportError) -> str:
         if isinstance(error, httpx.TimeoutException):
@@ -203,6 +186,11 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _usage(response: httpx.Response) -> dict[str, Any]:
+    found = (_object(response) or {}).get("usage")
+    return found if isinstance(found, dict) else {}
 
 
 def _secret(name: str | None) -> str:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from embodied.core.build import ConfigError
 from embodied.llm.chat import ChatError
 
 
 @dataclass(frozen=True)
+class Price:
+    """Price of a million tokens of the request and of the answer, in the currency of `cost`."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+
+@dataclass(frozen=True)
 class Limits:
     """Timeouts `connect` and `read` in seconds; `deadline` in seconds for one answer with all its
     attempts; `retries` after the first attempt; `backoff` and `patience` in seconds; at most
-    `in_flight` answers are requested at a time; `per_minute` requests; successful `calls` and their
-    `tokens` (null: no limit)."""
+    `in_flight` answers are requested at a time; `per_minute` requests; successful `calls`,
+    their `tokens` and their `cost` at `price`, of one run with its resumes (null: no limit)."""
 
     connect: float = 5.0
     read: float = 120.0
@@ -26,6 +34,8 @@ class Limits:
     per_minute: float | None = None
     calls: int | None = None
     tokens: int | None = None
+    cost: float | None = None
+    price: Price = field(default_factory=Price)
 
     def __post_init__(self) -> None:
         for name in ("connect", "read", "deadline", "per_minute"):
@@ -36,6 +46,10 @@ class Limits:
                 raise ConfigError(
                     f"chat.limits.{name}={getattr(self, name)} must be at least {least}"
                 )
+        if min(self.price.prompt, self.price.completion) < 0:
+            raise ConfigError("chat.limits.price must be at least 0")
+        if self.cost is not None and self.price == Price():
+            raise ConfigError("chat.limits.cost needs chat.limits.price.prompt and .completion")
 
 
 class DeadlinePassed(ChatError):
