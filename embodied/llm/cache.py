@@ -1,22 +1,13 @@
-"""Append-only cache of language-model answers with their requests, one JSON line each.
-
-Lines are written whole and synced to disk. Several processes may append to one file. A partial
-line, left by a killed process, is moved to `FILE.broken` with a warning.
-"""
+"""Append-only cache of language-model answers with their requests, one JSON line each."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embodied.core.atomic_write import sync_folder
+from embodied.llm.append_log import AppendLog
 from embodied.llm.chat import Answer, ChatError
 from embodied.llm.request import Request
 
@@ -30,9 +21,9 @@ class Cache:
     """Records by the key of their request; the newest counts. The first `put` creates the file."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.log = AppendLog(path)
+        self.path = self.log.path
         self.records: dict[str, Record] = {}
-        self.read_to = 0
         self.lock = threading.Lock()
         self._read()
 
@@ -48,65 +39,20 @@ class Cache:
 
     def put(self, record: Record) -> None:
         """Append a record and sync it to disk. ChatError if it cannot be written."""
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        try:
-            with self.lock, self._open() as file:
-                _set_aside(self.path, file)
-                os.write(file, line)
-                os.fsync(file)
-        except OSError as error:
-            raise ChatError(f"cannot write the cache {self.path}: {error.strerror}") from error
-        self.records[record["key"]] = record
+        with self.lock:
+            self.log.append(record)
+            self.records[record["key"]] = record
 
     def _read(self) -> None:
-        """Read the lines that were appended since the last call."""
-        if not self.path.exists() or self.path.stat().st_size == self.read_to:
-            return
-        with self._open() as file:
-            _set_aside(self.path, file)
-            os.lseek(file, min(self.read_to, os.fstat(file).st_size), os.SEEK_SET)
-            with os.fdopen(os.dup(file), "rb") as source:
-                data = source.read()
-                self.read_to = os.fstat(file).st_size
-        unreadable = 0
-        for line in data.splitlines():
-            try:
-                record = json.loads(line)
+        """Take in the lines that were appended since the last call."""
+        wrong = 0
+        for record in self.log.read():
+            if isinstance(record, dict) and isinstance(record.get("key"), str):
                 self.records[record["key"]] = record
-            except (ValueError, KeyError, TypeError):
-                unreadable += 1
-        if unreadable:
-            logger.warning("%s: %d lines cannot be parsed and are ignored", self.path, unreadable)
-
-    @contextmanager
-    def _open(self) -> Iterator[int]:
-        """The file, created if needed, locked for this process."""
-        fresh = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if fresh:
-                sync_folder(self.path.parent)
-            yield file
-        finally:
-            os.close(file)
-
-
-def _set_aside(path: Path, file: int) -> None:
-    """Move a partial last line of a locked file to `FILE.broken`."""
-    size = os.fstat(file).st_size
-    if not size or os.pread(file, 1, size - 1) == b"\n":
-        return
-    whole = os.pread(file, size, 0).rfind(b"\n") + 1
-    aside = path.with_name(path.name + ".broken")
-    with aside.open("ab") as sink:
-        sink.write(os.pread(file, size - whole, whole) + b"\n")
-        sink.flush()
-        os.fsync(sink.fileno())
-    os.ftruncate(file, whole)
-    os.fsync(file)
-    logger.warning("%s: its last line is incomplete and was moved to %s", path, aside)
+            else:
+                wrong += 1
+        if wrong:
+            logger.warning("%s: %d lines are no answers and are ignored", self.path, wrong)
 
 
 def answer_from(record: Record) -> Answer:

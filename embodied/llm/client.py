@@ -12,13 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
+from embodied.llm.budget import Budget
 from embodied.llm.cache import Cache, Record, answer_from, missing
-from embodied.llm.chat import Answer, BudgetSpent, Chat, ChatError, Message
-from embodied.llm.http import HttpClient, HttpError, Limits
+from embodied.llm.chat import Answer, Chat, ChatError, Message
+from embodied.llm.http import HttpClient, HttpError
+from embodied.llm.limits import Deadline, Limits
 from embodied.llm.request import Request, parse_json
 
 logger = logging.getLogger(__name__)
@@ -58,14 +61,18 @@ class Reply:
 class ChatClient(Chat):
     """An answer that violates the schema is returned to the model with the error, once; a second
     one, or a refusal, is a ChatError. The cache stores what the
-    model said, refusals too, and no failures of the server."""
+    model said, refusals too, and no failures of the server. What was spent is kept in `folder`, of
+    the run (None: in memory only)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: Path | None = None) -> None:
         if config.recorded and config.cache is None:
             raise ConfigError("recorded=true needs a cache: cache=FILE")
         self.config, self.name = config, config.model
         self.structured = config.structured
-        self.http = None if config.recorded else HttpClient(config.url, config.key, config.limits)
+        self.budget = Budget(config.limits, config.model, folder)
+        self.http = None
+        if not config.recorded:
+            self.http = HttpClient(config.url, config.key, config.limits, self.budget)
         self.cache = None if config.cache is None else Cache(config.cache)
 
     def ask(
@@ -85,15 +92,14 @@ class ChatClient(Chat):
             return answer_from(known)
         if self.http is None:
             raise missing(request, str(config.cache))
-        return self._fresh(self.http, request)
+        with self.http.slot() as deadline:
+            return self._fresh(self.http, request, deadline)
 
-    def _fresh(self, http: HttpClient, request: Request) -> Answer:
+    def _fresh(self, http: HttpClient, request: Request, deadline: Deadline) -> Answer:
         began, reply = time.perf_counter(), Reply(schema=request.schema is not None)
         try:
-            self._answer(http, request, reply)
-        except (BudgetSpent, HttpError, ServerError):
-            raise  # not caused by this request: another attempt may succeed
-        except InvalidReply as error:
+            self._answer(http, request, reply, deadline)
+        except InvalidReply as error:  # any other error is not caused by this request
             self._keep(request, reply, time.perf_counter() - began, str(error))
             raise ChatError(str(error)) from error
         seconds = time.perf_counter() - began
@@ -102,10 +108,10 @@ class ChatClient(Chat):
         served = reply.served or self.name
         return Answer(reply.text, reply.data, served, request.key, False, tokens, seconds)
 
-    def _answer(self, http: HttpClient, request: Request, reply: Reply) -> None:
+    def _answer(self, http: HttpClient, request: Request, reply: Reply, deadline: Deadline) -> None:
         """Fill `reply`; InvalidReply if the model returns nothing usable."""
         messages = _protocol_messages(request)
-        self._read(self._post(http, request, messages), reply)
+        self._read(self._post(http, request, messages, deadline), reply)
         if request.schema is None:
             return
         try:
@@ -116,7 +122,7 @@ class ChatClient(Chat):
         messages.append({"role": "assistant", "content": reply.text})
         messages.append({"role": "user", "content": wrong})
         reply.repaired = True
-        self._read(self._post(http, request, messages), reply)
+        self._read(self._post(http, request, messages, deadline), reply)
         try:
             reply.data = parse_json(reply.text, request.schema)
         except ChatError as error:
@@ -126,7 +132,11 @@ class ChatClient(Chat):
             ) from error
 
     def _post(
-        self, http: HttpClient, request: Request, messages: list[dict[str, Any]]
+        self,
+        http: HttpClient,
+        request: Request,
+        messages: list[dict[str, Any]],
+        deadline: Deadline,
     ) -> dict[str, Any]:
         """The server's response; a server without JSON-schema support gets the schema in the prompt
         only."""
@@ -140,15 +150,15 @@ class ChatClient(Chat):
         }
         body = {name: value for name, value in body.items() if value is not None}
         if request.schema is None or not self.structured:
-            return http.post("/chat/completions", body)
+            return http.post("/chat/completions", body, deadline)
         form = {"name": "answer", "schema": dict(request.schema)}
         kept = {"response_format": {"type": "json_schema", "json_schema": form}}
         try:
-            return http.post("/chat/completions", {**body, **kept})
+            return http.post("/chat/completions", {**body, **kept}, deadline)
         except HttpError as error:
             if error.status not in (400, 422):
                 raise
-            answer = http.post("/chat/completions", body)
+            answer = http.post("/chat/completions", body, deadline)
             logger.warning(
                 "%s does not support JSON schemas (%s): using the prompt only", http.url, error
             )
@@ -234,7 +244,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     return parts
 
 
-def open_chat(node: Node) -> Chat:
+def open_chat(node: Node, folder: Path | None) -> Chat:
     """The language model that a node describes: `ChatClient`, `CachedChat`, or a custom class;
-    ConfigError for wrong settings."""
-    return build(node, Chat)
+    ConfigError for wrong settings. What it spends is kept in `folder`, of the run."""
+    return build(node, Chat, folder=folder)

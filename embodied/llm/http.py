@@ -1,10 +1,11 @@
-"""HttpClient: requests to an OpenAI-compatible server, with retries and budgets.
+"""HttpClient: requests to an OpenAI-compatible server, with retries.
 
 Rate limits (429), server errors and broken connections are retried after
 
     min(patience, backoff 2^attempt) u,   u ~ U(0.5, 1),
 
-or after Retry-After, if that is longer.
+or after Retry-After, if that is longer. The deadline of an answer covers all its attempts, and
+the pauses between them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -25,28 +26,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from embodied.core.build import ConfigError
-from embodied.llm.chat import BudgetSpent, ChatError
+from embodied.llm.budget import Budget
+from embodied.llm.chat import ChatError
+from embodied.llm.limits import Deadline, Limits
 
 logger = logging.getLogger(__name__)
 SETUP = (401, 403, 404)
 """A wrong key, or a wrong model or address: no later request would succeed."""
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Timeouts `connect` and `read` in seconds; `retries` after the first attempt; `backoff` and
-    `patience` in seconds; `per_minute` requests; successful `calls` and their `tokens` (null: no
-    limit)."""
-
-    connect: float = 5.0
-    read: float = 120.0
-    retries: int = 5
-    backoff: float = 1.0
-    patience: float = 60.0
-    per_minute: float | None = None
-    calls: int | None = None
-    tokens: int | None = None
 
 
 class HttpError(ChatError):
@@ -61,38 +48,48 @@ class HttpClient:
     """Posts JSON to `url`/PATH. `key` names the environment variable with the API key, which is
     never logged. Thread-safe."""
 
-    def __init__(self, url: str, key: str | None, limits: Limits) -> None:
+    def __init__(self, url: str, key: str | None, limits: Limits, budget: Budget) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url={url!r} must be an address such as http://127.0.0.1:8000/v1")
-        self.url, self.limits = url.rstrip("/"), limits
+        self.url, self.limits, self.budget = url.rstrip("/"), limits, budget
         self.secret = _secret(key)
         bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
-        timeout = httpx.Timeout(limits.read, connect=limits.connect)
         # No proxy for a server on this machine.
         outside = not _loopback(parts.hostname)
-        self.client = httpx.Client(headers=bearer, timeout=timeout, trust_env=outside)
-        self.calls = self.tokens = 0
+        pool = httpx.Limits(
+            max_connections=limits.in_flight, max_keepalive_connections=limits.in_flight
+        )
+        self.client = httpx.Client(headers=bearer, limits=pool, trust_env=outside)
+        self.slots = threading.BoundedSemaphore(limits.in_flight)
         self.lock = threading.Lock()
         self.free_at = 0.0
         self.random = random.Random()
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    @contextmanager
+    def slot(self) -> Iterator[Deadline]:
+        """One of the answers in flight; the deadline begins once there is room."""
+        with self.slots:
+            yield Deadline(self.limits.deadline)
+
+    def post(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
         """The JSON object of a successful response; HttpError for an invalid request, BudgetSpent,
-        ConfigError for a wrong key, model or address,
+        ConfigError for a wrong key, model or address, DeadlinePassed,
         or ChatError if all attempts failed."""
         problem, wait = "", 0.0
         for attempt in range(self.limits.retries + 1):
+            deadline.require(self.url, problem, wait)
             if attempt:
                 logger.info("%s; attempt %d in %.1f s", problem, attempt + 1, wait)
                 time.sleep(wait)
             try:
-                response = self._sent(path, body)
+                response = self._sent(path, body, deadline)
             except httpx.TransportError as error:
                 problem, after = self._failed(error), 0.0
+                deadline.require(self.url, "" if isinstance(error, httpx.ReadTimeout) else problem)
             else:
                 if response.status_code == 200 and (found := _object(response)) is not None:
-                    self._count(found)
+                    self.budget.require_usage(found.get("usage"))
                     return found
                 problem, after = self._error_text(response), retry_after(response.headers)
                 if response.status_code in SETUP:
@@ -104,22 +101,39 @@ class HttpClient:
             wait = max(after, self.pause(attempt))
         raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
 
-    def _sent(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
-        """The response to one request, respecting rate limit and budget. Requests in flight count,
-        so that threads cannot overspend together."""
-        with self.lock:
-            self._require_budget()
-            self.calls += 1
-        answered = False
+    def _sent(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> httpx.Response:
+        """The response to one request, respecting rate limit and budget. An answer that was begun
+        will be paid for, even if it does not arrive whole."""
+        self.budget.reserve()
+        usage: dict[str, Any] | None = None
         try:
-            time.sleep(self.turn(time.monotonic()))
-            response = self.client.post(f"{self.url}{path}", json=dict(body))
-            answered = response.status_code == 200
-            return response
+            turn = self.turn(time.monotonic())
+            deadline.extend(turn)
+            time.sleep(turn)
+            with self.client.stream(
+                "POST", f"{self.url}{path}", json=dict(body), timeout=self._timeout(deadline)
+            ) as response:
+                usage = {} if response.status_code == 200 else None
+                whole = self._read(response, deadline)
+                usage = _usage(whole) if usage is not None else None
+                return whole
         finally:
-            if not answered:
-                with self.lock:
-                    self.calls -= 1
+            self.budget.settle(usage)
+
+    def _timeout(self, deadline: Deadline) -> httpx.Timeout:
+        left = max(deadline.left, 0.001)
+        return httpx.Timeout(min(self.limits.read, left), connect=min(self.limits.connect, left))
+
+    def _read(self, response: httpx.Response, deadline: Deadline) -> httpx.Response:
+        """`response` with its content. A server may send its body in drops that never end, so that
+        each read is quick: the deadline is checked at every one."""
+        parts: list[bytes] = []
+        for part in response.iter_bytes():
+            deadline.require(self.url, f"its answer ({response.status_code}) is not complete")
+            parts.append(part)
+        coded = ("content-encoding", "transfer-encoding", "content-length")
+        headers = {k: v for k, v in response.headers.items() if k not in coded}
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
 
     def pause(self, attempt: int) -> float:
         """Seconds to wait after attempt number `attempt` (from 0)."""
@@ -135,21 +149,6 @@ class HttpClient:
             begin = max(now, self.free_at)
             self.free_at = begin + 60.0 / self.limits.per_minute
         return begin - now
-
-    def _require_budget(self) -> None:
-        calls, tokens = self.limits.calls, self.limits.tokens
-        if calls is not None and self.calls >= calls:
-            raise BudgetSpent(f"the budget of {calls} calls to {self.url} is spent")
-        if tokens is not None and self.tokens >= tokens:
-            raise BudgetSpent(f"the budget of {tokens} tokens of {self.url} is spent")
-
-    def _count(self, answer: Mapping[str, Any]) -> None:
-        usage: Any = answer.get("usage")
-        with self.lock:
-            if isinstance(usage, dict):
-                self.tokens += int(usage.get("total_tokens") or 0)
-            elif self.limits.tokens is not None:
-                raise ChatError(f"{self.url} does not report token usage: set tokens=null")
 
     def _failed(self, error: httpx.TransportError) -> str:
         if isinstance(error, httpx.TimeoutException):
@@ -187,6 +186,11 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _usage(response: httpx.Response) -> dict[str, Any]:
+    found = (_object(response) or {}).get("usage")
+    return found if isinstance(found, dict) else {}
 
 
 def _secret(name: str | None) -> str:

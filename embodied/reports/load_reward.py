@@ -20,10 +20,17 @@ CHUNK = 2048  # transitions per call
 
 
 def make_reward(
-    node: Node, state: Any, spec: Spec, gamma: float, num_envs: int = 1, seed: int = 0
+    node: Node,
+    state: Any,
+    spec: Spec,
+    gamma: float,
+    num_envs: int = 1,
+    seed: int = 0,
+    folder: Path = Path("outputs") / "reward",
 ) -> Reward:
-    """Build the reward of `node`, with a saved `state` if there is one (None: untrained)."""
-    context = {"device": torch.device("cpu"), "seed": seed, "folder": Path("outputs") / "reward"}
+    """Build the reward of `node`, with a saved `state` if there is one (None: untrained). It may
+    write to `folder`."""
+    context = {"device": torch.device("cpu"), "seed": seed, "folder": folder}
     reward: Reward = accept_old_methods(
         build(node, Reward, spec=spec, gamma=gamma, num_envs=num_envs, **context)
     )

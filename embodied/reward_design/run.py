@@ -60,7 +60,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     `embodied train`. A folder with a journal is resumed. KeyboardInterrupt stops all trainings."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    chat = None if config.chat is None else open_chat(config.chat)
+    chat = None if config.chat is None else open_chat(config.chat, folder)
     context = {"chat": chat} if chat else {}
     designer = build(config.designer, Designer, **context)
     env = build(config.env | {"num_envs": ROWS}, VecEnv)

@@ -14,12 +14,14 @@ from typing import Any
 @dataclass
 class Told:
     """What to answer: `body` (bytes as they are, anything else as JSON) with `status`, after
-    `event` was set where there is one."""
+    `event` was set where there is one. `drops`: a space every 10 ms before the body, until `event`
+    is set (some servers keep a connection open so)."""
 
     body: Any
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     event: threading.Event | None = None
+    drops: bool = False
 
 
 @dataclass
@@ -57,15 +59,18 @@ def serving(*script: Told) -> Iterator[Server]:
             server.asked.append(json.loads(self.rfile.read(size)))
             server.headers.append(dict(self.headers))
             told = server.script[0] if len(server.script) == 1 else server.script.pop(0)
-            if told.event is not None:
+            if told.event is not None and not told.drops:
                 told.event.wait(10)
             body = told.body if isinstance(told.body, bytes) else json.dumps(told.body).encode()
             try:
                 self.send_response(told.status)
                 for name, value in told.headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
+                if not told.drops:
+                    self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                while told.event is not None and told.drops and not told.event.wait(0.01):
+                    self.wfile.write(b" ")
                 self.wfile.write(body)
             except OSError:
                 return  # the client has gone, which is what some tests are about

@@ -48,7 +48,7 @@ def test_a_line_that_is_no_record_is_left_alone(
     file.write_text(text)
     with caplog.at_level(logging.WARNING):
         assert sorted(Cache(file).records) == ["a", "b"]
-    assert "2 lines cannot be parsed" in caplog.text
+    assert "1 lines cannot be parsed" in caplog.text and "1 lines are no answers" in caplog.text
     assert file.read_text() == text
 
 

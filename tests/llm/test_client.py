@@ -18,11 +18,13 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.video import decode_image
+from embodied.llm.budget import Budget
 from embodied.llm.cached_chat import CachedChat
 from embodied.llm.cached_chat import Config as RecordedConfig
 from embodied.llm.chat import BudgetSpent, ChatError, Message
 from embodied.llm.client import ChatClient, Config, open_chat
-from embodied.llm.http import HttpClient, Limits, retry_after
+from embodied.llm.http import HttpClient, retry_after
+from embodied.llm.limits import Limits
 from embodied.llm.request import Request, parse_json
 from tests.llm.server import Server, Told, says, serving
 
@@ -161,7 +163,7 @@ def test_trouble_passes(trouble: Told, calls: int) -> None:
     with serving(trouble, trouble, says("fine")) as server:
         model = chat(server)
         assert model.ask(ASK).text == "fine"
-        assert model.http is not None and model.http.calls == calls
+        assert model.budget.calls == calls
     assert len(server.asked) == 3
 
 
@@ -204,15 +206,19 @@ def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
         chat(server).ask(ASK)
 
 
+def wire(limits: Limits) -> HttpClient:
+    return HttpClient("http://127.0.0.1:9/v1", None, limits, Budget(limits, "m"))
+
+
 def test_back_off_doubles_and_is_bounded() -> None:
-    wire = HttpClient("http://127.0.0.1:9/v1", None, Limits(backoff=1.0, patience=5.0))
+    client = wire(Limits(backoff=1.0, patience=5.0))
     for attempt, longest in enumerate([1, 2, 4, 5, 5]):
-        assert longest / 2 <= wire.pause(attempt) <= longest
+        assert longest / 2 <= client.pause(attempt) <= longest
 
 
 def test_requests_keep_their_pace() -> None:
-    wire = HttpClient("http://127.0.0.1:9/v1", None, Limits(per_minute=30))  # one every 2 s
-    assert [wire.turn(now) for now in (10.0, 10.5, 11.0, 30.0)] == [0.0, 1.5, 3.0, 0.0]
+    client = wire(Limits(per_minute=30))  # one every 2 s
+    assert [client.turn(now) for now in (10.0, 10.5, 11.0, 30.0)] == [0.0, 1.5, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(("limit", "asked"), [({"calls": 2}, 2), ({"tokens": 15}, 2)])
@@ -288,12 +294,14 @@ def test_a_record_says_where_a_label_came_from(tmp_path: Path) -> None:
 
 def test_a_node_opens_either(tmp_path: Path) -> None:
     node = {"_target_": "embodied.llm.client.ChatClient", "model": "m"}
-    opened = open_chat({**node, "url": "http://127.0.0.1:9/v1", "limits": {"calls": 3}})
+    opened = open_chat({**node, "url": "http://127.0.0.1:9/v1", "limits": {"calls": 3}}, None)
     assert opened.name == "m"
     with pytest.raises(ConfigError, match="must be an address"):
-        open_chat({**node, "url": "127.0.0.1:9"})
+        open_chat({**node, "url": "127.0.0.1:9"}, None)
     with pytest.raises(ConfigError, match="does not exist"):
-        open_chat({"_target_": "embodied.llm.cached_chat.CachedChat", "cache": "nowhere.jsonl"})
+        open_chat(
+            {"_target_": "embodied.llm.cached_chat.CachedChat", "cache": "nowhere.jsonl"}, None
+        )
 
 
 def cut(text: str) -> Told:

@@ -1,4 +1,4 @@
-"""`embodied reward ...`: design rewards, label datasets with them, compare them, train encoders.
+"""`embodied reward ...`: design rewards, score and label datasets with them, compare them.
 
 Every subcommand is a module of this folder: its first line is the help text, `add(parser)` declares
 the arguments, `run(args)` runs it.

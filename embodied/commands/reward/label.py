@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     out, words = take(words, "out")
     if len(sources) != 1 or name is None or out is None:
         raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
-    settings, state, origin = chosen(name, words, args.config_dir)
+    settings, state, origin = chosen(name, words, args.config_dir, "label")
     source = Path(sources[0])
     try:
         with Bar() as bar:
@@ -53,8 +53,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"next: embodied train experiment=NAME demos={out}")
 
 
-def chosen(name: str, words: list[str], folders: list[str]) -> tuple[Node, Any, str | None]:
-    """Settings with the reward's node, its state, and the hash of the state's source."""
+def chosen(
+    name: str, words: list[str], folders: list[str], command: str
+) -> tuple[Node, Any, str | None]:
+    """Settings of `command` with the reward's node, its state, and the hash of the state's
+    source."""
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.reports.load_reward import of_run
@@ -65,6 +68,6 @@ def chosen(name: str, words: list[str], folders: list[str]) -> tuple[Node, Any, 
         node, state = of_run(Path(name))
         origin = checkpoint.file_hash(checkpoint.find(name) / "loop.pt") if state else None
         given, name = {"reward/saved": node}, "saved"
-    settings = compose("label", [f"reward={name}", *words], folders, given).node
+    settings = compose(command, [f"reward={name}", *words], folders, given).node
     require_at_least(settings, {"gamma": 0})
     return settings, state, origin

@@ -94,7 +94,7 @@ class Annotate(Reward):
                 raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
         self.config, self.goal, self.folder, self.device = config, goal, folder, device
         self.captions = CaptionVocabulary()
-        self.labeller = CaptionLabeller(open_chat(config.labeller), goal)
+        self.labeller = CaptionLabeller(open_chat(config.labeller, folder), goal)
         self.annotator = Annotator(
             self.labeller.label, config.batch, config.room, beside=not config.synchronous
         )

@@ -64,7 +64,7 @@ class SubgoalBonus(Reward):
         if config.most < 1:
             raise ConfigError(f"reward.most={config.most} must be at least 1")
         self.config = config
-        chat = None if config.chat is None else open_chat(config.chat)
+        chat = None if config.chat is None else open_chat(config.chat, folder)
         self.planner = Planner(config.kind, config.accuracy, config.most, chat, seed, folder)
         self.reached = self.episodes = 0
 

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -202,11 +203,13 @@ class VisionLanguageLabeller(CountingLabeller):
 
     needs_images = True
 
-    def __init__(self, config: VisionLanguageConfig, seed: int = 0) -> None:
+    def __init__(
+        self, config: VisionLanguageConfig, seed: int = 0, folder: Path | None = None
+    ) -> None:
         super().__init__(seed)
         if not config.goal:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
-        self.config, self.chat = config, _chat(config.chat)
+        self.config, self.chat = config, _chat(config.chat, folder)
 
     def __call__(self, first: Tensors, second: Tensors) -> Tensor:
         labels: list[int] = []
@@ -287,6 +290,6 @@ def _encoder(model: str | Node) -> ImageText:
     return importlib.import_module("embodied.vision.contrastive").open_image_text(model)
 
 
-def _chat(node: Node) -> Chat:
+def _chat(node: Node, folder: Path | None) -> Chat:
     endpoint = importlib.import_module("embodied.llm.client")
-    return endpoint.open_chat(node)
+    return endpoint.open_chat(node, folder)

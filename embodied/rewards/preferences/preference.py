@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -84,11 +85,18 @@ class Preference(Reward):
 
     frozen = False
 
-    def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        device: torch.device,
+        seed: int = 0,
+        folder: Path | None = None,
+    ) -> None:
         if distributed.world() > 1:
             raise ConfigError("preferences are learned in one process: start without torchrun")
         self.config = config
-        self.labeller = build(config.labeller, Labeller, seed=seed)
+        self.labeller = build(config.labeller, Labeller, seed=seed, folder=folder)
         self.scored = PICTURE if config.leaf is None else config.leaf
         self.shown = PICTURE if config.picture is None else config.picture
         leaf = _leaf(config, spec)

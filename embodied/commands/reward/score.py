@@ -1,0 +1,108 @@
+"""Score recorded episodes with a reward: a value per step, rank correlation, success AUC."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands.reward.label import chosen
+from embodied.core.build import ConfigError, Node
+
+LEAST = {"episodes": 1, "gamma": 0, "seed": 0, "threads": 1}
+COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
+AREAS = {"last": "the last step's reward", "mean": "the mean reward", "sum": "the sum"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, "DATASET, reward=NAME or RUN, out=DIR, threshold=, reward.KEY=VALUE")
+    parser.epilog = (
+        "examples:\n"
+        "  embodied reward score outputs/demos reward=clip reward.picture=front "
+        'reward.prompt="the hand is touching the green ball"\n'
+        "  embodied reward score outputs/demos reward=classifier reward.trained=outputs/eyes "
+        "threshold=0.5\n"
+        "  embodied reward score outputs/demos reward=outputs/RUN out=outputs/scored\n"
+        "rise: rank correlation of the reward with the step number (1: it rises all the time);\n"
+        "the dataset is not changed (embodied reward label writes a copy with the rewards)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from embodied.core.atomic_write import write_json
+    from embodied.datasets.hub import local_folder
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.reports import score_dataset
+    from embodied.reports.label_dataset import provenance
+
+    sources = [word for word in args.words if "=" not in word]
+    name, words = take([word for word in args.words if "=" in word], "reward")
+    if len(sources) != 1 or name is None:
+        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
+    settings, state, origin = chosen(name, words, args.config_dir, "score")
+    require_at_least(settings, LEAST)
+    torch.set_num_threads(settings["threads"])
+    source = local_folder(sources[0])
+    out = Path(settings["out"] or f"outputs/score-{Path(name).name}")
+    episodes = read_episodes(source, settings["episodes"])
+    rows = _rows(episodes, settings, state, out)
+    facts = score_dataset.summary(rows, settings["threshold"])
+    about = provenance(source, settings["reward"], origin, settings["gamma"])
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "score.json", {"about": about, "summary": facts, "episodes": rows})
+    score_dataset.draw(rows, Path(name).name, out / "score.png")
+    show(rows, facts)
+    print(f"{out}/score.json  {out}/score.png")
+
+
+def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str, Any]]:
+    """The scores of all episodes, with a progress bar."""
+    from rich.progress import Progress as Bar
+
+    from embodied.reports.load_reward import make_reward
+    from embodied.reports.score_dataset import score
+
+    node, gamma = settings["reward"], settings["gamma"]
+    reward = make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
+    if not reward.frozen and state is None and node.get("trained") is None:
+        raise ConfigError(
+            "this reward is learned during training; score with the reward of a run (reward=RUN)"
+        )
+    with Bar() as bar:
+        task = bar.add_task("episodes", total=len(episodes))
+        return score(episodes, reward, gamma, lambda done, _: bar.update(task, completed=done))
+
+
+def show(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Print a row per episode, and the summary."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("episode", "steps", *COLUMNS, "success")
+    for row in rows:
+        numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
+        won = {True: "yes", False: "no", None: "-"}[row["success"]]
+        table.add_row(str(row["episode"]), str(row["steps"]), *numbers, won)
+    Console(markup=False, highlight=False).print(table)
+    print(
+        f"{facts['episodes']} episodes, {facts['steps']:,} steps; mean rise {_text(facts['rise'])}"
+    )
+    if "successes" not in facts:
+        print("success is not recorded: no success AUC")
+        return
+    print(f"{facts['successes']} successes, {facts['failures']} failures; success AUC of")
+    for key, words in AREAS.items():
+        found = facts[f"auc_{key}"]
+        interval = f" [{found['low']:.3f}, {found['high']:.3f}]" if found else ""
+        print(f"  {words}: {_text(found and found['value'])}{interval}")
+    if "confusion" in facts:
+        counts = ", ".join(f"{count} {what}" for what, count in facts["confusion"].items())
+        print(f"last reward >= {facts['threshold']:g}: {counts}")
+
+
+def _text(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"

@@ -1,0 +1,183 @@
+"""Budgets of a run hold over its resumes, its threads and its processes, against a real server."""
+
+from __future__ import annotations
+
+import json
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.core.reward import Reward
+from embodied.llm.budget import FILE, Budget
+from embodied.llm.chat import BudgetSpent, ChatError, Message
+from embodied.llm.client import ChatClient, Config
+from embodied.llm.limits import Limits, Price
+from embodied.reward_design.run import DesignConfig, design
+from tests.llm.server import Server, Told, says, serving
+
+ASK = [Message("user", "which one?")]
+PRICE = Price(prompt=1e6, completion=2e6)  # 7 + 2 * 3 = 13 an answer
+
+
+def chat(server: Server, folder: Path | None, model: str = "m", **limits: Any) -> ChatClient:
+    bounds = Limits(connect=1.0, read=5.0, retries=1, backoff=0.001, **limits)
+    return ChatClient(Config(server.url, model, limits=bounds), folder)
+
+
+LIMITS: list[dict[str, Any]] = [{"calls": 3}, {"tokens": 25}, {"cost": 30.0, "price": PRICE}]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_resumed_run_goes_on_with_what_is_left(limit: dict[str, Any], tmp_path: Path) -> None:
+    with serving(says("yes")) as server:
+        first = chat(server, tmp_path, **limit)
+        for seed in range(2):
+            first.ask(ASK, seed=seed)
+    with serving(says("yes")) as server:  # another address, as after a restart
+        resumed = chat(server, tmp_path, **limit)
+        resumed.ask(ASK, seed=2)
+        with pytest.raises(BudgetSpent, match=f"{FILE}"):
+            resumed.ask(ASK, seed=3)
+        assert len(server.asked) == 1
+    assert (resumed.budget.calls, resumed.budget.tokens) == (3, 30)
+
+
+def test_a_raised_budget_continues_and_another_run_starts_anew(tmp_path: Path) -> None:
+    with serving(says("yes")) as server:
+        chat(server, tmp_path / "a", calls=1).ask(ASK)
+        with pytest.raises(BudgetSpent):
+            chat(server, tmp_path / "a", calls=1).ask(ASK)
+        assert chat(server, tmp_path / "a", calls=2).ask(ASK).text == "yes"
+        assert chat(server, tmp_path / "b", calls=1).ask(ASK).text == "yes"
+
+
+def test_two_models_of_one_run_have_budgets_of_their_own(tmp_path: Path) -> None:
+    with serving(says("yes")) as server:
+        one, two = (chat(server, tmp_path, name, calls=1) for name in "ab")
+        one.ask(ASK)
+        two.ask(ASK)
+        assert (one.budget.calls, two.budget.calls) == (1, 1)
+        assert chat(server, tmp_path, "a").budget.calls == 0  # read with the first request
+
+
+def test_processes_of_one_run_share_its_budget(tmp_path: Path) -> None:
+    """Two clients that know of each other only by the file."""
+    with serving(says("yes")) as server:
+        one, two = (chat(server, tmp_path, calls=2) for _ in "ab")
+        one.ask(ASK)
+        two.ask(ASK)
+        for client in (one, two):
+            with pytest.raises(BudgetSpent):
+                client.ask(ASK)
+
+
+def test_failures_cost_nothing_and_cut_answers_cost_a_call(tmp_path: Path) -> None:
+    busy, cut = Told({"error": "busy"}, 503), Told(b'{"choices": [{"mess')
+    with serving(busy, says("yes"), cut, says("yes")) as server:
+        client = chat(server, tmp_path, calls=3)
+        client.ask(ASK)
+        client.ask(ASK)
+        with pytest.raises(BudgetSpent):
+            client.ask(ASK)
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert [line["tokens"] for line in lines] == [10, 0, 10]
+
+
+def test_a_line_cut_by_a_kill_loses_only_itself(tmp_path: Path) -> None:
+    with serving(says("yes")) as server:
+        chat(server, tmp_path, calls=3).ask(ASK)
+        with (tmp_path / FILE).open("a") as file:
+            file.write('{"model": "m", "tok')
+        resumed = chat(server, tmp_path, calls=2)
+        resumed.ask(ASK)
+        with pytest.raises(BudgetSpent):
+            resumed.ask(ASK)
+
+
+def test_a_settled_request_is_not_counted_twice() -> None:
+    budget = Budget(Limits(calls=2), "m")
+    budget.reserve()
+    budget.settle({"total_tokens": 1})
+    budget.reserve()  # the second of two
+    with pytest.raises(BudgetSpent):
+        budget.reserve()
+    budget.settle(None)  # it failed, and another may be tried
+    budget.reserve()
+
+
+CHAT = {"_target_": "embodied.llm.client.ChatClient", "url": "http://127.0.0.1:9/v1", "model": "m"}
+LABELLER = "embodied.rewards.preferences.labellers.VisionLanguageLabeller"
+WITH_CHAT: dict[str, tuple[dict[str, Any], str]] = {
+    "language.annotate.Annotate": ({"labeller": CHAT, "goal": "x"}, "labeller.chat"),
+    "language.subgoal_bonus.SubgoalBonus": ({"chat": CHAT}, "planner.chat"),
+    "preferences.preference.Preference": (
+        {"labeller": {"_target_": LABELLER, "chat": CHAT, "goal": "x"}, "leaf": "state"},
+        "labeller.chat",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CHAT)
+def test_rewards_keep_what_they_spend_in_the_folder_of_their_run(name: str, tmp_path: Path) -> None:
+    settings, where = WITH_CHAT[name]
+    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    reward = build(
+        {"_target_": f"embodied.rewards.{name}", **settings},
+        Reward,
+        spec=env.spec,
+        folder=tmp_path,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    budget: Budget = attrgetter(where)(reward).budget
+    assert budget.log is not None and budget.log.path == tmp_path / FILE
+
+
+def test_costs_need_prices_and_usage() -> None:
+    with pytest.raises(ConfigError, match=r"chat\.limits\.cost needs chat\.limits\.price"):
+        Limits(cost=1.0)
+    silent = says("yes")
+    del silent.body["usage"]
+    with (
+        serving(silent) as server,
+        pytest.raises(ChatError, match=r"does not report.*limits\.cost=null"),
+    ):
+        chat(server, None, cost=1.0, price=PRICE).ask(ASK)
+
+
+def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
+    """Every answer is refused, so that nothing is trained; stopped in the second of five rounds."""
+
+    def config(url: str) -> DesignConfig:
+        limits = {"calls": 3, "backoff": 0.001}
+        return DesignConfig(
+            env={"_target_": "envs.toy.two_gap.TwoGap"},
+            designer={"_target_": "embodied.reward_design.designers.eureka.Eureka", "repairs": 0},
+            chat={"_target_": "embodied.llm.client.ChatClient", "url": url, "model": "m"}
+            | {"limits": limits},
+            sentence="go to the goal",
+            output=str(tmp_path),
+            rounds=5,
+            samples=1,
+            tried=256,
+        )
+
+    said: list[str] = []
+
+    def stop(line: str) -> None:
+        said.append(line)
+        if sum("no code block" in each for each in said) == 2:
+            raise KeyboardInterrupt
+
+    with serving(says("prose")) as server, pytest.raises(KeyboardInterrupt):
+        design(config(server.url), ["env=two_gap"], stop)
+    assert len(server.asked) == 2
+    with serving(says("prose")) as server, pytest.raises(ConfigError, match="no valid program"):
+        design(config(server.url), ["env=two_gap"], said.append)
+    assert len(server.asked) == 1
+    assert "  the budget of the model is spent: the search ends" in said

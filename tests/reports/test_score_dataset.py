@@ -1,0 +1,144 @@
+"""Recorded episodes scored with a reward, through the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied import cli
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import EpisodeWriter
+from embodied.rewards.vision_language.clip import Clip
+from embodied.rewards.vision_language.clip import Config as ClipConfig
+
+CAMERA = Leaf((16, 16, 3), "uint8")
+SPEC = Spec(
+    obs={"state": Leaf((1,), names=("x",)), "front": CAMERA, "wrist": CAMERA},
+    act=Leaf((1,), low=-1.0, high=1.0),
+    dt=0.05,
+)
+X = "reward.potential={of: value, a: x, b: null, weight: 1.0}"
+
+
+def picture(x: Tensor) -> Tensor:
+    """Images [T, 16, 16, 3] that get redder with x [T]."""
+    image = torch.zeros(len(x), 16, 16, 3, dtype=torch.uint8)
+    image[..., 0] = (40 * x).to(torch.uint8)[:, None, None]
+    return image
+
+
+def recorded(folder: Path, ends: tuple[bool, ...], marked: bool = True) -> Path:
+    """Episodes of 4 steps: a point goes right by 1 a step where it succeeds, else left; seen in
+    front, and not by the wrist."""
+    with EpisodeWriter(folder, SPEC, images="png") as writer:
+        for won in ends:
+            x = torch.arange(5.0) if won else -torch.arange(5.0)
+            over = torch.tensor([False, False, False, won])
+            views = {"state": x[:, None], "front": picture(x.abs()), "wrist": picture(0 * x)}
+            steps = {
+                **{f"obs/{name}": value[:-1] for name, value in views.items()},
+                **{f"next_obs/{name}": value[-1] for name, value in views.items()},
+                "action": torch.zeros(4, 1),
+                "reward": over.float(),
+                "terminated": torch.zeros(4, dtype=torch.bool),
+                "truncated": torch.tensor([False, False, False, True]),
+            }
+            writer.add(steps | ({"success": over} if marked else {}))
+    return folder
+
+
+def score(*words: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reward", "score", *words])
+    assert stop.value.code == code
+
+
+def read(out: Path) -> dict[str, Any]:
+    return json.loads((out / "score.json").read_text())
+
+
+def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.5 x' - x falls where x rises: this reward tells success the wrong way."""
+    source, out = recorded(tmp_path / "demos", (True, False, False)), tmp_path / "out"
+    score(str(source), "reward=shaping", X, "gamma=0.5", f"out={out}", "threshold=0")
+    found = read(out)
+    first, second, _ = found["episodes"]
+    env = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    values = 0.5 * torch.arange(1.0, 5.0) - torch.arange(4.0)
+    assert first["values"] == pytest.approx((values + env).tolist())
+    assert second["values"] == pytest.approx((-values).tolist())
+    assert (first["success"], second["success"]) == (True, False)
+    assert second["rise"] == pytest.approx(1.0) and first["rise"] == pytest.approx(-3 / 22.5**0.5)
+    facts = found["summary"]
+    assert (facts["successes"], facts["failures"]) == (1, 2)
+    assert facts["auc_last"]["value"] == facts["auc_sum"]["value"] == 0.0
+    assert facts["confusion"] == {
+        "true positives": 1, "false positives": 2, "false negatives": 0, "true negatives": 0,
+    }  # fmt: skip
+    assert found["about"]["gamma"] == 0.5 and found["about"]["dataset"] == str(source.resolve())
+    assert (out / "score.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "3 episodes, 12 steps" in shown and "1 successes, 2 failures" in shown
+    assert "2 false positives" in shown
+
+
+def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
+    """The wrist sees nothing change; the front's values are those of the encoder itself."""
+    source = recorded(tmp_path / "demos", (True,))
+    words = ["reward=clip", "reward.prompt=a red square", "reward.ladder=none"]
+    for camera in ("front", "wrist"):
+        out = f"out={tmp_path / camera}"
+        score(str(source), *words, f"reward.picture={camera}", out)
+    (front,), (wrist,) = (read(tmp_path / name)["episodes"] for name in ("front", "wrist"))
+    assert wrist["rise"] is None and front["highest"] > front["lowest"]
+    config = ClipConfig(prompt="a red square", ladder="none", picture="front")
+    own = Clip(config, SPEC, torch.device("cpu")).score(picture(torch.arange(1.0, 5.0))) - 1
+    assert front["values"] == pytest.approx(own.tolist(), abs=1e-5)
+
+
+def test_without_recorded_success_there_is_no_area(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = recorded(tmp_path / "demos", (True, True, False), marked=False)
+    out = tmp_path / "out"
+    score(str(source), "reward=shaping", X, "episodes=2", f"out={out}", "threshold=0")
+    facts = read(out)["summary"]
+    assert facts["episodes"] == 2 and "successes" not in facts and "confusion" not in facts
+    assert "success is not recorded" in capsys.readouterr().out
+
+
+def test_successes_alone_have_no_area(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = recorded(tmp_path / "demos", (True, True)), tmp_path / "out"
+    score(str(source), "reward=shaping", X, f"out={out}")
+    assert read(out)["summary"]["auc_last"] is None
+    assert "the last step's reward: undefined" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "embodied reward score DATASET reward=NAME"),
+        (["DATASET"], "embodied reward score DATASET reward=NAME"),
+        (["DATASET", "reward=shapping"], 'did you mean "shaping"'),
+        (["DATASET", "reward=rnd"], "learned during training; score with the reward of a run"),
+        (["DATASET", "reward=clip", "reward.prompt=x"], "choose an image, reward.picture=NAME"),
+        (["DATASET", "reward=shaping", X, "episodes=0"], "episodes=0 should be at least 1"),
+        (["DATASET", "reward=shaping", X, "reward.weight=1e300"], "the reward of step"),
+        (["DATASET", "reward=shaping", X, "treshold=1"], "treshold"),
+        (["nowhere", "reward=shaping", X], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = recorded(tmp_path / "demos", (True,))
+    words = [str(source) if word == "DATASET" else word for word in words]
+    score(*words, f"out={tmp_path / 'out'}", code=2)
+    shown = capsys.readouterr().err.strip()
+    assert says in shown and len(shown.splitlines()) == 1
+    assert not (tmp_path / "out" / "score.json").exists()

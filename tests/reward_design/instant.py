@@ -1,0 +1,103 @@
+"""A world, its experience and a search whose trainings take no time, for tests of the designers.
+
+Trainings are replaced by a measure of the program itself (how it orders stored steps), so that the
+loop is tested alone; `test_command.py` trains for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from embodied.core.build import build
+from embodied.core.env import VecEnv
+from embodied.nn.statistics import auc_of_samples
+from embodied.reward_design.designer import Board, Designer
+from embodied.reward_design.designers import eureka, text2reward
+from embodied.reward_design.experience import Experience
+from embodied.reward_design.journal import Journal
+from embodied.reward_design.search import Search
+from embodied.reward_design.trial import Budget, Job, Outcome, Trials
+from embodied.rewards.handcrafted.variables import inputs, known, variables
+from embodied.sandbox.gate import Sandbox
+from tests.reward_design.recorded import Recital
+
+WORLD = {"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 16}
+
+
+class Instant(Trials):
+    """A training's place is taken by how well the program tells success from chance, times how far
+    training came."""
+
+    experience: Experience
+    sandbox: Sandbox
+    trained: list[tuple[str, int]]
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
+        for job in reversed(jobs):  # they end in any order
+            self.trained.append((job.name, job.steps))
+            yield job, self._measure(job)
+
+    def _measure(self, job: Job) -> Outcome:
+        env = build(WORLD, VecEnv)
+        found = variables(env.spec)
+        given = inputs(found, tuple(known(env.spec)), self.experience.rows)
+        paid = self.sandbox.gate(job.program.read_text(), given)(given)
+        won = self.experience.success
+        assert won is not None
+        value = auc_of_samples(paid.total[won], paid.total[~won]) * job.steps / self.budget.steps
+        term = {
+            name: [float(p.mean()), float(p.min()), float(p.max())]
+            for name, p in paid.components.items()
+        }
+        terms = [{"step": i * 100, "terms": term} for i in range(1, 11)]
+        return Outcome([(job.steps // 2, value / 2), (job.steps, value)], terms)
+
+
+def board(folder: Path, env: VecEnv, experience: Experience, sandbox: Sandbox) -> Board:
+    found = variables(env.spec)
+    return Board(
+        "go to the goal",
+        "",
+        env.spec,
+        found,
+        Journal(folder),
+        experience,
+        lambda source: experience.check(sandbox, found, source),
+        0,
+        lambda candidate: folder / f"{candidate.id}",
+    )
+
+
+def search(
+    designer: Designer, here: Board, rounds: int, samples: int, halving: bool = False
+) -> tuple[Search, list[str]]:
+    trials = Instant(here.ledger.folder, [], Budget(steps=1000, eval_every=100, halving=halving))
+    trials.experience, trials.sandbox, trials.trained = here.experience, Sandbox(), []
+    said: list[str] = []
+    return Search(designer, here, trials, rounds, samples, 1, said.append), said
+
+
+BAD = {
+    "no fence": "no code block",
+    "truncated": "not closed",
+    "prose": "no code block",
+    "empty": "no code block",
+    "wrong name": "no code block has the function reward",
+    "not Python": "no code block is Python",
+    "import os": "language: line 1: os cannot be imported",
+    "infinite loop": "process: it computes longer",
+    "NaN": "result: .*nan",
+    "wrong shape": r"result: .*shape \[256, 2\]",
+    "other device": "program: line 2: ",
+    "unknown input": "signature: .*asks for success",
+    "crash": "program: line 2: IndexError",
+    "constant": "constant: .*same in every row",
+    "hack": "auc: ",
+    "silence": "no answer: the server",
+}
+
+LOOPS: dict[str, Callable[[Recital], Designer]] = {
+    "eureka": lambda chat: eureka.Eureka(eureka.Config(), chat),
+    "text2reward": lambda chat: text2reward.Text2Reward(text2reward.Config(), chat),
+}
