@@ -220,7 +220,7 @@ class RayCluster(Transport):
             first = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"no Ray cluster at {address or 'this machine'} ({first}): RAY_ADDRESS=HOST:PORT, "
-                "as `ray start --head` shows it"
+                "as `ray start --head` shows it, and the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN"
             ) from error
 
     def start(self, settings: ActorSettings) -> RayActor:
