@@ -1,5 +1,5 @@
-"""`embodied sweep on=slurm` with our own `sbatch` and `scancel` first on PATH: they take the options
-of Slurm's that are used, and run the job's script on this machine."""
+"""`embodied sweep on=slurm` with our own `sbatch` and `scancel` first on PATH: they take the
+options of Slurm's that are used, and run the job's script on this machine."""
 
 from __future__ import annotations
 
