@@ -192,7 +192,7 @@ class RayActor(RemoteActor):
 
 
 class RayCluster(Transport):
-    """The cluster of RAY_ADDRESS, else the one of this machine, which is started if there is none.
+    """The cluster of RAY_ADDRESS ("auto": this machine's), else one that is started here.
 
     `count` actors need `cpus` cores each; ConfigError if the cluster has fewer.
     """
@@ -215,7 +215,7 @@ class RayCluster(Transport):
         options = {"include_dashboard": False, "log_to_driver": False}
         try:
             require_open(address)
-            self.ray.init(logging_level=logging.WARNING, **options)
+            self.ray.init(address or "local", logging_level=logging.WARNING, **options)
         except (OSError, RuntimeError, ValueError) as error:
             first = str(error).strip().splitlines()[0]
             raise ConfigError(
