@@ -10,6 +10,7 @@ from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, parse
 
 OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")
+OWN += ("on", "slurm")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  KEY=0.1..0.9          a number; KEY=16..64 a whole number\n"
         "  KEY=choice:A,B,C      one of these\n"
         "and of the sweep itself: trials=20 metric=eval/return direction=maximize|minimize\n"
-        "rungs=4 pruner=median|halving|none sweep_seed=0 workers=N out=DIR\n\n"
+        "rungs=4 pruner=median|halving|none sweep_seed=0 workers=N out=DIR\n"
+        "on=here|slurm slurm='OPTIONS of sbatch': a Slurm job for each trial, `workers` at once\n\n"
         "example:\n"
         "  embodied sweep experiment=pendulum_sac learner.critic_lr=log:1e-4..1e-2 \\\n"
         "      'policy.hidden=choice:[64,64],[256,256]' trials=12 out=outputs/pendulum_sweep\n"
@@ -29,6 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from embodied.study.launchers import launcher
     from embodied.study.study import cores
     from embodied.study.sweep import run as run_sweep
     from embodied.study.sweep_page import best_of, facts, write_sweep
@@ -38,7 +41,12 @@ def run(args: argparse.Namespace) -> None:
     sweep = sweep_of(own, words, args.config_dir)
     out = Path(own.get("out") or "outputs/sweep")
     workers = _number(own, "workers", cores())
-    study = run_sweep(sweep, out, workers, lambda found: write_sweep(out.name, sweep, found, out))
+    where = launcher(own.get("on", "here"), own.get("slurm"))
+
+    def done(found: Any) -> None:
+        write_sweep(out.name, sweep, found, out)
+
+    study = run_sweep(sweep, out, workers, done, where)
     page, best = write_sweep(out.name, sweep, study, out), best_of(sweep, facts(study, out))
     if best is not None:
         shown = " ".join(f"{key}={value}" for key, value in best["settings"].items())

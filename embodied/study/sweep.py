@@ -1,16 +1,15 @@
 """Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
 
-A trial is a process of `embodied train`. It evaluates and saves `rungs` times; after each
-evaluation Optuna's pruner decides whether it goes on. A stopped trial saves where it is (as after
-Ctrl-C), and can be resumed exactly by hand. A sweep that was interrupted goes on with the same
-trials: Optuna's journal keeps what was tried, and unfinished runs are resumed exactly from their
-last checkpoint.
+A trial is a process of `embodied train`, here or in a Slurm job (`launchers`). It evaluates and
+saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
+trial saves where it is (as after Ctrl-C), and can be resumed exactly by hand. A sweep that was
+interrupted goes on with the same trials: Optuna's journal keeps what was tried, and unfinished runs
+are resumed exactly from their last checkpoint.
 """
 
 from __future__ import annotations
 
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,9 @@ from threading import Event, Lock
 from typing import Any, Literal
 
 from embodied.core.build import ConfigError
+from embodied.study.launchers import Launcher
 from embodied.study.space import Searched
-from embodied.study.study import STOPPED, program, resume_words, values_of
+from embodied.study.study import STOPPED, resume_words, values_of
 
 POLL = 0.5  # s between looks at a trial's metrics
 GRACE = 5.0  # s for a training that was interrupted to end by itself
@@ -95,7 +95,9 @@ def open_study(sweep: Sweep, out: Path) -> Any:
     return study
 
 
-def run(sweep: Sweep, out: Path, workers: int, done: Callable[[Any], object]) -> Any:
+def run(
+    sweep: Sweep, out: Path, workers: int, done: Callable[[Any], object], launcher: Launcher
+) -> Any:
     """Run the missing trials, `workers` at a time; `done(study)` after each. Returns the study."""
     study, stop = open_study(sweep, out), Event()
     waiting, lock = _trials(sweep, study), Lock()
@@ -106,7 +108,7 @@ def run(sweep: Sweep, out: Path, workers: int, done: Callable[[Any], object]) ->
                 trial = next(waiting, None)
             if trial is None:
                 return
-            _run_trial(sweep, study, trial, out, stop)
+            _run_trial(sweep, study, trial, out, stop, launcher)
             with lock:
                 done(study)
 
@@ -152,7 +154,9 @@ def line_of(sweep: Sweep, trial: Any, out: Path) -> list[str]:
     ]
 
 
-def _run_trial(sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event) -> None:
+def _run_trial(
+    sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event, launcher: Launcher
+) -> None:
     """Run or resume a trial's process and report its evaluations until it ends or is stopped."""
     from optuna.trial import TrialState
 
@@ -160,10 +164,9 @@ def _run_trial(sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event) -> 
     if any(folder.glob("checkpoints/[0-9]*/loop.pt")):
         words = [*resume_words(words), f"resume={folder}"]
     print(shlex.join(words), flush=True)
-    with Path(f"{folder}.log").open("a") as log:
-        process = subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
-        pruned = _watch(sweep, trial, folder, process, stop)
-        code = process.wait()
+    process = launcher.start(words, folder)
+    pruned = _watch(sweep, trial, folder, process, stop, launcher)
+    code = process.wait()
     values = values_of(folder, sweep.metric)
     if pruned:
         study.tell(trial, state=TrialState.PRUNED)
@@ -177,29 +180,34 @@ def _run_trial(sweep: Sweep, study: Any, trial: Any, out: Path, stop: Event) -> 
 
 
 def _watch(
-    sweep: Sweep, trial: Any, folder: Path, process: subprocess.Popen[bytes], stop: Event
+    sweep: Sweep,
+    trial: Any,
+    folder: Path,
+    process: subprocess.Popen[bytes],
+    stop: Event,
+    launcher: Launcher,
 ) -> bool:
     """Report evaluations until the process ends; whether it was stopped as a poor one."""
     reported = {step for step in trial.study.trials[trial.number].intermediate_values}
     while process.poll() is None:
         if stop.is_set():
-            _interrupt(process)
+            _interrupt(process, folder, launcher)
             return False
         if _poor(sweep, trial, folder, reported):
-            process.send_signal(signal.SIGINT)
+            launcher.interrupt(process, folder)
             return True
         time.sleep(POLL)
     _poor(sweep, trial, folder, reported)
     return False
 
 
-def _interrupt(process: subprocess.Popen[bytes]) -> None:
+def _interrupt(process: subprocess.Popen[bytes], folder: Path, launcher: Launcher) -> None:
     """Let the training save and end. After Ctrl-C in a terminal it has its own signal, and a second
     one would end it at once."""
     try:
         process.wait(GRACE)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
+        launcher.interrupt(process, folder)
 
 
 def _poor(sweep: Sweep, trial: Any, folder: Path, reported: set[int]) -> bool:

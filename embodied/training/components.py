@@ -23,7 +23,7 @@ from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.training.actors.pool import ActorEnv
+from embodied.training.actors.pool import ActorEnv, make_actor_env
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
 from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
@@ -241,9 +241,9 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
         raise ConfigError("actor processes collect for one learner; with torchrun: data.actors=0")
     if config.teacher is not None:
         raise ConfigError("a teacher chooses tasks in the learner's process: data.actors=0")
-    lag = None if data.when_behind == "skip" else data.max_lag
-    num_envs = int(node.get("num_envs", 1))
-    return ActorEnv(as_node(config), num_envs, data.actors, lag, config.seed, kernels.product)
+    num_envs, seed = int(node.get("num_envs", 1)), config.seed
+    run = as_node(config)
+    return make_actor_env(run, num_envs, data, seed, config.threads, kernels.product)
 
 
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:

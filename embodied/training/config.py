@@ -73,7 +73,8 @@ class OffPolicy:
     `actors`: processes that step the environment, `env.num_envs` divided among them (0: the
     learner's own). They may be `max_lag` vector steps ahead of the learner (0: a step is made when
     the learner has used the one before, as without actors). When the learner is slower, the actors
-    wait (`when_behind` "wait"), or updates are left out (`skip`: a robot never waits).
+    wait (`when_behind` "wait"), or updates are left out (`skip`: a robot never waits). `actors_on`:
+    processes of this machine ("here"), or actors of a Ray cluster ("ray").
     """
 
     regime: ClassVar[Regime] = "off_policy"
@@ -88,11 +89,15 @@ class OffPolicy:
     actors: int = 0
     max_lag: int = 1
     when_behind: Literal["wait", "skip"] = "wait"
+    actors_on: Literal["here", "ray"] = "here"
 
     def __post_init__(self) -> None:
-        if not self.actors and (self.max_lag, self.when_behind) != (1, "wait"):
+        given = [name for name in ACTORS if getattr(self, name) != getattr(OffPolicy, name)]
+        if given and not self.actors:
+            raise ConfigError(f"data.{given[0]} is for actors: data.actors=1")
+        if self.actors_on == "ray" and self.when_behind == "skip":
             raise ConfigError(
-                "data.max_lag and data.when_behind are for actor processes: data.actors=1"
+                "data.when_behind=skip is for a robot, which joins no cluster: data.actors_on=here"
             )
         require(
             self,
@@ -107,6 +112,9 @@ class OffPolicy:
             pretrain_steps=(0, None),
             random_shift=(0, None),
         )
+
+
+ACTORS = ("max_lag", "when_behind", "actors_on")  # settings of actors
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,15 @@ def train(node: dict[str, Any], log: Log) -> Path:
     first = distributed.start() == 0
     seed_everything(config.seed)
     torch.set_num_threads(config.threads)
-    components = RunComponents(config)
     folder = Path(config.output)
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.yaml").write_text(yaml.safe_dump(as_node(config), sort_keys=False))
-        run_packages.remember(folder)
-    log.fact("kernels", components.describe_kernels())
-    with components.kernels.active():
-        _run(components, log, folder, first)
-    components.close()
+    with closing(RunComponents(config)) as components:
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "run.yaml").write_text(yaml.safe_dump(as_node(config), sort_keys=False))
+            run_packages.remember(folder)
+        log.fact("kernels", components.describe_kernels())
+        with components.kernels.active():
+            _run(components, log, folder, first)
     distributed.stop()
     return folder
 

@@ -16,6 +16,7 @@ import pytest
 from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
+from embodied.study.launchers import Here
 from embodied.study.space import Searched, searched
 
 WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
@@ -96,7 +97,7 @@ def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -
     )
     study = module.open_study(sweep, tmp_path)
     study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    module._run_trial(sweep, study, study.ask(), tmp_path, Event())
+    module._run_trial(sweep, study, study.ask(), tmp_path, Event(), Here())
     (trial,) = study.trials
     assert trial.state.name == "PRUNED" and list(trial.intermediate_values) == [2_000]
     saved = int(checkpoint.find(tmp_path / "trial-000").name)
@@ -142,6 +143,9 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         ([*WORDS, "learner.gama=0.9..1"], 'no setting "gama" (did you mean "gamma"?)'),
         ([*WORDS, "learner.gamma=0.9..0.99", "trials=many"], "trials=many should be a whole"),
         ([*WORDS, "learner.gamma=0.9..0.99", "pruner=best"], "pruner='best' is not allowed"),
+        ([*WORDS, "learner.gamma=0.9..0.99", "on=mars"], "on=mars should be here or slurm"),
+        ([*WORDS, "learner.gamma=0.9..0.99", "on=slurm"], "on=slurm needs sbatch"),
+        ([*WORDS, "learner.gamma=0.9..0.99", "slurm=--mem=1G"], "slurm= has no effect"),
     ],
 )
 def test_mistakes(

@@ -89,6 +89,7 @@ ELSEWHERE = {
     "data.actors": "actors/test_actor_runs.py",
     "data.max_lag": "actors/test_actor_runs.py",
     "data.when_behind": "actors/test_actor_runs.py",
+    "data.actors_on": "actors/test_ray.py",
     "copy_base_mb": "test_finetune_adopted.py",
 }
 REFUSED: dict[str, dict[str, Any]] = {

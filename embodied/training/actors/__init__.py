@@ -1,8 +1,9 @@
-"""Actors: processes that step environments beside the process that learns.
+"""Actors: processes that step environments beside the process that learns, here or on Ray.
 
     learner process                          actor process (one or several)
-    OffPolicyLoop -> ActorPool  <- ByteRing  <-  Collector(environment, policy)
-                     ActorPool  -> SharedWeights, credits, commands  ->
+    OffPolicyLoop -> ActorPool  <-  steps    <-  EnvActor: Collector(environment, policy)
+                     ActorPool  ->  weights, commands, steps that are allowed  ->
 
 `ActorPool` has the interface of `training.collector.Collector`, so the training loop is the same.
+What carries steps, weights and commands is a `Transport`: `Processes` or `RayCluster`.
 """

@@ -1,4 +1,4 @@
-"""ActorPool: a Collector whose parallel envs run in processes of their own.
+"""ActorPool: a Collector whose parallel envs run in actors: other processes, or on Ray.
 
 With lag 0 the actor makes a step when the learner asks for it, with the learner's weights and
 random numbers: one actor is then equal to a Collector bit for bit. With a lag, actors step while
@@ -10,48 +10,54 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError, Node, asked_packages
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.training.actors.actor_process import ActorDied, ActorProcess
 from embodied.training.actors.collected import Collected, joined
+from embodied.training.actors.processes import Processes
+from embodied.training.actors.ray_cluster import RayCluster
 from embodied.training.actors.remote_env import RemoteEnv
-from embodied.training.actors.shared_weights import SharedWeights
+from embodied.training.actors.transport import (
+    ActorDied,
+    ActorSettings,
+    RemoteActor,
+    Transport,
+    Weights,
+)
+from embodied.training.config import OffPolicy
 
 SEEDS = 1_000_003  # between the seeds of two actors
 DEATHS = 20  # actors that may die in one run
 
 
 class ActorEnv(RemoteEnv):
-    """The parallel envs of `count` actor processes together; `num_envs` is divided among them.
+    """The parallel envs of `count` actors together; `num_envs` is divided among them.
 
-    `node`: the run's settings. `lag`: vector steps that an actor may be ahead of the learner; None:
-    as many as its ring holds, actors never wait. `product`: the learner's float32 product.
+    `settings`: of the first actor, with the number of all parallel envs.
     """
 
-    def __init__(
-        self, node: Node, num_envs: int, count: int, lag: int | None, seed: int, product: str
-    ) -> None:
-        if num_envs % count:
-            raise ConfigError(
-                f"env.num_envs={num_envs} parallel envs are divided among data.actors={count}: "
-                f"env.num_envs={max(1, num_envs // count) * count}"
-            )
-        self.node, self.num_envs, self.lag, self.seed = node, num_envs, lag, seed
-        self.product = product
-        self.each, self.started = num_envs // count, 0
+    def __init__(self, settings: ActorSettings, count: int, transport: Transport) -> None:
+        self.num_envs, self.lag, self.transport = settings.num_envs, settings.lag, transport
+        self.each, self.started = settings.num_envs // count, 0
+        self.settings = replace(settings, num_envs=self.each)
         self.gamma: float | None = None
-        self.weights: SharedWeights | None = None  # of the policy that collects
-        self.actors = [self._started() for _ in range(count)]
-        self.spec: Spec = self._each("spec")[0]
+        self.weights: Weights | None = None  # of the policy that collects
+        self.actors = list[RemoteActor]()
+        try:
+            self.actors += [self._started() for _ in range(count)]
+            self.spec: Spec = self._each("spec")[0]
+        except Exception:
+            self.close()
+            raise
 
     def _each(self, command: str, *arguments: Any) -> list[Any]:
         """The answer of every actor; they work at the same time."""
@@ -59,14 +65,12 @@ class ActorEnv(RemoteEnv):
             actor.send(command, *arguments)
         return [actor.answer() for actor in self.actors]
 
-    def _started(self) -> ActorProcess:
-        seed, self.started = self.seed + SEEDS * self.started, self.started + 1
-        return ActorProcess(
-            self.node, self.each, seed, self.lag, self.product, torch.get_rng_state()
-        )
+    def _started(self) -> RemoteActor:
+        seed, self.started = self.settings.seed + SEEDS * self.started, self.started + 1
+        return self.transport.start(replace(self.settings, seed=seed))
 
-    def restarted(self, index: int) -> ActorProcess:
-        """A new process in the place of one that died."""
+    def restarted(self, index: int) -> RemoteActor:
+        """A new actor in the place of one that died."""
         self.actors[index].close()
         actor = self.actors[index] = self._started()
         if self.gamma is not None:
@@ -88,6 +92,7 @@ class ActorEnv(RemoteEnv):
     def close(self) -> None:
         for actor in self.actors:
             actor.close()
+        self.transport.close()
 
 
 class ActorPool:
@@ -108,23 +113,22 @@ class ActorPool:
     ) -> None:
         self.env, self.policy, self.warmup = env, policy, warmup
         self.settings, self.device, self.allowed_lag = settings, device, allowed_lag
-        self.weights = env.weights = SharedWeights(policy)
+        self.weights = env.weights = env.transport.weights(policy)
         self.weights.publish(policy)
         self.finished: Tensor | None = None
         self.restarted: Tensor | None = None
         self.deaths, self.lag = 0, 0.0
         self.savable = all([self._begin(actor) for actor in env.actors])
 
-    def _begin(self, actor: ActorProcess) -> bool:
+    def _begin(self, actor: RemoteActor) -> bool:
         """Start to collect; whether the actor's environment can be saved."""
         policy = copy.deepcopy(self.policy).cpu()
         try:
-            savable = actor.ask("collect", policy, self.weights, self.warmup, self.settings)
+            return actor.collect(policy, self.weights, self.warmup, self.settings)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"this policy cannot be sent to actor processes ({error}): data.actors=0"
+                f"this policy cannot be sent to actors ({error}): data.actors=0"
             ) from error
-        return savable
 
     def act_with(self, policy: Policy) -> None:
         """The warm-up is over: act with `policy`, which is the one given at first."""
@@ -147,24 +151,18 @@ class ActorPool:
         self.finished = None if made.finished is None else made.finished.to(self.device)
         return tt.to(made.rows, self.device), made.step.to(self.device)
 
-    def _allow(self, actor: ActorProcess) -> None:
-        if self.env.lag == 0:
-            actor.links.rng.copy_(torch.get_rng_state())
+    def _allow(self, actor: RemoteActor) -> None:
         if actor.fresh:
             actor.fresh = False
-            actor.allow(self.env.lag or 0)
+            actor.allow(max(0, (self.env.lag or 0) - actor.waiting))
         actor.allow(1)
 
     def _take(self, index: int) -> Collected:
         while True:
             try:
-                made = self.env.actors[index].take()
-                break
+                return self.env.actors[index].take()
             except ActorDied as error:
                 self._replace(index, error)
-        if self.env.lag == 0:
-            torch.set_rng_state(self.env.actors[index].links.rng.clone())
-        return made
 
     def _replace(self, index: int, error: ActorDied) -> None:
         """A new actor goes on from the initial states of new episodes."""
@@ -200,9 +198,32 @@ class ActorPool:
 
     def get_state(self) -> dict[str, Any]:
         """The state of each actor and the steps that it sent and that were not taken."""
-        return {"actors": [actor.get_state() for actor in self.env.actors]}
+        states = [actor.get_state() for actor in self.env.actors]
+        return {"actors": states, "version": self.weights.version}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`: exactly in lockstep, else without a lost or doubled step."""
+        self.weights.version = state.get("version", 0)  # not in checkpoints of before
         for actor, saved in zip(self.env.actors, state["actors"], strict=True):
             actor.set_state(saved)
+
+
+def make_actor_env(
+    node: Node, num_envs: int, data: OffPolicy, seed: int, threads: int, product: str
+) -> ActorEnv:
+    """The actors that `data` asks for; see `ActorSettings`."""
+    require_divided(num_envs, data.actors)
+    lag = None if data.when_behind == "skip" else data.max_lag
+    settings = ActorSettings(node, asked_packages(), num_envs, seed, lag, product)
+    on_ray = data.actors_on == "ray"
+    transport = RayCluster(data.actors, threads) if on_ray else Processes()
+    return ActorEnv(settings, data.actors, transport)
+
+
+def require_divided(num_envs: int, count: int) -> None:
+    """ConfigError unless `count` actors can have the same number of parallel envs."""
+    if num_envs % count:
+        raise ConfigError(
+            f"env.num_envs={num_envs} parallel envs are divided among data.actors={count}: "
+            f"env.num_envs={max(1, num_envs // count) * count}"
+        )

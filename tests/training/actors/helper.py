@@ -1,14 +1,18 @@
-"""For actor processes: an environment that counts, an operator, a learner to kill."""
+"""For actors: runs, an environment that counts, an operator, a learner to kill."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
+from embodied.core import checkpoint
 from embodied.core.build import allow
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
@@ -17,6 +21,54 @@ from embodied.training.components import RunComponents
 from embodied.training.logger import Log
 from embodied.training.train import train
 from policies.scripted.intervener import Intervener
+
+NODE: dict[str, Any] = {
+    "name": "acted",
+    "env": {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
+    "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+    "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
+    "steps": 240,
+    "data": {"warmup_steps": 64, "utd_ratio": 0.25},
+    "eval": {"episodes": 4, "num_envs": 4},
+    "video": False,
+}
+CHUNKS = {"policy": {**NODE["policy"], "chunk": 2}}
+N_STEP = {"learner": {**NODE["learner"], "n_step": 3}}
+INTERVENED = {
+    "reward": {
+        "_target_": "embodied.rewards.success.interventions.Interventions",
+        "intervener": {"_target_": "tests.training.actors.helper.Helper"},
+    }
+}
+
+
+LOCKSTEP = {"actors": 1, "max_lag": 0}
+
+
+def run(folder: Path, node: dict[str, Any], data: dict[str, Any] | None = None, **more: Any) -> Any:
+    """The learner's state at the end, and the last evaluation."""
+    node = {**node, "output": str(folder), **more, "data": {**node["data"], **(data or {})}}
+    train(node, Log(folder))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return checkpoint.load_state(folder, "learner"), lines
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Counting(VecEnv):
@@ -66,6 +118,13 @@ class Helper(Intervener):
         return self.steps % 3 == 0
 
 
+def pid_of(actor: Any) -> int:
+    """Of an actor's process, on either transport."""
+    if hasattr(actor, "process"):
+        return actor.process.pid
+    return actor.ray.get(actor.worker.__ray_call__.remote(lambda worker: os.getpid()))
+
+
 def learn(path: str) -> None:
     """Train the run of a YAML file, with the actors' process numbers in `actors.txt`."""
     allow("tests")
@@ -74,7 +133,7 @@ def learn(path: str) -> None:
 
     def noted(self: RunComponents, *arguments: object) -> None:
         build(self, *arguments)  # type: ignore[arg-type]
-        pids = [str(actor.process.pid) for actor in self.env.actors]  # type: ignore[union-attr]
+        pids = [str(pid_of(actor)) for actor in self.env.actors]  # type: ignore[union-attr]
         Path(node["output"]).mkdir()
         (Path(node["output"]) / "actors.txt").write_text(" ".join(pids))
 

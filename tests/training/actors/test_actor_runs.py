@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from embodied.core import checkpoint
@@ -20,53 +18,21 @@ from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
-from embodied.training.logger import Log
-from embodied.training.train import train
-
-NODE: dict[str, Any] = {
-    "name": "acted",
-    "env": {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
-    "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
-    "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
-    "steps": 240,
-    "data": {"warmup_steps": 64, "utd_ratio": 0.25},
-    "eval": {"episodes": 4, "num_envs": 4},
-    "video": False,
-}
-CHUNKS = {"policy": {**NODE["policy"], "chunk": 2}}
-N_STEP = {"learner": {**NODE["learner"], "n_step": 3}}
-INTERVENED = {
-    "reward": {
-        "_target_": "embodied.rewards.success.interventions.Interventions",
-        "intervener": {"_target_": "tests.training.actors.helper.Helper"},
-    }
-}
+from tests.training.actors.helper import (
+    CHUNKS,
+    INTERVENED,
+    LOCKSTEP,
+    N_STEP,
+    NODE,
+    alive,
+    equal,
+    run,
+)
 
 
 @pytest.fixture(autouse=True)
 def _tests_may_be_built() -> None:
     allow("tests")
-
-
-LOCKSTEP = {"actors": 1, "max_lag": 0}
-
-
-def run(folder: Path, node: dict[str, Any], data: dict[str, Any] | None = None, **more: Any) -> Any:
-    """The learner's state at the end, and the last evaluation."""
-    node = {**node, "output": str(folder), **more, "data": {**node["data"], **(data or {})}}
-    train(node, Log(folder))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return checkpoint.load_state(folder, "learner"), lines
-
-
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +96,7 @@ def test_actors_end_with_a_killed_learner_which_can_be_resumed(tmp_path: Path) -
     program = "import sys, tests.training.actors.helper as h; h.learn(sys.argv[1])"
     learner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "node.yaml")])
     end = time.monotonic() + 120
-    while not list((tmp_path / "run").glob("checkpoints/*/loop.pt")):
+    while not list((tmp_path / "run").glob("checkpoints/[0-9]*/loop.pt")):
         assert learner.poll() is None and time.monotonic() < end
         time.sleep(0.1)
     actors = [int(word) for word in (tmp_path / "run" / "actors.txt").read_text().split()]
@@ -143,14 +109,6 @@ def test_actors_end_with_a_killed_learner_which_can_be_resumed(tmp_path: Path) -
     step = int(checkpoint.load_state(tmp_path / "run", "loop")["step"])
     _, lines = run(tmp_path / "run", node, steps=step + 80, resume=str(tmp_path / "run"))
     assert lines[-1]["step"] == step + 80
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs: one that ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_an_error_of_the_environment_is_raised_by_the_learner(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""ActorProcess: one process that steps parallel envs, seen from the learner's process.
+"""Actors in processes of this machine: steps and weights go through shared memory.
 
 Commands and their answers go through a pipe between the two; transitions through a `ByteRing`.
 `credits` counts the steps that the actor may still make, `items` the messages in the ring.
@@ -13,50 +13,43 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
+import torch
 import torch.multiprocessing as mp
-from torch import Tensor
+from torch import nn
 
-from embodied.core.build import Node, asked_packages
-from embodied.training.actors.actor import run
 from embodied.training.actors.byte_ring import ByteRing
 from embodied.training.actors.collected import Collected, decode
-from embodied.training.actors.links import LOOK, Links
+from embodied.training.actors.process_loop import Links, run
+from embodied.training.actors.shared_weights import SharedWeights
+from embodied.training.actors.transport import (
+    END,
+    LOOK,
+    ActorDied,
+    ActorSettings,
+    RemoteActor,
+    Transport,
+)
 
 RING = 64 * 2**20  # bytes
-END = 20.0  # s for an actor to bring its environment to rest
 
 
-class ActorDied(RuntimeError):
-    """The process ended without a word, as after a kill."""
+class ActorProcess(RemoteActor):
+    """Runs `process_loop.run`."""
 
-
-class ActorProcess:
-    """Runs `actor.run` with the settings `node` of a run, for `num_envs` parallel envs seeded by
-    `seed`. With lag None the actor never waits once it was allowed to step."""
-
-    def __init__(
-        self, node: Node, num_envs: int, seed: int, lag: int | None, product: str, rng: Tensor
-    ) -> None:
+    def __init__(self, settings: ActorSettings) -> None:
         # Actors start within a second: torch is imported once, in a process that they fork from.
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["embodied.training.actors.actor"])
-        self.links = Links(
-            ByteRing(RING), context.Semaphore(0), context.Semaphore(0), rng.clone().share_memory_()
-        )
+        context.set_forkserver_preload(["embodied.training.actors.process_loop"])
+        rng = torch.get_rng_state().share_memory_()
+        self.links = Links(ByteRing(RING), context.Semaphore(0), context.Semaphore(0), rng)
+        self.lockstep = settings.lag == 0
         self.pipe, theirs = context.Pipe()
-        arguments = (node, asked_packages(), num_envs, seed, lag, product, self.links, theirs)
-        self.process: Any = context.Process(target=run, args=arguments)
+        self.process: Any = context.Process(target=run, args=(settings, self.links, theirs))
         self.process.start()
-        self.fresh = True  # it was not allowed to step yet
         self.queue = deque[bytes]()  # taken out of the ring, and not yet used
         theirs.close()
         # Before this process waits for its children at its end, also after an error.
         self.finalize = Finalize(self, end, (self.pipe, self.process), exitpriority=10)
-
-    def ask(self, command: str, *arguments: Any) -> Any:
-        """The answer to a command; raises what the actor raised, ActorDied if it ended."""
-        self.send(command, *arguments)
-        return self.answer()
 
     def send(self, command: str, *arguments: Any) -> None:
         try:
@@ -65,23 +58,34 @@ class ActorProcess:
             raise self._death() from error
 
     def answer(self) -> Any:
-        """The answer to the oldest command that waits for one."""
         while not self.pipe.poll(LOOK):
             self._drain(self.links.ring.put_count)  # a full ring would block the actor
             if not self.process.is_alive() and not self.pipe.poll(0):
                 raise self._death()
         try:
-            kind, value = self.pipe.recv()
+            kind, value, count = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self._death() from error
         if kind == "error":
             raise value
+        self._drain(count)
         return value
 
+    def allow(self, steps: int) -> None:
+        if self.lockstep:
+            self.links.rng.copy_(torch.get_rng_state())
+        for _ in range(steps):
+            self.links.credits.release()
+
     def take(self) -> Collected:
-        """The next vector step; waits for it."""
-        if self.queue:
-            return decode(self.queue.popleft())
+        if not self.queue:
+            self._wait()
+        if self.lockstep:
+            torch.set_rng_state(self.links.rng.clone())
+        return decode(self.queue.popleft())
+
+    def _wait(self) -> None:
+        """For the next message, which is moved to the queue."""
         while not self.links.items.acquire(timeout=LOOK):
             if self.pipe.poll(0):
                 self.answer()  # nothing was asked: it is an error
@@ -89,32 +93,16 @@ class ActorProcess:
                 raise self._death()
         self.links.items.release()
         self._drain(self.links.ring.taken_count + 1)
-        return decode(self.queue.popleft())
-
-    def get_state(self) -> dict[str, Any]:
-        """The collector's state (None: it cannot be saved), and the messages sent before it."""
-        state, count = self.ask("get_state")
-        self._drain(count)
-        return {"collector": state, "waiting": [bytearray(each) for each in self.queue]}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from `get_state`."""
-        self.fresh = True  # it was not allowed to step yet
-        self.queue = deque(bytes(each) for each in state["waiting"])
-        if state["collector"] is None:
-            self.ask("restart")
-        else:
-            self.ask("set_state", state["collector"])
-
-    def allow(self, steps: int) -> None:
-        """Let the actor make `steps` more steps."""
-        for _ in range(steps):
-            self.links.credits.release()
 
     @property
     def waiting(self) -> int:
-        """Vector steps that were sent and not taken."""
         return len(self.queue) + len(self.links.ring)
+
+    def messages(self) -> deque[bytes]:
+        return self.queue
+
+    def put_back(self, messages: list[bytes]) -> None:
+        self.queue = deque(messages)
 
     def _drain(self, count: int) -> None:
         """Move messages out of the ring until `count` of them were taken."""
@@ -125,7 +113,6 @@ class ActorProcess:
             self.queue.append(message)
 
     def close(self) -> None:
-        """End the process; its environment is closed."""
         self.finalize()
 
     def _death(self) -> ActorDied:
@@ -142,3 +129,16 @@ def end(pipe: Connection, process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
         process.join()
+
+
+class Processes(Transport):
+    """Actors are processes of this machine."""
+
+    def start(self, settings: ActorSettings) -> ActorProcess:
+        return ActorProcess(settings)
+
+    def weights(self, policy: nn.Module) -> SharedWeights:
+        return SharedWeights(policy)
+
+    def close(self) -> None:
+        """Nothing is left."""

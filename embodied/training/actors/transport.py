@@ -1,0 +1,146 @@
+"""Transport: how the learner's process and its actors exchange steps, weights and commands.
+
+`ActorPool` knows actors by these classes only. There are two transports: processes of this machine
+(`processes`) and actors of a Ray cluster (`ray_cluster`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from embodied.core.build import Node
+from embodied.core.policy import Policy
+from embodied.training.actors.collected import Collected
+
+LOOK = 0.1  # s between two looks at whether the other side lives
+END = 20.0  # s for an actor to bring its environment to rest
+
+
+class ActorDied(RuntimeError):
+    """The actor ended without a word, as after a kill."""
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """`num_envs` parallel envs, seeded by `seed`, of the run with settings `node`.
+
+    `allowed`: the packages that the run may build objects from. `lag`: vector steps that the actor
+    may be ahead of the learner; None: it never waits once it was allowed to step. `product`: the
+    learner's float32 product (`embodied.nn.kernels`).
+    """
+
+    node: Node
+    allowed: tuple[str, ...]
+    num_envs: int
+    seed: int
+    lag: int | None
+    product: str
+
+
+class Weights(ABC):
+    """What the learner publishes; `version` is the newest one, 0 before the first."""
+
+    version: int
+
+    @abstractmethod
+    def publish(self, policy: nn.Module) -> int:
+        """Make the weights of `policy` the next version; returns it."""
+
+    @abstractmethod
+    def for_actor(self) -> ActorWeights:
+        """What an actor reads them with."""
+
+
+class ActorWeights(ABC):
+    """The weights as an actor sees them."""
+
+    @abstractmethod
+    def load_into(self, policy: nn.Module, held: int) -> int:
+        """Copy the newest version into `policy`, which has version `held`; returns what it has
+        then."""
+
+
+class RemoteActor(ABC):
+    """One actor, seen from the learner's process. Its commands are the methods of `EnvActor`."""
+
+    fresh = True  # it was not allowed to step yet
+    weights: Weights | None = None  # of the policy that collects
+
+    @abstractmethod
+    def send(self, command: str, *arguments: Any) -> None:
+        """Ask for a command; ActorDied if the actor ended."""
+
+    @abstractmethod
+    def answer(self) -> Any:
+        """The answer to the oldest command that waits for one; raises what the actor raised,
+        ActorDied if it ended."""
+
+    @abstractmethod
+    def allow(self, steps: int) -> None:
+        """Let the actor make `steps` more steps; in lockstep with this process's generator."""
+
+    @abstractmethod
+    def take(self) -> Collected:
+        """The next vector step; waits for it. In lockstep this process's generator follows."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Vector steps that were made and not taken."""
+
+    @abstractmethod
+    def messages(self) -> Iterable[bytes]:
+        """The steps that were made before the last answer and not taken (`encode`)."""
+
+    @abstractmethod
+    def put_back(self, messages: list[bytes]) -> None:
+        """`take` returns these first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the actor; its environment is closed."""
+
+    def ask(self, command: str, *arguments: Any) -> Any:
+        """The answer to a command."""
+        self.send(command, *arguments)
+        return self.answer()
+
+    def collect(
+        self, policy: Policy, weights: Weights, warmup: bool, settings: dict[str, Any]
+    ) -> bool:
+        """Begin to collect; whether the actor's environment can be saved."""
+        savable = self.ask("collect", policy, weights.for_actor(), warmup, settings)
+        self.weights = weights
+        return savable
+
+    def get_state(self) -> dict[str, Any]:
+        """The actor's state, and the steps made before it that were not taken."""
+        state = self.ask("get_state")
+        return {**state, "waiting": [bytearray(each) for each in self.messages()]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from `get_state`."""
+        self.fresh = True
+        self.put_back([bytes(each) for each in state["waiting"]])
+        self.ask("set_state", {key: value for key, value in state.items() if key != "waiting"})
+
+
+class Transport(ABC):
+    """Starts actors, and brings them weights."""
+
+    @abstractmethod
+    def start(self, settings: ActorSettings) -> RemoteActor:
+        """A new actor."""
+
+    @abstractmethod
+    def weights(self, policy: nn.Module) -> Weights:
+        """For the weights of `policy`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """After the last actor was closed."""

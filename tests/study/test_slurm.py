@@ -1,0 +1,104 @@
+"""`embodied sweep on=slurm` with our own `sbatch` and `scancel` first on PATH: they take the
+options of Slurm's that are used, and run the job's script on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from embodied.core import checkpoint
+from embodied.study import sweep as module
+from embodied.study.launchers import launcher
+from embodied.study.space import Searched
+from tests.study.test_sweep import WORDS, embodied
+
+SBATCH = """#!{python}
+import re, subprocess, sys
+from pathlib import Path
+words, script = sys.argv[1:-1], Path(sys.argv[-1])
+assert "--wait" in words, words
+given = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script.read_text(), re.M))
+assert given["open-mode"] == "append" and given["signal"] == "B:INT@120"
+with open(given["output"], "a") as log, open("{jobs}/submitted", "a") as submitted:
+    job = subprocess.Popen(["bash", script], stdout=log, stderr=log)
+    Path("{jobs}", given["job-name"]).write_text(str(job.pid))
+    submitted.write(" ".join(words) + "\\n")
+print("Submitted batch job", job.pid)
+sys.exit(job.wait())
+"""
+SCANCEL = """#!{python}
+import os, signal, sys
+from pathlib import Path
+if "--state=PENDING" in sys.argv:
+    sys.exit()  # all jobs run
+given = dict(word.split("=") for word in sys.argv[2:])
+assert sys.argv[1] == "--batch" and given["--signal"] == "INT", sys.argv
+os.kill(int(Path("{jobs}", given["--name"]).read_text()), signal.SIGINT)
+"""
+
+
+@pytest.fixture(autouse=True)
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the process number of each job, by its name."""
+    pytest.importorskip("optuna")
+    folder, programs = tmp_path / "jobs", tmp_path / "bin"
+    folder.mkdir()
+    programs.mkdir()
+    for name, text in {"sbatch": SBATCH, "scancel": SCANCEL}.items():
+        file = programs / name
+        file.write_text(text.format(python=sys.executable, jobs=folder))
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return folder
+
+
+def test_each_trial_is_a_job(tmp_path: Path, jobs: Path) -> None:
+    out = tmp_path / "sweep"
+    words = [*WORDS, "learner.gamma=0.9..0.99", "trials=2", "workers=2", f"out={out}"]
+    assert embodied("sweep", *words, "on=slurm", "slurm=--time=10 --mem=1G") == 0
+    assert (jobs / "submitted").read_text() == "--wait --time=10 --mem=1G\n" * 2
+    assert len(list(jobs.iterdir())) == 3, "each has a name of its own"
+    found = json.loads((out / "results.json").read_text())["trials"]
+    assert [trial["state"] for trial in found] == ["complete"] * 2
+    assert "Submitted batch job" in (out / "trial-000.slurm").read_text()
+    assert "two_gap-gaussian-sac" in (out / "trial-000.log").read_text()
+
+
+def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None:
+    import optuna
+
+    space = (Searched("learner.gamma", low=0.9, high=0.99),)
+    sweep = module.Sweep(words=tuple(WORDS), space=space, trials=1, steps=40_000, rungs=20)
+    study = module.open_study(sweep, tmp_path / "sweep")
+    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
+    on = launcher("slurm", None)
+    module._run_trial(sweep, study, study.ask(), tmp_path / "sweep", Event(), on)
+    assert study.trials[0].state.name == "PRUNED"
+    saved = int(checkpoint.find(tmp_path / "sweep" / "trial-000").name)
+    assert 2_000 <= saved < 40_000
+
+
+def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Path) -> None:
+    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
+    words += ["trials=1", "steps=20000", "rungs=20", f"out={tmp_path / 'out'}", "on=slurm"]
+    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(120) == 130
+    (job,) = [file for file in jobs.iterdir() if file.name != "submitted"]
+    assert not Path(f"/proc/{job.read_text()}").exists(), "the job ended too"
+    again = subprocess.run(words, capture_output=True, text=True)
+    assert again.returncode == 0 and "resume=" in again.stdout, again.stderr
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
+    assert [trial["state"] for trial in found] == ["complete"]
