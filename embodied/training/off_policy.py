@@ -136,8 +136,7 @@ class OffPolicyLoop:
         if rows and (missing := set(self.learner.extra_columns) - set(rows)):
             raise ConfigError(
                 f"this learner needs {min(missing)} of each step, which this environment does not "
-                "report: choose a reward with interventions, as reward=corrected, or your own "
-                "(docs/robot_learning.md)"
+                "report: choose a reward with interventions (docs/robot_learning.md, People)"
             )
 
     def _update(self, source: Source) -> dict[str, Any]:
