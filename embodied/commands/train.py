@@ -79,20 +79,31 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
 
 
 def _train(node: Node, log: Log) -> None:
-    from embodied.core import checkpoint
+    from embodied.core.errors import RemoteError, RobotError
     from embodied.training.train import train as train_node
 
     try:
         train_node(node, log)
     except KeyboardInterrupt as stop:
         log.close()
-        try:
-            saved = checkpoint.find(log.folder)
-        except checkpoint.CheckpointError:
-            raise KeyboardInterrupt("no checkpoint was saved yet") from stop
         raise KeyboardInterrupt(
-            f"saved {saved}; resume with: embodied train resume={log.folder}"
+            _how_to_resume(log.folder) or "no checkpoint was saved yet"
         ) from stop
+    except (RobotError, RemoteError) as error:
+        if resume := _how_to_resume(log.folder):
+            error.args = (f"{error}; {resume}",)
+        raise
+
+
+def _how_to_resume(folder: Path) -> str:
+    """Empty where no checkpoint was saved."""
+    from embodied.core import checkpoint
+
+    try:
+        saved = checkpoint.find(folder)
+    except checkpoint.CheckpointError:
+        return ""
+    return f"saved {saved}; resume with: embodied train resume={folder}{allow_word(folder)}"
 
 
 def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
@@ -201,14 +212,20 @@ def _last_lines(folder: Path, written: Path) -> None:
     print(next_lines(folder))
 
 
-def next_lines(folder: Path) -> str:
-    """What to type after the run in `folder`."""
+def allow_word(folder: Path) -> str:
+    """The word that the run in `folder` needs: a file that names a server is not believed."""
     from embodied.core.saved_node import read_saved
     from policies.remote.address import PACKAGE, is_address
 
-    run = read_saved(folder / "run.yaml")
-    # A checkpoint that names a server is not believed by itself.
-    more = f' "allow=[{PACKAGE}]"' if is_address(run.get("init")) else ""
+    named = is_address(read_saved(folder / "run.yaml").get("init"))
+    return f' "allow=[{PACKAGE}]"' if named else ""
+
+
+def next_lines(folder: Path) -> str:
+    """What to type after the run in `folder`."""
+    from embodied.core.saved_node import read_saved
+
+    run, more = read_saved(folder / "run.yaml"), allow_word(folder)
     if run.get("env"):
         eval_line = f"embodied eval {folder} episodes=500{more}"
         return f"next: embodied view {folder}{more}\n      {eval_line}"

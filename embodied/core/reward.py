@@ -116,8 +116,8 @@ class NeedsColumns(Protocol):
     """A reward that reads flags of `Step.log` beside the standard columns of a transition."""
 
     extra_columns: tuple[str, ...]
-    """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations, which do not
-    have them, they are true."""
+    """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
+    where the recordings do not have them, they are true."""
 
 
 def extra_columns(reward: Reward | None) -> tuple[str, ...]:

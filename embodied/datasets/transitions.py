@@ -7,12 +7,15 @@ The transition of a decision at step t that lasts k = min(H, remaining steps) st
 
 There is one transition per step of every episode (Q-chunking, Li et al. 2025). n-step returns are
 the same transition with only the first action.
+
+Recordings in which people took over from a policy have the column `intervened`. Their chunks to
+imitate are a person's; without the column, all steps are (`human_steps`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +25,8 @@ from embodied.core.history import HISTORY
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.lazy_pictures import load
 from embodied.datasets.lerobot.reader import Episodes
+
+INTERVENED = "intervened"  # column (bool): the step's action was a person's
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,38 @@ def transitions(
 
 def chunks(episodes: Episodes, chunk: int) -> Tensors:
     """One imitation sample for each of the N steps: `obs/*` [N, ...], the next H actions `action`
-    [N, H, A] (past the end: the last one again), `valid` [N, H] (bool), `episode` [N] (int64)."""
+    [N, H, A] (past the end: the last one again), `valid` [N, H] (bool), `episode` [N] (int64).
+
+    A person's chunk ends where they let go. Of a policy's own step nothing is `valid`.
+    """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1")
-    windows = _windows(episodes, chunk)
+    windows = _while_human(_windows(episodes, chunk), human_steps(episodes))
     return {
         **tt.nest(tt.under(episodes.steps, "obs"), "obs"),
         "action": episodes.steps["action"][windows.rows],
         "valid": windows.valid,
         "episode": windows.episode,
     }
+
+
+def human_steps(episodes: Episodes) -> Tensor:
+    """Whether the action of each step was a person's, [N] (bool): `intervened`, or true if the
+    recordings have no such column."""
+    return _flag(episodes, INTERVENED)
+
+
+def flags(episodes: Episodes, names: Sequence[str], chunk: int = 1) -> Tensors:
+    """Columns `names` [N] (bool) of the decision at each step: whether the recorded column is true
+    in all of its `chunk` steps; true if there is no such column, as in a demonstration."""
+    windows = _windows(episodes, chunk)
+    return {name: (_flag(episodes, name)[windows.rows] | ~windows.valid).all(1) for name in names}
+
+
+def _flag(episodes: Episodes, name: str) -> Tensor:
+    found = episodes.steps.get(name)
+    count = int(episodes.length.sum())
+    return torch.ones(count, dtype=torch.bool) if found is None else found.flatten().bool()
 
 
 def past_observations(episodes: Episodes, steps: Mapping[str, int], width: int = 1) -> Tensors:
@@ -104,9 +131,12 @@ def past_observations(episodes: Episodes, steps: Mapping[str, int], width: int =
 
 
 def joined(parts: Sequence[Episodes]) -> Episodes:
-    """Concatenate recordings with the same Spec, in order; keeps the columns that all have."""
+    """Concatenate recordings with the same Spec, in order; keeps the columns that all have, and
+    `intervened` if one has it."""
     if len(parts) == 1:
         return parts[0]
+    if any(INTERVENED in part.steps for part in parts):
+        parts = [with_steps(part, {INTERVENED: human_steps(part)}) for part in parts]
     keys = [key for key in parts[0].steps if all(key in part.steps for part in parts)]
     length = torch.cat([part.length for part in parts])
     return Episodes(
@@ -118,6 +148,11 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
         sum((part.texts for part in parts), ()),
         sum((part.info for part in parts), ()),
     )
+
+
+def with_steps(episodes: Episodes, columns: Tensors) -> Episodes:
+    """`episodes` with these columns [N, ...] of steps."""
+    return replace(episodes, steps={**episodes.steps, **columns})
 
 
 class Dataset:
@@ -145,6 +180,13 @@ def _windows(episodes: Episodes, width: int) -> _Windows:
     last = (episodes.start + episodes.length - 1)[episode].unsqueeze(1)
     rows = torch.arange(len(episode)).unsqueeze(1) + torch.arange(width)
     return _Windows(episode, torch.minimum(rows, last), rows <= last)
+
+
+def _while_human(windows: _Windows, human: Tensor) -> _Windows:
+    """Windows that end before the first step that is not `human` [N]."""
+    valid = (windows.valid & human[windows.rows]).cumprod(1).bool()
+    last = windows.rows[:, :1] + valid.sum(1, keepdim=True).clamp(min=1) - 1
+    return replace(windows, rows=torch.minimum(windows.rows, last), valid=valid)
 
 
 def _successors(episodes: Episodes, windows: _Windows) -> Tensors:

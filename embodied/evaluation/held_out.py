@@ -26,13 +26,16 @@ BATCH = 256
 SHOWN = 32  # elements of the action that have a metric of their own, at most
 
 
-def held_out_episodes(count: int, share: float) -> Tensor:
-    """Which of `count` episodes [count] (bool) are not trained on: `share` of them, at least one
-    and not all; none of a single episode, or where `share` is 0. The same for every seed."""
-    held = torch.zeros(count, dtype=torch.bool)
+def held_out_episodes(usable: Tensor, share: float) -> Tensor:
+    """Which of the episodes [E] (bool) are not trained on: `share` of those that are `usable` [E]
+    (bool), at least one and not all; none of a single one, or where `share` is 0. The same for
+    every seed."""
+    chosen = usable.nonzero().flatten()
+    count = len(chosen)
     some = min(count - 1, max(1, round(share * count))) if share > 0 else 0
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    held[order[:some]] = True
+    held = torch.zeros_like(usable)
+    held[chosen[order[:some]]] = True
     return held
 
 

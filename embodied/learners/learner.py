@@ -62,6 +62,8 @@ class Learner(nn.Module):
     """Transitions of action chunks have `executed_steps` [n] (int64): how many steps of the chunk
     were executed before the episode ended."""
     columns: tuple[str, ...] = ()
+    extra_columns: ClassVar[tuple[str, ...]] = ()
+    """Flags of `Step.log` that its transitions need: ("intervened",)."""
     native: bool = False
     """Use native code (embodied.nn.native) instead of PyTorch, if `native_obstacle` is None."""
     priority: Tensor | None = None
@@ -71,6 +73,11 @@ class Learner(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         renamed(cls, RENAMED)
+
+    @classmethod
+    def imitates(cls) -> bool:
+        """Whether it imitates a person's steps of demonstrations, and not a policy's."""
+        return cls.rows == "chunks" or "intervened" in cls.extra_columns
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""

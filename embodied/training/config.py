@@ -157,9 +157,10 @@ class RunConfig:
     `copy_base_mb`: a frozen base whose file is smaller (MB) is copied into every checkpoint; a
     larger one is saved by path and hash. `demos`: a dataset folder or several, or
     `hf://owner/name@revision`, `demo_episodes` of each (None: all); more than `demo_memory_mb` of
-    pictures are decoded as they are sampled. `weighting`: how often each trajectory of the
-    demonstrations is sampled (None: in proportion to its length). `replay`: the kind of replay
-    buffer (None: uniform, in memory).
+    pictures are decoded as they are sampled. `demo_policy_steps`: learners that imitate also
+    imitate steps of a policy, where recordings say which steps were a person's. `weighting`: how
+    often each trajectory of the demonstrations is sampled (None: in proportion to its length).
+    `replay`: the kind of replay buffer (None: uniform, in memory).
 
     `teacher` chooses the tasks of training episodes (None: the environment samples them);
     evaluation never uses it. `execute`: steps of an action chunk that are executed before the next
@@ -185,6 +186,7 @@ class RunConfig:
     demos: str | tuple[str, ...] | None = None
     demo_episodes: int | None = None
     demo_memory_mb: float = 1500.0
+    demo_policy_steps: bool = False
     seed: int = 0
     device: str = "auto"
     threads: int = 1
@@ -209,6 +211,8 @@ class RunConfig:
             raise ConfigError("demo_episodes limits the episodes read of each dataset: demos=DIR")
         if self.demos is None and self.demo_memory_mb != RunConfig.demo_memory_mb:
             raise ConfigError("demo_memory_mb is for pictures of demonstrations: demos=DIR")
+        if self.demo_policy_steps:
+            require_imitation(self)
         if self.env is None:
             require_dataset(self)
         elif isinstance(self.data, Offline):
@@ -250,6 +254,17 @@ def require_dataset(config: RunConfig) -> None:
     given = {"finetune": config.finetune, "mapping": config.mapping, "eval.grid": config.eval.grid}
     for name in (name for name, value in given.items() if value):
         raise ConfigError(f"{name} needs an environment: env=NAME")
+
+
+def require_imitation(config: RunConfig) -> None:
+    """ConfigError where `demo_policy_steps` has no effect."""
+    if config.demos is None:
+        raise ConfigError("demo_policy_steps is for recordings with interventions: demos=DIR")
+    if not resolve(config.learner["_target_"], Learner).imitates():
+        raise ConfigError(
+            "demo_policy_steps is for a learner that imitates; this one uses all steps of demos: "
+            "leave it out"
+        )
 
 
 def require_environment_settings(data: Offline) -> None:

@@ -16,12 +16,21 @@ from embodied.core.env import VecEnv
 from embodied.core.history import history_steps
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, SpecMismatch, require_same
-from embodied.core.tensors import Tensors, nest, under
+from embodied.core.tensors import Tensors, length, nest, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.remap import remapped
-from embodied.datasets.transitions import Dataset, chunks, joined, past_observations, transitions
+from embodied.datasets.transitions import (
+    INTERVENED,
+    Dataset,
+    chunks,
+    flags,
+    human_steps,
+    joined,
+    past_observations,
+    transitions,
+)
 from embodied.learners.learner import Learner
 from embodied.training.config import RunConfig
 
@@ -45,7 +54,19 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
             _require_of(env, part, path)
         parts.append(part)
     episodes = joined(parts)
+    if config.demo_policy_steps:
+        episodes = _all_imitated(episodes)
     return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
+
+
+def _all_imitated(episodes: Episodes) -> Episodes:
+    if INTERVENED not in episodes.steps:
+        raise ConfigError(
+            "demo_policy_steps has no effect: these recordings have no column intervention, so all "
+            "of their steps are imitated"
+        )
+    steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
+    return replace(episodes, steps=steps)
 
 
 def own_spec(episodes: Episodes) -> Spec:
@@ -80,8 +101,16 @@ def _require_joinable(parts: Sequence[Episodes], part: Episodes, path: str) -> N
 
 def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int | None) -> Tensors:
     """What `learner` samples: action chunks, or transitions that span `execute` steps; with the
-    past observations that `policy` has in its carry."""
+    past observations that `policy` has in its carry.
+
+    ConfigError if the learner imitates, and no step was a person's.
+    """
     past = history_steps(policy.initial(1))
+    if learner.imitates() and not human_steps(episodes).any():
+        raise ConfigError(
+            "no step of these recordings was a person's (column intervention): "
+            "demo_policy_steps=true imitates what a policy did"
+        )
     if learner.rows == "chunks":
         before = under(past_observations(episodes, past), "obs")
         return chunks(episodes, policy.chunk) | nest(before, "obs")
@@ -97,7 +126,14 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
         rows.pop("executed_steps", None)
     width = max(steps, learner.n_step)
     rows |= past_observations(episodes, past, width)
+    rows |= flags(episodes, learner.extra_columns, steps)
     return rows | columns_of_episodes(episodes, rows, learner.columns, learner.gamma, width)
+
+
+def imitated(rows: Tensors) -> Tensor:
+    """Which rows [N] (bool) are sampled: all but chunks of a policy's own steps."""
+    valid = rows.get("valid")
+    return torch.ones(length(rows), dtype=torch.bool) if valid is None else valid[:, 0]
 
 
 def source_of(
@@ -109,13 +145,13 @@ def source_of(
 ) -> Dataset | Weighted:
     """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set.
 
-    Rows of the episodes `held` [E] (bool) are never sampled.
+    Rows of the episodes `held` [E] (bool), and a policy's own steps, are never sampled.
     """
-    kept = torch.ones(len(episodes)) if held is None else (~held).double()
-    if config.weighting is None and bool(kept.all()):
+    kept, own = torch.ones(len(episodes)) if held is None else (~held).double(), imitated(rows)
+    if config.weighting is None and bool(kept.all()) and bool(own.all()):
         return Dataset(rows, device)
     each = kept if config.weighting is None else kept * build(config.weighting, Weights)(episodes)
-    return Weighted(rows, each.repeat_interleave(episodes.length), device)
+    return Weighted(rows, each.repeat_interleave(episodes.length) * own, device)
 
 
 def metrics_of(source: Source | None, held: Tensor | None = None) -> dict[str, float]:

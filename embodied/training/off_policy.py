@@ -18,6 +18,7 @@ from embodied.core.reward import Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import flags
 from embodied.learners.learner import Learner
 from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.collector import Collector
@@ -115,6 +116,7 @@ class OffPolicyLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One step of all parallel envs; returns the transitions that it completed."""
         rows, step = self.collector.step()
+        self._require_columns(rows)
         if self.collector.restarted is not None:
             self.buffers.forget(self.collector.restarted)
         finished, columns = self.collector.finished, self.buffers.columns
@@ -129,6 +131,13 @@ class OffPolicyLoop:
         if columns is not None:
             rows = columns.push(rows, finished, step.ended.to(self.device))
         return rows, step
+
+    def _require_columns(self, rows: Tensors) -> None:
+        if rows and (missing := set(self.learner.extra_columns) - set(rows)):
+            raise ConfigError(
+                f"this learner needs {min(missing)} of each step, which this environment does not "
+                "report: choose a reward with interventions (docs/robot_learning.md, People)"
+            )
 
     def _update(self, source: Source) -> dict[str, Any]:
         batch = source.sample(self.learner.batch_size)
@@ -201,6 +210,7 @@ def build_off_policy(
         )
     demonstrations = None
     if rows is not None and episodes is not None:
+        rows |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
         rows = rewards.demonstrations(rows, learner, device)
         demonstrations = Demonstrations(episodes, rows)
     buffers = build_buffers(config, learner, rewards, demonstrations, device)

@@ -16,7 +16,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner
 from embodied.training.config import Offline, RunConfig
-from embodied.training.demonstrations import metrics_of, rows_for, source_of
+from embodied.training.demonstrations import imitated, metrics_of, rows_for, source_of
 from embodied.training.trainer import Trainer
 
 
@@ -66,9 +66,11 @@ def build_offline(
     rows = rows_for(episodes, policy, learner, config.execute)
     learner.fit(rows)
     share = 0.0 if env is not None else config.data.held_out
-    held = held_out_episodes(len(episodes), share)
+    own = imitated(rows)
+    usable = torch.stack([part.any() for part in own.split(episodes.length.tolist())])
+    held = held_out_episodes(usable, share)
     source = source_of(rows, episodes, config, device, held)
     shifted = augmented(source, episodes.spec, config.data.random_shift)
-    index = held.repeat_interleave(episodes.length).nonzero().flatten()
+    index = (held.repeat_interleave(episodes.length) & own).nonzero().flatten()
     held_out = HeldOut(rows, index, episodes.spec.act.names) if len(index) else None
     return OfflineLoop(learner, shifted, metrics_of(source, held), held_out)

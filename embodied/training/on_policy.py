@@ -23,7 +23,7 @@ from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.training.collector import Collector
 from embodied.training.config import RunConfig
-from embodied.training.demonstrations import rows_for
+from embodied.training.demonstrations import imitated, rows_for
 from embodied.training.reward_pipeline import RewardPipeline, build_reward
 from embodied.training.second_agent import SecondAgent
 from embodied.training.task_sampling import build_task_sampling
@@ -199,7 +199,9 @@ def _give_demonstrations(
     if isinstance(learner, TakesDemonstrations):
         if episodes is None:
             raise ConfigError("this learner needs demonstrations: demos=DIR")
-        learner.set_demonstrations(rows_for(episodes, policy, learner, execute))
+        rows = rows_for(episodes, policy, learner, execute)
+        own = imitated(rows)
+        learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
     elif episodes is not None:
         raise ConfigError(
             "demos have no effect in on-policy training, except with a learner that imitates "

@@ -94,9 +94,7 @@ class RewardPipeline:
         self.new_rows += rows
 
     def demonstrations(self, rows: Tensors, learner: Learner, device: torch.device) -> Tensors:
-        """Demonstrations' transitions with the reward's extra columns, and rewarded if frozen."""
-        flags = {key: torch.ones(tt.length(rows), dtype=torch.bool) for key in self.extra_columns}
-        rows = {**rows, **flags}
+        """Transitions of demonstrations, rewarded if the reward is frozen."""
         if self.reward is None or not self.reward.frozen:
             return rows
         if missing := set(self.env.spec.obs) - set(tt.under(rows, "obs")):
@@ -116,7 +114,7 @@ class RewardPipeline:
 
     @property
     def extra_columns(self) -> tuple[str, ...]:
-        """Columns (bool) that the reward needs of every transition; true in demonstrations."""
+        """Columns (bool) that the reward needs of every transition, also of demonstrations."""
         return extra_columns(self.reward)
 
     def sampled(self, source: Source) -> Source:

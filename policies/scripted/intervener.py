@@ -33,6 +33,10 @@ class Intervener(Protocol):
         """The intervener's actions [n, A] in [-1, 1]; called whether or not it has control."""
         ...
 
+    def executed(self, action: Tensor) -> None:
+        """Called after each step with the actions [n, A] that were executed, whoever chose them.
+        By default it does nothing."""
+
 
 @dataclass(frozen=True)
 class Config:

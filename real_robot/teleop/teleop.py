@@ -25,6 +25,7 @@ from real_robot.teleop.episode_keys import Key
 
 MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
 GRIPPER = "gripper"
+OPEN = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Teleoperator(Policy):
             raise ConfigError("the actions have no names, so a device cannot be mapped to them")
         self.config, self.spec, self.chunk, self.clock = config, spec, 1, clock
         self.device = build(config.device, Device)
-        self.grip, self.until = 1.0, -1.0
+        self.grip, self.until = OPEN, -1.0
         self.held = NO_INPUT
 
     def initial(self, n: int) -> Tensors:
@@ -143,7 +144,9 @@ class Teleoperator(Policy):
 
 
 class TeleopIntervener(Intervener):
-    """A `Teleoperator` as policies.scripted.intervener asks for one."""
+    """A `Teleoperator` as policies.scripted.intervener asks for one. As in `takeover`, the hand's
+    command is the policy's while the policy has the arm, so that taking over does not drop what it
+    holds."""
 
     def __init__(
         self,
@@ -153,9 +156,20 @@ class TeleopIntervener(Intervener):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.person = Teleoperator(config, spec, num_envs, clock)
+        names = spec.act.names
+        self.gripper = names.index(GRIPPER) if GRIPPER in names else None
+        self.has_arm = False
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        return self.person.over(obs, first)
+        if bool(first[0]):
+            self.person.grip = OPEN
+        taken = self.person.over(obs, first)
+        self.has_arm = bool(taken)
+        return taken
+
+    def executed(self, action: Tensor) -> None:
+        if self.gripper is not None and not self.has_arm:
+            self.person.grip = float(action[0, self.gripper].clamp(-1.0, 1.0))
 
     def act(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.person.taken(obs)

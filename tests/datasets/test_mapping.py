@@ -8,6 +8,7 @@ import torch
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError
 from embodied.datasets.mapping import Mapping, Source
+from embodied.datasets.ranges import Statistics, measured
 
 TEXT = """
 obs:
@@ -42,6 +43,18 @@ def test_observations_go_both_ways(tmp_path: Path) -> None:
 def test_the_range_is_measured_unless_it_is_given() -> None:
     assert Mapping.parse({}).action == "quantiles"
     assert Mapping.parse({"action": "minmax"}).action == "minmax"
+
+
+@pytest.mark.parametrize("how", ["quantiles", "minmax", "mean_std"])
+def test_what_only_noise_moved_keeps_its_scale(how: Statistics) -> None:
+    """A hand that stayed closed, measured to 2 micrometres: open by 8 cm is not 80,000.
+    A joint that moved by a milliradian did move."""
+    torch.manual_seed(0)
+    width, joint = 2e-6 * torch.rand(500), 2.0 + 1e-3 * torch.rand(500)
+    by = measured(torch.stack([width, joint], 1), how)
+    unit = by.to_unit(torch.tensor([[0.08, 2.0005]]))[0]
+    assert abs(unit[0]) < 1.1 and abs(unit[1]) < 0.1
+    assert by.high[1] - by.low[1] < 1.1e-3
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,16 @@ import torch
 from embodied.core.history import remembered, with_history
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import Dataset, chunks, past_observations, transitions
+from embodied.datasets.transitions import (
+    Dataset,
+    chunks,
+    flags,
+    human_steps,
+    joined,
+    past_observations,
+    transitions,
+    with_steps,
+)
 
 SPEC = Spec(obs={"state": Leaf((1,))}, act=Leaf((2,), low=-1.0, high=1.0), dt=0.05)
 
@@ -121,6 +130,33 @@ def test_imitation_chunks() -> None:
     assert rows["valid"].tolist()[:3] == [[True] * 3, [True, True, False], [True, False, False]]
     assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 10, 11, 12]
     assert rows["episode"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def taken_over(data: Episodes, theirs: list[bool]) -> Episodes:
+    return with_steps(data, {"intervened": torch.tensor(theirs)})
+
+
+def test_a_persons_chunk_ends_where_they_let_go() -> None:
+    data = taken_over(TWO, [False, True, True, True, False, True])
+    rows = chunks(data, 2)
+    assert rows["valid"].tolist() == [
+        [False, False],
+        [True, True],
+        [True, False],
+        [True, False],
+        [False, False],
+        [True, False],
+    ]
+    assert rows["action"][3, :, 0].tolist() == [10, 10], "the last one again, as at the end"
+    found = flags(data, ["intervened", "other"], 2)
+    assert found["intervened"].tolist() == [False, True, True, False, False, True]
+    assert found["other"].all(), "which was not recorded"
+
+
+def test_who_acted_is_kept_beside_recordings_that_do_not_say() -> None:
+    both = joined([TWO, taken_over(TWO, [True, False] * 3)])
+    assert human_steps(both).tolist() == [True] * 6 + [True, False] * 3
+    assert "intervened" not in joined([TWO, TWO]).steps
 
 
 def test_discrete_actions() -> None:

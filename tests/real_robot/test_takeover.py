@@ -244,6 +244,10 @@ def test_deploy_with_a_person_beside_it(
         until(lambda: now()["intervened"], "a person has taken over")
         assert "a person has taken over" in robot(capsys, "status", f"folder={folder}")[1]
         until(lambda: fr3.forward(np.array([now()["q"]]))[0][0, 2] > 0.4, "they lift it up")
+        for button in (2, 0):  # the second one opens; a pipe would join reports, hidraw does not
+            os.write(pipe, bytes([3, button]))
+            ticks = now()["control"]["tick"]
+            until(lambda: now()["control"]["tick"] > ticks + 50, "they hold it half a second")  # noqa: B023
         os.write(pipe, report(0, 0, 0))
         until(lambda: not now()["intervened"], "they have given it back")
         until(lambda: fr3.forward(np.array([now()["q"]]))[0][0, 2] < 0.35, "the policy goes on")
@@ -254,12 +258,17 @@ def test_deploy_with_a_person_beside_it(
         os.close(pipe)
     assert deploy.returncode == 0 and "SpaceMouse: take over by moving it" in text, text
     place = tmp_path / "out" / "recording"
-    rows = read_episodes(place).steps
+    episodes = read_episodes(place)
+    rows, names = episodes.steps, episodes.spec.obs["state"].names
     theirs = rows["intervened"]
     changes = (theirs[1:] != theirs[:-1]).sum()
     assert not theirs[0] and not theirs[-1] and changes == 2, theirs.tolist()
     assert (rows["action"][theirs][:, 2] == 1.0).any() and (rows["action"][~theirs][:, 2] < 1).any()
-    assert (rows["action"][theirs][:, 3] == rows["action"][~theirs][0, 3]).all(), "the hand stays"
+    hand, width = rows["action"][:, 3], rows["obs/state"][:, names.index("width")]
+    assert hand[0] == hand[theirs][0] == hand[-1] == -1.0, "taking over leaves it closed"
+    assert hand[theirs].unique().tolist() == [-1.0, 1.0] and hand[theirs][-1] == 1.0, "their button"
+    closed, opened = width[theirs & (hand == -1.0)], width[theirs & (hand == 1.0)]
+    assert opened[-1] > closed[-1] + 0.005, "and the arm's hand opens"
     info = json.loads((place / "meta" / "info.json").read_text())
     assert info["features"]["intervention"]["dtype"] == "bool", "LeRobot's name"
     assert "a person took over" in (tmp_path / "out" / "daemon.log").read_text()

@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build
+from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
+from embodied.rewards.success.interventions import InterventionWrapper
 from policies.scripted.intervener import Intervener
 from real_robot.emulators.servos.bus import FakeBus
 from real_robot.teleop.devices import (
@@ -99,6 +103,52 @@ def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
     assert hand.over(OBS, ~FIRST).tolist() == [True]
     Script.says += [Held((0.0, 0.7, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
     assert hand.act(OBS, ~FIRST)[0].tolist() == pytest.approx([0, 0.7, 0, 0, 1.0])
+
+
+class Hand(VecEnv):
+    """One arm whose gripper follows the last number of the action."""
+
+    num_envs = 1
+    spec = SPEC
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        return OBS
+
+    def step(self, action: Tensor) -> Step:
+        self.gripper = float(action[0, -1])
+        never = torch.zeros(1, dtype=torch.bool)
+        return Step(OBS, OBS, torch.zeros(1), never, never, {})
+
+
+def test_taking_over_in_training_leaves_the_hand_as_it_was(now: list[float]) -> None:
+    """The policy holds something; the person lifts it, opens the hand, and gives the arm back."""
+    node = {"_target_": "real_robot.teleop.teleop.TeleopIntervener", "device": NODE, "linger": 0.0}
+    person = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
+    arm = Hand()
+    env = InterventionWrapper(arm, person, rewards_takeover=False)
+    closed = torch.tensor([[0.0, 0.0, -1.0, 0.0, -1.0]])
+    lift, opens = (Held((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), grip, True) for grip in (0.0, 1.0))
+
+    def step(*says: Held) -> list[float]:
+        """What was executed, with the device as it `says`, now and for the next step."""
+        Script.says[:] = says
+        step = env.step(closed)
+        executed: list[float] = step.log["executed"][0].tolist()
+        assert arm.gripper == executed[-1]
+        return executed
+
+    env.reset()
+    assert step(NO_INPUT, lift) == [0, 0, -1, 0, -1], "the policy's"
+    assert step(lift, lift) == [0, 0, 1, 0, -1], "lifted, and not dropped"
+    assert step(opens, lift) == [0, 0, 1, 0, 1], "the person opens it"
+    assert step(lift, NO_INPUT) == [0, 0, 1, 0, 1], "and it stays open"
+    assert step(NO_INPUT, lift) == [0, 0, -1, 0, -1], "the policy closes it again"
+    assert step(lift, NO_INPUT) == [0, 0, 1, 0, -1]
+    Script.says[:] = [lift]
+    env.reset()
+    assert step(lift, NO_INPUT) == [0, 0, 1, 0, 1], "an episode begins with an open hand"
 
 
 def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:

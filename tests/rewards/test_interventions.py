@@ -18,7 +18,7 @@ from embodied.learners.learner import Learner
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Collector
 from policies.scripted.intervener import Config as WatcherConfig
-from policies.scripted.intervener import ProgressIntervener
+from policies.scripted.intervener import Intervener, ProgressIntervener
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
@@ -55,11 +55,14 @@ def test_it_blunders_as_often_as_it_is_told() -> None:
         ProgressIntervener(WatcherConfig(HAND, distance="e"), FAR, 2)
 
 
-class Scripted:
+class Scripted(Intervener):
     """Has rows in hand when it is said so, and does 0.5."""
 
     def __init__(self, over: list[list[bool]]) -> None:
-        self.plan = iter(over)
+        self.plan, self.seen = iter(over), list[Tensor]()
+
+    def executed(self, action: Tensor) -> None:
+        self.seen.append(action)
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
         return torch.tensor(next(self.plan))
@@ -79,7 +82,8 @@ class Plain(Counter):
 def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     plan = [[False, False], [False, True], [True, True], [True, False], [True, False]]
     world = Plain(CounterConfig(ends=(3, 100)))
-    env = InterventionWrapper(world, Scripted(plan), rewards_takeover=True)
+    scripted = Scripted(plan)
+    env = InterventionWrapper(world, scripted, rewards_takeover=True)
     policy = build({"_target_": "policies.random.Random"}, Policy, spec=env.spec)
     rollout = Collector(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
@@ -93,6 +97,9 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
         assert torch.equal(made["action"], step.log["executed"])
         assert (made["action"][whose] == 0.5).all() and (made["action"][~whose] != 0.5).all()
     assert torch.equal(world.given, rows[-1][0]["action"]), "the world was given that"
+    assert torch.equal(
+        torch.stack(scripted.seen), torch.stack([made["action"] for made, _ in rows])
+    )
     assert not rollout.savable
 
 

@@ -83,6 +83,7 @@ ELSEWHERE = {
     "eval": "test_task_grid.py",
     "data.random_shift": "test_a_shift_is_for_images",
     "demo_memory_mb": "test_lazy_demos.py",
+    "demo_policy_steps": "test_imitated_steps.py",
     "mapping": "test_dataset_run.py",
     "data.statistics": "test_dataset_run.py",
     "data.held_out": "test_dataset_run.py",

@@ -37,6 +37,7 @@ class HgDagger(Learner):
     true; if a batch has no such column, all of them."""
 
     data = "off_policy"
+    extra_columns = ("intervened",)
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()

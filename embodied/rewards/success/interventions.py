@@ -82,11 +82,13 @@ class InterventionWrapper(Wrapper):
         theirs = self.intervener.act(self.obs, self.first).to(action)
         executed = torch.where(self.over[:, None], theirs, action)
         step, before = self.env.step(executed), self.over
+        # The environment may have executed another action still, and logs it.
+        executed = step.log.get("executed", executed)
+        self.intervener.executed(executed)
         self._query_operator(step.obs, step.ended)
         taken = self.over & ~before & ~step.ended
         reward = -taken.to(step.reward) if self.rewards_takeover else step.reward
-        # The environment may have executed another action still, and logs it.
-        log = {"executed": executed, **step.log, "intervened": before, "taken": taken}
+        log = {**step.log, "executed": executed, "intervened": before, "taken": taken}
         return replace(step, reward=reward, log=log)
 
     def _query_operator(self, obs: Tensors, first: Tensor) -> None:

@@ -164,9 +164,11 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint(
 
     monkeypatch.setattr(Connection, "ask", dying)
     monkeypatch.setattr(connection, "PAUSE", 0.1)
-    with pytest.raises(ServerLost, match="waited 1 s"):
+    with pytest.raises(ServerLost, match="waited 1 s") as lost:
         command.train([*DSRL, f"init={file}", f"output={tmp_path / 'run'}"])
     saved = checkpoint.find(tmp_path / "run")
+    resume = f'embodied train resume={tmp_path / "run"} "allow=[policies.remote]"'
+    assert str(lost.value).endswith(f"saved {saved}; resume with: {resume}"), "also after Ctrl-C"
     assert 0 < int(saved.name) < STEPS
 
     monkeypatch.setattr(core_build, "ASKED", [])  # another process, which typed no address

@@ -1,0 +1,188 @@
+"""Recordings with interventions: whose steps are imitated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.writer import EpisodeWriter
+from embodied.learners.imitation.hg_dagger import HgDagger
+from embodied.learners.on_policy.ppo_demos import PpoDemos
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.off_policy import OffPolicyLoop
+from embodied.training.offline import OfflineLoop
+from policies.scripted.intervener import Intervener
+from tests.training.test_train import settings
+
+SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1, text="go to the origin")
+PERSON, POLICY = 0.5, -0.9  # their actions
+TAKEN = [False, False, True, True, True, False]  # of each episode: three steps are a person's
+BC = {"_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning", "batch_size": 64}
+DAGGER = {"_target_": "embodied.learners.imitation.hg_dagger.HgDagger", "batch_size": 64}
+CORRECTED = {
+    "_target_": "embodied.rewards.success.interventions.Interventions",
+    "pay": "env",
+    "intervener": {"_target_": "tests.training.test_imitated_steps.Always"},
+}
+
+
+class Always(Intervener):
+    """A person who has taken over every step."""
+
+    def over(self, obs: dict[str, torch.Tensor], first: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(first)
+
+    def act(self, obs: dict[str, torch.Tensor], first: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(first), 2), PERSON)
+
+
+def record(path: Path, taken: list[bool] | None, episodes: int = 4) -> str:
+    """`taken`: whose steps; None: a recording that does not say (a person's)."""
+    count = len(taken or TAKEN)
+    theirs = torch.tensor(taken or [True] * count)
+    last = torch.arange(count) == count - 1
+    flags = {} if taken is None else {"intervened": theirs}
+    with EpisodeWriter(path, SPEC) as writer:
+        for _ in range(episodes):
+            writer.add(
+                {
+                    "obs/state": torch.rand(count, 2),
+                    "next_obs/state": torch.rand(2),
+                    "action": torch.where(theirs, PERSON, POLICY)[:, None].expand(-1, 2),
+                    "reward": torch.zeros(count),
+                    "terminated": torch.zeros_like(last),
+                    "truncated": last,
+                    **flags,
+                }
+            )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return record(tmp_path_factory.mktemp("demos") / "mixed", TAKEN)
+
+
+def made(folder: Path, data: str, **changes: Any) -> RunComponents:
+    return RunComponents(read_config(settings(folder, data, **changes)))
+
+
+def sampled(folder: Path, demos: Any, **changes: Any) -> dict[str, torch.Tensor]:
+    """What behaviour cloning of `demos` samples, in chunks of two steps."""
+    changes = {"policy": {"_target_": "policies.generative.flow.Flow", "chunk": 2}} | changes
+    loop = made(folder, "offline", learner=BC, demos=demos, **changes).loop
+    assert isinstance(loop, OfflineLoop)
+    return loop.source.sample(500)
+
+
+def test_the_policys_own_steps_are_not_cloned(tmp_path: Path, mixed: str) -> None:
+    batch = sampled(tmp_path, mixed)
+    assert batch["valid"][:, 0].all() and not batch["valid"].all(), "a chunk ends where they let go"
+    assert (batch["action"][batch["valid"]] == PERSON).all()
+
+
+def test_a_setting_has_them_cloned(tmp_path: Path, mixed: str) -> None:
+    batch = sampled(tmp_path, mixed, demo_policy_steps=True)
+    share = (batch["action"][:, 0, 0] == POLICY).float().mean().item()
+    assert share == pytest.approx(0.5, abs=0.1)
+
+
+def test_whole_demonstrations_are_all_cloned(tmp_path: Path, mixed: str) -> None:
+    """Beside a recording with interventions, too, and where each step is marked as a person's."""
+    whole = record(tmp_path / "whole", None)
+    own = record(tmp_path / "own", [True] * 6)
+    rows = {
+        name: sampled(tmp_path / "run", demos)["obs/state"].unique(dim=0)
+        for name, demos in {"whole": whole, "own": own, "both": [whole, mixed]}.items()
+    }
+    assert {name: len(states) for name, states in rows.items()} == {
+        "whole": 24,
+        "own": 24,
+        "both": 24 + 12,
+    }
+
+
+def test_without_an_environment_held_out_steps_are_a_persons(tmp_path: Path) -> None:
+    """Also where some episodes have no intervention at all."""
+    quiet, mixed = record(tmp_path / "quiet", [False] * 6, 30), record(tmp_path / "mixed", TAKEN, 3)
+    components = made(
+        tmp_path / "run",
+        "offline",
+        env=None,
+        policy={"_target_": "policies.generative.flow.Flow", "chunk": 2},
+        learner=BC,
+        demos=[quiet, mixed],
+    )
+    held = components.loop.held_out
+    assert held is not None and len(held.index) > 0
+    action, valid = held.rows["action"][held.index], held.rows["valid"][held.index]
+    assert valid[:, 0].all() and (action[valid] == PERSON).all()
+
+
+def test_dagger_learns_from_a_persons_steps_of_a_recording(tmp_path: Path, mixed: str) -> None:
+    def loop(**changes: Any) -> OffPolicyLoop:
+        more = {"learner": DAGGER, "reward": CORRECTED, "demos": mixed} | changes
+        built = made(tmp_path, "off_policy", **more)
+        assert isinstance(built.loop, OffPolicyLoop) and isinstance(built.learner, HgDagger)
+        return built.loop
+
+    batch = loop().buffers.demos.sample(500)
+    assert torch.equal(batch["intervened"], batch["action"][:, 0] == PERSON)
+    assert 0.4 < batch["intervened"].float().mean() < 0.6
+    assert loop(demo_policy_steps=True).buffers.demos.sample(500)["intervened"].all()
+    stored = loop(demo_fraction=None).buffers.replay.take(torch.arange(24))
+    assert torch.equal(stored["intervened"], stored["action"][:, 0] == PERSON)
+
+
+def test_a_chunk_that_a_policy_ended_is_not_a_persons(tmp_path: Path, mixed: str) -> None:
+    policy = {"_target_": "policies.generative.flow.Flow", "chunk": 2}
+    built = made(tmp_path, "off_policy", learner=DAGGER, policy=policy, demos=mixed)
+    assert isinstance(built.loop, OffPolicyLoop)
+    batch = built.loop.buffers.demos.sample(500)
+    assert torch.equal(batch["intervened"], (batch["action"] == PERSON).all(1))
+
+
+def test_dagger_does_not_imitate_its_own_policy(tmp_path: Path, mixed: str) -> None:
+    """Without a person the environment's transitions have no `intervened`."""
+    with pytest.raises(ConfigError, match="interventions"):
+        components = made(tmp_path, "off_policy", learner=DAGGER, demos=mixed, warmup_steps=0)
+        assert isinstance(components.loop, OffPolicyLoop)
+        components.loop._step()
+
+
+def test_ppo_with_demonstrations_imitates_a_persons_steps(tmp_path: Path, mixed: str) -> None:
+    learner = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "horizon": 8}
+    policy = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
+    built = made(tmp_path, "on_policy", learner=learner, policy=policy, demos=mixed).learner
+    assert isinstance(built, PpoDemos)
+    assert built.shown is not None and bool(
+        (built.shown["action"][built.shown["valid"]] == PERSON).all()
+    )
+    assert built.shown["valid"][:, 0].all() and len(built.shown["valid"]) == 12
+
+
+@pytest.mark.parametrize("learner", [BC, DAGGER])
+def test_recordings_without_a_persons_step_are_refused(
+    tmp_path: Path, learner: dict[str, Any]
+) -> None:
+    quiet = record(tmp_path / "quiet", [False] * 6)
+    data = "offline" if learner is BC else "off_policy"
+    with pytest.raises(ConfigError, match="demo_policy_steps=true"):
+        made(tmp_path / "run", data, learner=learner, demos=quiet)
+    made(tmp_path / "run", data, learner=learner, demos=quiet, demo_policy_steps=True)
+
+
+def test_the_setting_is_refused_where_it_has_no_effect(tmp_path: Path, mixed: str) -> None:
+    whole = record(tmp_path / "whole", None)
+    with pytest.raises(ConfigError, match="demos=DIR"):
+        made(tmp_path / "run", "off_policy", learner=DAGGER, demo_policy_steps=True)
+    with pytest.raises(ConfigError, match="imitates"):
+        made(tmp_path / "run", "off_policy", demos=mixed, demo_policy_steps=True)
+    with pytest.raises(ConfigError, match="intervention"):
+        made(tmp_path / "run", "offline", learner=BC, demos=whole, demo_policy_steps=True)
