@@ -159,7 +159,7 @@ MEMORY = {
     "mask to the third power": (
         "v = x[:, 0][x[:, 0] > -9].repeat(64)",
         "y = (v[:, None, None] * v[None, :, None] * v[None, None, :]).sum()",
-        "memory",
+        "memory|computes longer",
     ),
     "mask that doubles": (
         "y = x[x[:, 0] > -9]",
@@ -169,13 +169,13 @@ MEMORY = {
     "where to the third power": (
         "i = torch.where(x > -9)[0].repeat(64).float()",
         "y = i[:, None, None] + i[None, :, None] + i[None, None, :]",
-        "memory",
+        "memory|computes longer",
     ),
     "einsum": ("v = x.flatten()", "y = torch.einsum('a,b,c,d->abcd', v, v, v, v)", "memory"),
     "recursion": ("f = lambda f: f(f)", "f(f)", "RecursionError|crashed|ended"),
     "huge output": ("print('a' * 10**7, flush=True)", "prints more"),
     "huge error": ("sys.stderr.write('a' * 10**7)", "prints more"),
-    "a long reason": ("raise ValueError('a\\n' * 10**6)", "ValueError: a a"),
+    "a long reason": ("raise ValueError('a\\n' * 10**6)", "ValueError: a a|computes longer"),
 }
 
 FORGED = "os.write(4, I('struct').pack('<II', len(t), {}) + t + b'x' * {}); I('time').sleep"
