@@ -45,6 +45,9 @@ def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[Entry, ...]:
     found = tuple(_walk(space, (), obs_key, name))
     if not found:
         raise ValueError(f"{name}: the observation space {space} has no part that can be a tensor")
+    names = [entry.name for entry in found]
+    if twice := sorted({each for each in names if names.count(each) > 1}):
+        raise ValueError(f"{name}: two observations have the name {', '.join(twice)}")
     return found
 
 

@@ -34,7 +34,9 @@ TREE = re.compile(r"(?<=```tree\n).*?(?=```)", re.DOTALL)
 CODE_BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
 
-GENERATED = re.compile(r"(?:reference/)?(?:settings_\w+|cli)\.md")  # by scripts/docs/hooks.py
+GENERATED = re.compile(
+    r"(?:reference/)?(?:settings_\w+|cli|results)\.md"
+)  # by scripts/docs/hooks.py
 LONGEST = 250  # lines of a page
 
 GROUPS = {

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from embodied import evidence
+
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,3 +74,11 @@ def test_notebooks_are_offered(site: Path) -> None:
         cells = json.loads((site / "tutorials" / f"{name}.ipynb").read_text())["cells"]
         assert sum(cell["cell_type"] == "code" for cell in cells) >= 5
         assert f'href="{name}.ipynb"' in (site / "tutorials" / f"{name}.html").read_text()
+
+
+def test_results_are_drawn_and_withdrawn_ones_are_not(site: Path) -> None:
+    text = (site / "results.html").read_text()
+    assert text.count("<svg viewBox") > 30
+    for file in sorted((ROOT / "docs" / "evidence").glob("*.json")):
+        facts = evidence.current(file.stem, json.loads(file.read_text()))
+        assert (f"<code>{file.stem}</code>" in text) == (not facts["withdrawn"]), file.stem

@@ -14,7 +14,7 @@ from embodied.checks.check import Check, require, skip
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, each, nest
 
 ACT = Leaf((3,), low=-1.0, high=1.0)
@@ -27,6 +27,7 @@ SPECS = {
             "front": Leaf((24, 32, 3), "uint8"),
             "wrist": Leaf((16, 16, 3), "uint8"),
             "critic/contact": Leaf((2,)),
+            "privileged/mass": Leaf((2,)),
         },
         ACT,
         dt=0.05,
@@ -217,18 +218,18 @@ def parallel_envs_are_independent(subject: PolicySubject) -> None:
 
 
 def observations_matter(subject: PolicySubject) -> None:
-    """Every observation has an influence, but those below critic/, which it can do without."""
+    """Every observation has an influence, but those for critics only: it can do without them."""
     policy = fitted(subject)
     obs, noise = observations(policy.spec, 4), policy.sample_noise(4)
     before = response(policy, obs, noise)
     for name in obs:
         changed = {**obs, name: observations(policy.spec, 4)[name]}
-        same = torch.equal(before, response(policy, changed, noise))
-        hidden = name.startswith("critic/")
-        require(not hidden or same, f"obs/{name} is for critics only, and changes the actions")
-        require(hidden or not same or policy.spec.obs[name].is_text, f"obs/{name} is ignored")
-    without = {name: value for name, value in obs.items() if not name.startswith("critic/")}
-    require(torch.equal(before, response(policy, without, noise)), "it needs obs/critic/*")
+        same, unseen = torch.equal(before, response(policy, changed, noise)), hidden(name)
+        require(not unseen or same, f"obs/{name} is for critics only, and changes the actions")
+        require(unseen or not same or policy.spec.obs[name].is_text, f"obs/{name} is ignored")
+    without = {name: value for name, value in obs.items() if not hidden(name)}
+    same = torch.equal(before, response(policy, without, noise))
+    require(same, "it needs observations for critics only: obs/critic/*, obs/privileged/*")
 
 
 def acting_leaves_no_gradients(subject: PolicySubject) -> None:

@@ -141,11 +141,12 @@ def _cells(name: str, facts: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def intervals(variants: Mapping[str, Mapping[str, Any]]) -> str:
-    """An SVG: one line per variant with its interval, its IQM and the score of every run."""
-    drawn = {name: facts for name, facts in variants.items() if facts["scores"]}
+    """An SVG: one line per variant with the score of every run and, where it has one, its interval
+    and its IQM."""
+    drawn = {name: facts for name, facts in variants.items() if facts["scores"] or "iqm" in facts}
     if not drawn:
         return ""
-    every = [v for f in drawn.values() for v in (*f["scores"], *f["interval"])]
+    every = [v for f in drawn.values() for v in (*f["scores"], *f.get("interval", ()))]
     low, high = min(every), max(every)
     pad = 0.05 * (high - low) or max(abs(high), 1.0) * 0.05
     low, high, left = low - pad, high + pad, LEFT + 60
@@ -160,14 +161,16 @@ def intervals(variants: Mapping[str, Mapping[str, Any]]) -> str:
         for v in ticks(low, high, 5)
     ]
     for at, (name, facts) in enumerate(drawn.items()):
-        y, (a, b) = ROW * at + ROW / 2, facts["interval"]
+        y = ROW * at + ROW / 2
         parts.append(f'<text x="{left - 8}" y="{y + 4}" class="y">{escape(name[:22])}</text>')
-        parts.append(f'<path class="whisker" d="M{x(a):.1f} {y}H{x(b):.1f}"/>')
         parts += [
             f'<circle cx="{x(v):.1f}" cy="{y}" r="2.5" class="dot" opacity=".5"/>'
             for v in facts["scores"]
         ]
-        parts.append(f'<circle cx="{x(facts["iqm"]):.1f}" cy="{y}" r="5" class="dot"/>')
+        if "iqm" in facts:
+            a, b = facts["interval"]
+            parts.append(f'<path class="whisker" d="M{x(a):.1f} {y}H{x(b):.1f}"/>')
+            parts.append(f'<circle cx="{x(facts["iqm"]):.1f}" cy="{y}" r="5" class="dot"/>')
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
 
 

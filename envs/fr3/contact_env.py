@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
+from embodied.core.env import StateRoles
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3, joint_delta
 from embodied.embodiments.cartesian_delta import CartesianDelta
@@ -117,6 +118,10 @@ class Fr3Contact(MujocoVecEnv):
         self.memory["path"] = np.zeros(config.num_envs)
         self.memory["when"] = np.zeros((config.num_envs, PUSHES))
         self.memory["push"] = np.zeros((config.num_envs, PUSHES, 3))
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return super().state_roles | StateRoles(times={"memory/when": None})
 
     def control(self, action: Floats) -> None:
         memory, q = self.memory, self.batch.qpos[:, :JOINTS]

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from embodied.core.spec import POINTS, Leaf
 from embodied.core.tensors import Tensors
+from envs.process.worker.names import flat_name
 
 SKIPPED = ("sensor_param",)
 
 
 def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
-    """An observation [n, ...] by flat names; only these `cameras` (none named: all of them).
+    """An observation [n, ...] by flat names (`flat_name`); with only these `cameras`, if named.
 
     Booleans and floats become float32, depth (16 bits, mm) int32; clouds become `points` [n, P, 6]
     (m, world frame; red, green, blue in [0, 1]; where a camera sees nothing, all zeros).
@@ -31,7 +32,7 @@ def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
         if path[0] in SKIPPED or (path[0] == "sensor_data" and cameras and path[1] not in cameras):
             continue
         if path[0] != "pointcloud":
-            obs["_".join(path)] = _plain(value)
+            obs[flat_name(("_".join(path),), "")] = _plain(value)
     if isinstance(observation, dict) and "pointcloud" in observation:
         obs["points"] = _cloud(observation["pointcloud"])
     return obs

@@ -6,6 +6,7 @@ run code here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -87,7 +88,9 @@ class Channel:
         """End the worker; it is killed after 5 s."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
+                # A worker that has died leaves a request that cannot be flushed.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         self._ready.close()
         try:
             self.process.wait(5)

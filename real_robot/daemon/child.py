@@ -101,10 +101,11 @@ class Child:
 
 
 def last_words(path: Path) -> str:
-    """The last line of a log, as far as it can be shown."""
+    """The last line of a log before the warnings of ruckig's binding, which come at exit."""
     with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - 2000))
-        lines = log.read().decode(errors="replace").strip().splitlines()
+        log.seek(max(0, path.stat().st_size - 4000))
+        text = log.read().decode(errors="replace")
+    lines = text.split("nanobind: leaked")[0].strip().splitlines()
     return lines[-1][:300] if lines else ""
 
 

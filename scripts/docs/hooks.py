@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: generated reference pages, notebooks, links out of docs/, titles of fences."""
+"""Hooks of MkDocs: generated pages, notebooks, links out of docs/, titles of fences."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import cli_reference  # noqa: E402
+import results_page  # noqa: E402
 import settings_reference  # noqa: E402
 
 NOTEBOOKS = ("fine_tune", "own_environment", "dataset_to_robot")
@@ -25,6 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made of the code, and the tutorials as notebooks."""
     made = {f"reference/{name}.md": text for name, text in settings_reference.pages().items()}
     made["reference/cli.md"] = cli_reference.page()
+    made["results.md"] = results_page.page()
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     for name in NOTEBOOKS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,9 +19,13 @@ from embodied.core.policy import Policy
 from embodied.core.spec import hidden
 from envs.adapters.gymnasium_env import GymView
 from envs.adapters.lerobot_env import LeRobotEnv
+from envs.adapters.sb3_vec_env import VecView
 from envs.gym import Config, Gym
+from envs.maniskill import observations
 from envs.process.env import checked_spec
 from envs.process.worker import gymnasium_rows
+from envs.process.worker.names import grouped
+from envs.spaces import entries
 from tests.contract.test_env import FILES, GIVEN
 
 MARKS = ("privileged", "critic")
@@ -93,6 +98,51 @@ def test_another_process() -> None:
     assert {name for name in spec.obs if hidden(name)} == HIDDEN
 
 
+MARKED = {
+    ("privileged",): "privileged/state",
+    ("critic",): "critic/state",
+    ("privileged_state",): "privileged/state",
+    ("state_privileged",): "privileged/state",
+    ("privilegedState",): "privileged/State",
+    ("critic-obs",): "critic/obs",
+    ("privileged", "speed"): "privileged/speed",
+    ("agent", "privileged_state"): "privileged/agent/state",
+    ("obs", "critic"): "critic/obs",
+}
+"""Names of simulators for what only critics may see, and ours."""
+PLAIN = {(): "alone", ("critical_angle",): "critical_angle", ("agent", "qpos"): "agent/qpos"}
+
+
+def nested(path: tuple[str, ...], leaf: Any, kind: Any = dict) -> Any:
+    return nested(path[:-1], kind({path[-1]: leaf}), kind) if path else leaf
+
+
+@pytest.mark.parametrize(("path", "name"), (MARKED | PLAIN).items(), ids=str)
+def test_every_adapter_has_one_rule_of_names(path: tuple[str, ...], name: str) -> None:
+    """Gymnasium and EnvPool; another process; ManiSkill, which joins names by _; mjlab's groups."""
+    box = nested(path, spaces.Box(-1, 1, (2,), np.float32), spaces.Dict)
+    assert [entry.name for entry in entries(box, "alone", "")] == [name]
+    assert [*gymnasium_rows._parts(box, ())] == [name if path else "state"]
+    if not path:
+        return
+    (shown,) = observations.flat(nested(path, torch.zeros(1, 2)))
+    assert shown == name if len(path) == 1 else hidden(shown) == hidden(name)
+    assert [*grouped(nested(path, np.zeros(2)))] == [name]
+
+
+def test_the_groups_of_mjlab() -> None:
+    groups = {"actor": 0, "critic": 1, "privileged_terms": {"mass": 2}, "camera": 3}
+    assert grouped(groups) == {
+        "state": 0, "critic/state": 1, "privileged/terms/mass": 2, "camera": 3
+    }  # fmt: skip
+
+
+def test_two_observations_of_one_name_are_refused() -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    with pytest.raises(ValueError, match="privileged/state"):
+        entries(spaces.Dict({"privileged_state": box, "state_privileged": box}), "state", "Env-v0")
+
+
 def test_envpool_playground() -> None:
     pytest.importorskip("envpool")
     from envs import envpool
@@ -110,6 +160,8 @@ def test_views_for_other_libraries() -> None:
     assert view.observation_space.shape == (2,)
     obs, _ = view.reset(seed=0)
     assert view.observation_space.contains(obs)
+    peer = VecView(Gym(Config("embodied/Asymmetric-v0", 1)))
+    assert peer.observation_space.shape == (2,) == peer.reset().shape[1:]
     both = GymView(Gym(Config("embodied/Asymmetric-v0", 1)), asymmetric=True)
     assert set(both.observation_space.spaces) == {"state", *HIDDEN}
     lerobot = LeRobotEnv(Gym(Config("embodied/Asymmetric-v0", 1)), "none", 5)

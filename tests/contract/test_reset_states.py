@@ -3,6 +3,8 @@ the env's own."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,29 +14,81 @@ import pytest
 import torch
 import yaml
 
+import envs
+from embodied.checks.teacher_envs import need
 from embodied.core import tensors as tt
-from embodied.core.build import build
-from embodied.core.env import NotSavable, VecEnv
+from embodied.core.build import build, resolve
+from embodied.core.env import NotSavable, StateRoles, VecEnv
 from embodied.core.env_contract import errors_in_one_line, random_actions
 from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.resets.reset_wrapper import ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
 from embodied.teachers.teacher import Curriculum
 from envs.wrappers.time_limit import LimitConfig, TimeLimit
-from tests.contract.test_env import FILES, GIVEN
+from tests.contract.test_env import APART, FILES, GIVEN, WIRED
+from tests.contract.test_teacher import FILES as TEACHER_FILES
 
-TEACHERS = ("snapshot", "reverse", "trajectory")
+NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHER_FILES}
+TEACHERS = [name for name, node in NODES.items() if need(node["_target_"]) == "states"]
 PLAYER = {"_target_": "policies.random.Random"}
+ALL = {*Path("configs/env").glob("*.yaml")}
+INSIDE = {
+    "Rows": "MiniGrid with the Gymnasium back end",
+    "Pool": "MiniGrid with EnvPool's",
+    "NanGuard": "keeps no state",
+}
+"""Classes that no YAML names, and where they are."""
+BY_OTHERS = ("envs.process.worker", "envs.hardware_sim")
+"""Modules that need another Python, or that are no environments."""
 STEPS = 6  # of a recorded episode
-COUNTS = {"numbers": {2}, "wrapper1/kept": {0}}
-"""Columns that count steps and are no clocks: Crafter's time of day, a length of a history."""
+WORD = 2**24
+LONG = 100  # steps of an episode that goes on after a state was taken over
+COUNTS: dict[str, dict[str, set[int]]] = {
+    "": {
+        "physics": {0},  # seconds of MuJoCo, which nothing reads
+        "wrapper1/kept": {0},  # the length of a history
+        "wrapper1/clock": {0},  # seconds of an energy tank, which reads differences only
+        "wrapper1/counts": set(range(1000)),  # how often each symbol was seen
+    },
+    # The time of day; hunger, thirst and tiredness of the player.
+    "Crafter": {"numbers": {2}, "vitals": {0, 1, 2, 3}},
+}
+"""Columns that grow with every step and are no clocks of an episode."""
+TELLS_TIME = {"clock"}  # the observation of rooms that says how late in the episode it is
+
+
+def test_every_environment_class_is_put_to_the_test() -> None:
+    """By a YAML of its own, or inside of one; a new class is found here without being listed."""
+    made = {kind for file in ALL for kind in targets(yaml.safe_load(file.read_text()))}
+    assert ALL - set(FILES) == WIRED | APART
+    for module in pkgutil.walk_packages(envs.__path__, "envs."):
+        if not module.name.startswith(BY_OTHERS):
+            importlib.import_module(module.name)
+    known = {kind for kind in below(VecEnv) if kind.__module__.startswith("envs.")}
+    missing = {kind.__name__ for kind in known if not any(issubclass(m, kind) for m in made)}
+    assert missing == set(INSIDE)
+
+
+def targets(node: Any) -> Iterator[type]:
+    """The classes that a YAML names."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for each in inner:
+        yield from targets(each)
+    if isinstance(node, dict) and "_target_" in node:
+        yield resolve(node["_target_"], object)
+
+
+def below(kind: type) -> set[type]:
+    """All subclasses."""
+    return {each for sub in kind.__subclasses__() for each in {sub, *below(sub)}}
 
 
 @dataclass
 class World:
-    env: VecEnv
+    env: TimeLimit
     saved: Trajectories
 
     def placed(self, seed: int) -> tuple[Tensors, Tensors]:
@@ -55,16 +109,34 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     env = build({**node, "num_envs": 2}, VecEnv)
     # Short episodes; the limit is one more clock.
     env = TimeLimit(LimitConfig(STEPS), env)
-    env.reset(0)
-    try:
-        env.get_state()
-        _ = env.state_roles
-    except NotSavable as reason:
+    if reason := refusal(env):
         env.close()
-        pytest.skip(str(reason))
+        pytest.skip(reason)
     player = build(PLAYER, reset_distribution.Policy, spec=env.spec).eval()
     yield World(env, record_trajectories(player, env, 2, 2, seed=0, gamma=0.9))
     env.close()
+
+
+def refusal(env: VecEnv) -> str:
+    """Why no state can be taken over; empty where it can. An environment that saves its rows has to
+    say so itself: it is not enough to have forgotten `state_roles`."""
+    env.reset(0)
+    try:
+        env.get_state()
+    except NotSavable as reason:
+        return str(reason)
+    assert type(innermost(env)).state_roles is not VecEnv.state_roles, "it declares no roles"
+    try:
+        _ = env.state_roles
+    except NotSavable as reason:
+        return str(reason)
+    return ""
+
+
+def innermost(env: VecEnv) -> VecEnv:
+    while isinstance(env, Wrapper):
+        env = env.env
+    return env
 
 
 def played(env: VecEnv, seed: int) -> list[Tensors]:
@@ -78,30 +150,39 @@ def played(env: VecEnv, seed: int) -> list[Tensors]:
     return seen
 
 
-def counters(env: VecEnv) -> dict[str, list[int]]:
-    """The columns of integer leaves that are 0 after a reset and the number of steps after each."""
+def counters(env: VecEnv) -> dict[str, set[int]]:
+    """The columns that every step of every env increases (or decreases) by the same amount."""
     seen = max((played(env, seed) for seed in range(6)), key=len)
     assert len(seen) > 2, "no episode of three steps"
-    found: dict[str, list[int]] = {}
+    found: dict[str, set[int]] = {}
     for key, value in seen[0].items():
-        if value.is_floating_point() or value.dtype == torch.bool or key.startswith("obs/"):
+        if value.dtype == torch.bool or key.startswith("obs/"):
             continue
-        flat = torch.stack([state[key].reshape(2, -1).long() for state in seen])
-        steps = torch.arange(len(seen))[:, None, None]
-        columns = (flat == steps).flatten(0, 1).all(0).nonzero().flatten().tolist()
-        found |= {key: columns} if columns else {}
+        change = torch.stack([state[key].reshape(2, -1).double() for state in seen]).diff(dim=0)
+        same = (change - change[0, 0]).abs() <= 1e-6 * change[0, 0].abs()
+        columns = ((change[0, 0] != 0) & same.all(0).all(0)).nonzero().flatten().tolist()
+        found |= {key: set(columns)} if columns else {}
     return found
 
 
 def test_every_counter_of_steps_is_declared_a_clock(world: World) -> None:
-    declared = world.env.state_roles.clocks
+    roles = world.env.state_roles
+    fine = COUNTS[""] | COUNTS.get(type(innermost(world.env)).__name__, {})
     for key, found in counters(world.env).items():
-        columns = set(found) - COUNTS.get(key, set())
-        if not columns:
+        known = [part[key] for part in (roles.clocks, roles.generators) if key in part]
+        columns = found - fine.get(key, set()) - {c for each in known if each for c in each}
+        assert not columns or None in known, f"{key}{columns} grows by steps: declare it a clock"
+
+
+def test_every_random_word_is_declared_a_generators(world: World) -> None:
+    """Whole numbers beyond 2^24 count nothing: they are words of a generator, or a seed."""
+    declared = world.env.state_roles.generators
+    for key, value in played(world.env, 3)[-1].items():
+        if value.is_floating_point() or key.startswith("obs/"):
             continue
-        assert key in declared, f"{key}[{columns}] counts steps and is not declared a clock"
-        known = declared[key]
-        assert known is None or columns <= set(known), key
+        words = (value.reshape(2, -1).long().abs() > WORD).any(0).nonzero().flatten().tolist()
+        known = declared.get(key, ())
+        assert known is None or set(words) <= set(known), f"{key}: declare it a generator"
 
 
 def test_clocks_begin_anew(world: World) -> None:
@@ -120,15 +201,53 @@ def test_clocks_begin_anew(world: World) -> None:
     assert ends[-1].truncated.cpu()[alive | ends[-1].truncated.cpu()].all()
 
 
+def continued(env: VecEnv, state: Tensors) -> list[tuple[Tensors, torch.Tensor]]:
+    """Observations and rewards [1] of env 0 from `state` on, until its first episode ends."""
+    env.set_state(tt.each(state, torch.clone))
+    seen = []
+    for action in random_actions(env, LONG, seed=3):
+        step = env.step(action)
+        if step.ended[0]:
+            break
+        obs = {key: value[:1].clone() for key, value in step.next_obs.items()}
+        seen.append((obs, step.reward[:1].clone()))
+    return seen
+
+
+def test_an_episode_goes_on_as_it_was_saved(world: World) -> None:
+    """Events that were due k steps after the saved state are due k steps after it was taken."""
+    env = world.env.env
+    env.reset(9)
+    for action in random_actions(env, 3, seed=9):
+        env.step(action)
+    saved, roles = tt.each(env.get_state(), torch.clone), env.state_roles
+    rows = torch.arange(env.num_envs)
+    anew = restored(saved, rows, saved, rows, StateRoles(roles.clocks, {}, roles.times))
+    both = zip(continued(env, saved), continued(env, anew), strict=False)
+    for at, (one, other) in enumerate(both):
+        for key in one[0].keys() - TELLS_TIME:
+            assert torch.equal(one[0][key], other[0][key]), f"{key}, {at + 1} steps later"
+        assert torch.equal(one[1], other[1]), f"the reward, {at + 1} steps later"
+
+
 def test_generators_are_the_own_ones_of_the_env(world: World) -> None:
-    """The next episode of an env is the same whether or not it took over a saved state."""
+    """The next episode of an env is the same whether or not it took over a saved state, noise of
+    its steps included, and two envs that took over one state have different ones."""
     before, after = world.placed(seed=7)
-    firsts = []
+    for key, columns in world.env.state_roles.generators.items():
+        own = slice(None) if columns is None else list(columns)
+        assert torch.equal(after[key].reshape(2, -1)[:, own], before[key].reshape(2, -1)[:, own])
+    episodes = []
     for state in (before, after):
         world.env.set_state(state)
-        firsts.append(tt.each(dict(world.env.reset()), torch.clone))
-    for key in firsts[0]:
-        assert torch.equal(firsts[0][key], firsts[1][key]), f"{key} of the next episode"
+        first = tt.each(dict(world.env.reset()), torch.clone)
+        steps = [world.env.step(action) for action in random_actions(world.env, 2, seed=8)]
+        episodes.append([first, *(tt.each(step.next_obs, torch.clone) for step in steps)])
+    for one, other in zip(*episodes, strict=True):
+        for key in one:
+            assert torch.equal(one[key], other[key]), f"{key} of the next episode"
+    differ = [not torch.equal(v[0], v[1]) for obs in episodes[1] for v in obs.values()]
+    assert any(differ), "both envs have the same next episode"
 
 
 @pytest.mark.parametrize("name", TEACHERS)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = {
     "embodied/core/node_settings.py",
+    "tests/contract/test_reset_states.py",
     "tests/golden/make_names.py",
     "tests/golden/test_old_runs.py",
 }

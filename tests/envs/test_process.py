@@ -137,6 +137,7 @@ def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
     env = made()
     env.reset(seed=0)
     env.channel.process.kill()
+    env.channel.process.wait()  # so that its pipe is broken, whatever the load
     with pytest.raises(WorkerError, match=r"ended \(exit code -9\)"):
         env.step(torch.zeros(3, 1))
     env.close()

@@ -100,7 +100,8 @@ def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
         obs, first = step.obs, step.ended
     assert step.terminated.item(), "it was lifted"
     end, after = float(made.probability(step.next_obs)), float(made.probability(step.obs))
-    assert end > 0.1 and end > 3 * max(begun, after), (begun, end, after)
+    # Its absolute value depends on the exact step in which the arm is stopped.
+    assert end > 0.01 and end > 50 * max(begun, after), (begun, end, after)
     rows = {f"next_obs/{k}": v for k, v in step.next_obs.items()}
     paid = made({**rows, "discount": torch.zeros(1)})
     assert paid.tolist() == [float(end > made.calibration.threshold)]

@@ -12,6 +12,8 @@ from mjlab.envs import ManagerBasedRlEnv
 from mjlab.tasks.registry import list_tasks, load_env_cfg
 from mjlab.utils.random import seed_rng
 
+from .names import grouped
+
 
 class Rows:
     """All rows are one batch: they are stepped together, and share one random generator."""
@@ -31,7 +33,7 @@ class Rows:
             config.episode_length_s = settings["horizon"] * period
         self.env = ManagerBasedRlEnv(config, device=_device(settings["device"]))
         self.scale, self.finite = settings["action_scale"], config.is_finite_horizon
-        obs = _flat(self.env.reset()[0])
+        obs = grouped(self.env.reset()[0])
         size = self.env.action_manager.total_action_dim
         self.spec = {
             "obs": {name: _leaf(value) for name, value in obs.items()},
@@ -44,7 +46,7 @@ class Rows:
         if seeded:
             seed_rng(int(seeds[0]))
         obs, _ = self.env.reset(env_ids=torch.as_tensor(rows, device=self.env.device))
-        for name, value in _flat(obs).items():
+        for name, value in grouped(obs).items():
             arrays[f"obs/{name}"][rows] = value[rows].cpu().numpy()
 
     def step(self, arrays: dict[str, Any], rows: Any) -> None:
@@ -52,23 +54,11 @@ class Rows:
         action = torch.as_tensor(arrays["action"], device=self.env.device) * self.scale
         obs, reward, over, late, _ = self.env.step(action)
         over = over | late if self.finite else over
-        for name, value in _flat(obs).items():
+        for name, value in grouped(obs).items():
             arrays[f"next_obs/{name}"][:] = value.cpu().numpy()
         arrays["reward"][:] = reward.cpu().numpy()
         arrays["terminated"][:] = over.cpu().numpy()
         arrays["truncated"][:] = (late & ~over).cpu().numpy()
-
-
-def _flat(obs: Any) -> dict[str, Any]:
-    """Observations by our names: `actor` is `state`, `critic` is for critics only."""
-    flat = {}
-    for group, value in obs.items():
-        name = {"actor": "state", "policy": "state", "critic": "critic/state"}.get(group, group)
-        if isinstance(value, torch.Tensor):
-            flat[name] = value
-        else:
-            flat.update({f"{name}/{term}": part for term, part in value.items()})
-    return flat
 
 
 def _leaf(value: Any) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""The page of results: a plot of every study of docs/evidence that is not withdrawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from embodied import evidence
+from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.reports.svg import several
+from embodied.study.page import intervals, profiles
+
+Facts = Mapping[str, Any]
+
+KINDS = {
+    "improvement": "Improvements of a base policy or from recorded data",
+    "comparison": "Two ways to learn",
+    "reproduction": "Beside another implementation",
+}
+STYLE = """<style>
+.results { --main: #0b6bcb; --second: #c2410c; --third: #15803d; --fourth: #7e22ce;
+  --fifth: #a16207; --sixth: #0e7490; max-width: 620px; }
+.results svg { display: block; width: 100%; height: auto; }
+.results text { font-size: 11px; fill: currentColor; }
+.results .y { text-anchor: end; } .results .x { text-anchor: middle; }
+.results .grid { stroke: currentColor; opacity: .15; }
+.results .line { fill: none; stroke: var(--main); stroke-width: 2; }
+.results .dot { fill: var(--main); }
+.results .whisker { stroke: var(--main); stroke-width: 5; opacity: .25; }
+.results .legend { display: flex; flex-wrap: wrap; gap: 0 16px; font-size: 13px; margin: 4px 0; }
+</style>"""
+HEAD = """# Results
+
+{drawn} studies in plots, drawn from the files of the [table of evidence](evidence.md).
+The table says what each of them shows and where it ends. {withdrawn} others are withdrawn under the
+[rules of evidence](studies.md#rules-of-evidence) and are not drawn: their numbers are in the table.
+
+A small dot is one run (one seed). Where the rules allow an interval, the bar is the 95% bootstrap
+interval of the interquartile mean, which is the large dot; otherwise the runs stand alone: from
+fewer than five seeds, or from seeds on which settings may have been chosen, no interval follows.
+`python -m embodied.evidence STUDY` runs one of them again; the minutes are those of all of its
+runs, on one thread of a two-core machine.
+"""
+NONE = "No study stands today: all of them are withdrawn until they are run with fair baselines."
+
+
+def page() -> str:
+    """The page as Markdown with inline SVG."""
+    known = sorted(evidence.TABLE.with_suffix("").glob("*.json"))
+    every = {p.stem: evidence.current(p.stem, json.loads(p.read_text())) for p in known}
+    drawn = {name: facts for name, facts in every.items() if not facts["withdrawn"]}
+    lines = [STYLE, "", HEAD.format(drawn=len(drawn), withdrawn=len(every) - len(drawn))]
+    lines += ["## Probability of improvement", "", *improvements(drawn)]
+    for kind, title in KINDS.items():
+        lines += ["", f"## {title}", ""]
+        ours = [name for name in drawn if evidence.study_of(name).kind == kind]
+        lines += [line for name in ours for line in section(name, drawn[name])] or [NONE]
+    return "\n".join(lines) + "\n"
+
+
+def improvements(drawn: Mapping[str, Facts]) -> Iterator[str]:
+    """Of the studies that may have an interval: how probably a run beats one of the baseline."""
+    found = {}
+    for name, facts in drawn.items():
+        if not facts["seeds_alone"]:
+            pair = [facts["scores"][facts[side]] for side in ("result", "baseline")]
+            ours, base = pair if facts["direction"] == "maximize" else pair[::-1]
+            higher, low, high = probability_of_improvement(ours, base)
+            found[name] = {"scores": [], "iqm": higher, "interval": (low, high)}
+    yield "How probably a run of the method is better than one of its baseline, with its 95%"
+    yield "bootstrap interval; at 0.5 they cannot be told apart."
+    yield from ("", figure(intervals(found)))
+
+
+def section(name: str, facts: Facts) -> Iterator[str]:
+    """One study: its runs and, with an interval, its performance profile."""
+    allowed = not facts["seeds_alone"]
+    variants = {
+        variant: {"scores": scores} | (summary(scores) if allowed else {})
+        for variant, scores in facts["scores"].items()
+    }
+    minutes = sum(facts["minutes"].values()) * len(facts["seeds"])
+    yield from (f"### {facts['method']}", "", f"{facts['task']}. Metric: `{facts['metric']}`.")
+    yield f"Baseline `{facts['baseline']}`, result `{facts['result']}`; study `{name}`,"
+    yield f"{minutes:.0f} minutes."
+    if not allowed:
+        yield f"Runs alone: {facts['seeds_alone']}."
+    yield from ("", figure(intervals(variants)), "")
+    if allowed:
+        yield from ("Share of runs above a score:", "")
+        yield from (figure(several(profiles(variants), "share of runs")), "")
+
+
+def summary(scores: list[float]) -> dict[str, Any]:
+    return {"iqm": iqm(scores), "interval": bootstrap_interval(scores)}
+
+
+def figure(drawn: str) -> str:
+    return f'<div class="results">{drawn}</div>'
