@@ -8,8 +8,8 @@ see `envs.ogbench.play`.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
-from typing import Any
+import warnings
+from dataclasses import dataclass
 
 import gymnasium
 
@@ -56,11 +56,12 @@ class Ogbench(gym.Gym):
         super().__init__(
             gym.Config(config.id, config.num_envs, horizon=config.horizon, text=config.text)
         )
-        scene: Any = self.envs[0].unwrapped
-        self.spec = replace(self.spec, dt=getattr(scene, "_control_timestep", 0) or scene.dt)
 
     def make_one(self) -> gymnasium.Env:
         name, horizon = self.config.id, self.config.horizon
-        if self.play:
-            return Play(name, horizon)
-        return Task(gymnasium.make(name, disable_env_checker=True, max_episode_steps=horizon))
+        with warnings.catch_warnings():  # of the package's Boxes, about their precision
+            warnings.simplefilter("ignore", UserWarning)
+            if self.play:
+                return Play(name, horizon)
+            made = gymnasium.make(name, disable_env_checker=True, max_episode_steps=horizon)
+            return Task(made)

@@ -17,21 +17,38 @@ import numpy as np
 from ogbench.manipspace.envs.manipspace_env import ManipSpaceEnv
 
 
-class Task(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A manipulation scene or a maze; the control period is `dt`."""
+class Task(gymnasium.Env[Any, Any]):
+    """A manipulation scene or a maze, made by the package."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.drawn = NumpyRandom()
+    def __init__(self, made: gymnasium.Env[Any, Any]) -> None:
+        self.made, self.drawn = made, NumpyRandom()
+        self.metadata, self.render_mode = made.metadata, made.render_mode
+        self.action_space, self.observation_space = made.action_space, made.observation_space
+
+    @property
+    def dt(self) -> float:
+        """Seconds per step."""
+        made: Any = self.made.unwrapped
+        return float(made.control_timestep() if is_scene(made) else made.dt)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
         if seed is not None:
             self.drawn.seed(seed)
         with self.drawn.used():
-            obs, info = self.env.reset(seed=seed, options=options)
-        return (cleared(self.unwrapped) if is_scene(self.unwrapped) else obs), info
+            obs, info = self.made.reset(seed=seed, options=options)
+        return (cleared(self.made.unwrapped) if is_scene(self.made.unwrapped) else obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.made.step(action)
+
+    def render(self) -> Any:
+        return self.made.render()
+
+    def close(self) -> None:
+        self.made.close()
 
 
 def is_scene(env: Any) -> bool:
