@@ -75,7 +75,9 @@ class Scripted(Policy):
         super().__init__()
         state = spec.obs.get("state")
         if config.task not in TASKS or state is None or state.shape != (39,):
-            raise ConfigError(f"task={config.task}: {', '.join(TASKS)} of env=envpool_metaworld_TASK")
+            raise ConfigError(
+                f"task={config.task}: {', '.join(TASKS)} of env=envpool_metaworld_TASK"
+            )
         self.spec, self.config = spec, config
         phases = TASKS[config.task]
         self.last = len(phases) - 1

@@ -134,7 +134,10 @@ class Scripted(Policy):
         rise = torch.full((len(tool), 1), STEP)
         ways = [above, reach, 0 * reach]
         ways += [torch.cat([still, up], 1), torch.cat([across, up], 1)]
-        ways += [torch.cat([across, down], 1), torch.cat([still, rise * (stage == OPEN)[:, None]], 1)]
+        ways += [
+            torch.cat([across, down], 1),
+            torch.cat([still, rise * (stage == OPEN)[:, None]], 1),
+        ]
         return torch.stack(ways, 1)[torch.arange(len(tool)), stage]
 
     def _yaw(self, stage: Tensor, body: Tensor, tool: Tensor) -> Tensor:

@@ -26,7 +26,9 @@ class Rows:
     def __init__(self, settings: dict[str, Any], count: int) -> None:
         task = settings["task"]
         if task not in REGISTERED_ENVS:
-            raise ValueError(f"no task {task!r}; robosuite has {', '.join(sorted(REGISTERED_ENVS))}")
+            raise ValueError(
+                f"no task {task!r}; robosuite has {', '.join(sorted(REGISTERED_ENVS))}"
+            )
         self.envs = [_made(settings) for _ in range(count)]
         self.horizon, self.at = settings["horizon"], [0] * count
         obs = self.envs[0].reset()
