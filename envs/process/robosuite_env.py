@@ -17,8 +17,8 @@ APART = "robosuite"
 class Config:
     """`task`: a name of robosuite (Lift, PickPlaceCan, NutAssemblySquare, ...); `robot`: its arm;
     `shaped`: its dense reward; `horizon`: time limit (steps of 50 ms); `python`: the interpreter
-    that has it (empty: the variable EMBODIED_ROBOSUITE_PYTHON, else .venv-robosuite); `timeout`: how
-    long an answer may take, s.
+    that has it (empty: the variable EMBODIED_ROBOSUITE_PYTHON, else .venv-robosuite); `timeout`:
+    how long an answer may take, s.
     """
 
     task: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_play_goes_on_where_the_task_is_solved() -> None:
     steps = [env.step(torch.zeros(1, 5)) for _ in range(5)]
     assert [step.reward.item() for step in steps] == [0, 0, 0, 0, 0]
     assert all(step.terminated.all() and step.log["success"].all() for step in steps[:-1])
-    for before, after in zip(steps[:-1], steps[1:], strict=True):
+    for before, after in pairwise(steps):
         assert torch.equal(before.obs["state"], before.next_obs["state"]), "the same scene"
         assert not torch.equal(before.obs["state"], after.obs["state"])
     ended = steps[-1]
