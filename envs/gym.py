@@ -67,7 +67,7 @@ class Gym(VecEnv):
         if config.num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
         self.config, self.num_envs = config, config.num_envs
-        self.envs = [make(config) for _ in range(config.num_envs)]
+        self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
         self._actions = Actions(first.action_space, config.id)
         self._entries = entries(first.observation_space, config.obs_key, config.id)
@@ -81,6 +81,10 @@ class Gym(VecEnv):
         )
         self._now: Tensors = {}
         self._knows_success = False
+
+    def make_one(self) -> gymnasium.Env:
+        """One of the environments."""
+        return make(self.config)
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
