@@ -49,7 +49,9 @@ def make(
     spec = Spec(obs, act or Leaf((ACT,), low=-1.0, high=1.0), dt=0.1)
     made = build({"_target_": DETERMINISTIC, **SMALL, **policy}, Policy, spec=spec)
     given = {"_target_": TD3, "batch_size": 40, **SMALL, **learner}
-    return build(given, Learner, policy=made, spec=spec)
+    found = build(given, Learner, policy=made, spec=spec)
+    assert isinstance(found, Td3)
+    return found
 
 
 def batch(learner: Td3) -> Tensors:
