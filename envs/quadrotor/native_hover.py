@@ -88,7 +88,7 @@ class NativeHover:
         n = self.env.num_envs
         obs, reward = self._empty(), torch.empty(n)
         terminated, truncated = torch.empty(2, n, dtype=torch.bool).unbind()
-        action = action.detach().to(torch.float32).contiguous()
+        action = action.detach().to("cpu", torch.float32).contiguous()
         failed = self.library.hover_step(
             self.settings,
             self._flights(),
@@ -132,7 +132,7 @@ class NativeHover:
     def _flights(self) -> Any:
         env = self.env
         tensors = (env.state, env.bodies, env.hidden, env.task, env.count, env.streams.state)
-        return ctypes.byref(Flights(*(tensor.data_ptr() for tensor in tensors), env.num_envs))
+        return ctypes.byref(Flights(*(native.address(tensor) for tensor in tensors), env.num_envs))
 
 
 def settings(env: Env, spread: float, start: float) -> Settings:
