@@ -13,11 +13,12 @@ import torch
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.device import pick_device
-from embodied.core.env import VecEnv
+from embodied.core.env import HasNativeCode, VecEnv
 from embodied.core.env_contract import require_start
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
+from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
@@ -77,12 +78,18 @@ class RunComponents:
         self.evaluation = None if self.env is None else RunEvaluation(config, self.env)
 
     def describe_kernels(self) -> str:
-        """One line: the matrix product, and whether the update is native code or why not."""
-        obstacle = self.learner.native_obstacle() if self.kernels.native else ""
-        if obstacle == "":
-            return self.kernels.note
-        how = "native code" if obstacle is None else f"PyTorch ({obstacle})"
-        return f"{self.kernels.note}; update: {how}"
+        """One line: the matrix product, and whether the update and the environment are native code
+        or why not."""
+        obstacles = {"update": self.learner.native_obstacle() if self.kernels.native else ""}
+        env = None if self.env is None else find_protocol(self.env, HasNativeCode)
+        if env is not None:
+            obstacles["environment"] = env.native_obstacle()
+        parts = [self.kernels.note]
+        for name, obstacle in obstacles.items():
+            if obstacle != "":
+                how = "native code" if obstacle is None else f"PyTorch ({obstacle})"
+                parts.append(f"{name}: {how}")
+        return "; ".join(parts)
 
     def _make_policy(self) -> tuple[Policy, Policy]:
         """The policy that acts, and the trainable part of it (the same without `finetune`)."""

@@ -45,6 +45,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "maniskill_pick_cube": {"backend": "cpu"},
     "maniskill_pick_cube_rgb": {"backend": "cpu"},
     "maniskill_push_cube": {"backend": "cpu"},
+    "quadrotor": {"native": False},
+    "quadrotor_randomized": {"native": False},
 }
 
 FILE = "envs.json"
