@@ -146,6 +146,12 @@ class RayActor(RemoteActor):
         self.queue = deque(self._message(each) for each in self.queue)
         return list(self.queue)
 
+    def remaining(self) -> list[bytes]:
+        made = list[bytes]()
+        with suppress(ActorDied):
+            made.extend(self._message(each) for each in self.queue)
+        return made
+
     def put_back(self, messages: list[bytes]) -> None:
         self.queue = deque(messages)
 
