@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,40 +10,11 @@ from typing import Any
 
 from embodied.core.build import ConfigError
 from embodied.study.launchers import Launcher, Training
+from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED, program
 from embodied.training.actors.ray_cluster import connect, imported
 
 KNOWN = ("cpus", "gpus")
-
-
-class Runner:
-    """The actor: runs a training on its machine. Ray calls its methods in two threads."""
-
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self.asked = False  # to interrupt it
-
-    def run(self, words: Sequence[str], log: str, folder: str) -> int:
-        """Run `words` in `folder` to the end; returns the exit code."""
-        if self.asked:
-            return STOPPED
-        with Path(log).open("a") as said:
-            self.process = subprocess.Popen(
-                words,
-                cwd=folder,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the sweep's, which interrupts
-            )
-        if self.asked:
-            self.interrupt()
-        return self.process.wait()
-
-    def interrupt(self) -> None:
-        """SIGINT, also to one that begins later."""
-        self.asked = True
-        if self.process is not None:
-            self.process.send_signal(signal.SIGINT)
 
 
 class RayTraining(Training):
@@ -71,7 +41,8 @@ class RayTraining(Training):
     def _code(self, timeout: float | None) -> int | None:
         if self.code is None and self.ray.wait([self.end], timeout=timeout)[0]:
             try:
-                self.code = self.ray.get(self.end)
+                code = self.ray.get(self.end)
+                self.code = STOPPED if code is None else code
             except self.ray.exceptions.RayError:
                 self.code = STOPPED
             self.ray.kill(self.runner)

@@ -1,7 +1,7 @@
 """Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
 
-A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`launchers`). It evaluates and
-saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
+A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`launchers`). It evaluates
+and saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
 trial saves where it is (as after Ctrl-C), and can be resumed exactly by hand. A sweep that was
 interrupted goes on with the same trials: Optuna's journal keeps what was tried, and unfinished runs
 are resumed exactly from their last checkpoint.

@@ -252,7 +252,8 @@ def require_open(address: str) -> None:
 
 
 def imported(setting: str = "data.actors_on=ray") -> Any:
-    """The module `ray`, which `setting` needs; it sends no usage statistics unless the user's environment says so."""
+    """The module `ray`, which `setting` needs; it sends no usage statistics unless the user's
+    environment says so."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         return import_module("ray")
