@@ -27,7 +27,9 @@ from tests.training.actors.helper import (
     NODE,
     alive,
     equal,
+    lost_in,
     run,
+    step_of,
 )
 
 ACTED = {**NODE["data"], "actors": 2}
@@ -180,17 +182,6 @@ def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None
         assert lost_in(loop) == [0, 1]
     finally:
         parts.close()
-
-
-def step_of(loop: Any) -> int:
-    """The count of the env after one more step."""
-    return int(loop._step()[1].next_obs["state"][0, 0])
-
-
-def lost_in(loop: Any) -> list[int]:
-    """The envs whose running episodes were lost in the last step."""
-    lost = loop.collector.restarted
-    return [] if lost is None else lost.tolist()
 
 
 def test_an_actor_that_died_before_a_checkpoint_is_replaced(tmp_path: Path) -> None:
