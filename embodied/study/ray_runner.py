@@ -29,7 +29,7 @@ class Runner:
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is the sweep's, which interrupts
-                preexec_fn=interrupted_without_a_parent,
+                preexec_fn=hear_interrupts,
             )
         if self.asked:
             self.interrupt()
@@ -42,6 +42,8 @@ class Runner:
             self.process.send_signal(signal.SIGINT)
 
 
-def interrupted_without_a_parent() -> None:
-    """Of a training whose actor is killed, as Ray does when the sweep itself is: it saves."""
+def hear_interrupts() -> None:
+    """In the training's process before it begins: it hears SIGINT, which the threads of an actor
+    block, and is sent one when its actor is killed, as Ray does when the sweep itself is."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGINT))
