@@ -10,8 +10,7 @@ from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, parse
 
 OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")
-PLACES = ("slurm", "ray")  # whose options may be given
-OWN += ("on", *PLACES)
+OWN += ("on", "slurm")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  KEY=choice:A,B,C      one of these\n"
         "and of the sweep itself: trials=20 metric=eval/return direction=maximize|minimize\n"
         "rungs=4 pruner=median|halving|none sweep_seed=0 workers=N out=DIR\n"
-        "on=here|slurm|ray slurm='OPTIONS of sbatch' ray='cpus=2 gpus=1': each trial is a job of\n"
-        "Slurm, or runs in a Ray cluster; `workers` at once\n\n"
+        "on=here|slurm slurm='OPTIONS of sbatch': a Slurm job for each trial, `workers` at once\n\n"
         "example:\n"
         "  embodied sweep experiment=pendulum_sac learner.critic_lr=log:1e-4..1e-2 \\\n"
         "      'policy.hidden=choice:[64,64],[256,256]' trials=12 out=outputs/pendulum_sweep\n"
@@ -43,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     sweep = sweep_of(own, words, args.config_dir)
     out = Path(own.get("out") or "outputs/sweep")
     workers = _number(own, "workers", cores())
-    where = launcher(own.get("on", "here"), {key: own[key] for key in PLACES if key in own})
+    where = launcher(own.get("on", "here"), own.get("slurm"))
 
     def done(found: Any) -> None:
         write_sweep(out.name, sweep, found, out)

@@ -1,4 +1,4 @@
-"""Where the trainings of a sweep run: processes of this machine, jobs of Slurm, or on Ray."""
+"""Where the trainings of a sweep run: processes of this machine, or jobs of a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from embodied.core.build import ConfigError
 from embodied.study.study import program
@@ -18,27 +17,16 @@ from embodied.study.study import program
 WARNED = 120  # s before a job's time limit in which its training saves where it is
 
 
-class Training(Protocol):
-    """A training that runs somewhere, as `subprocess.Popen` has it."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended. subprocess.TimeoutExpired."""
-        ...
-
-
 class Launcher(ABC):
     """Starts trainings and asks them to save and end."""
 
     @abstractmethod
-    def start(self, words: Sequence[str], folder: Path) -> Training:
-        """Begin the training `words`. FOLDER.log has what it prints."""
+    def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+        """A process that ends with the training `words`, with its exit code. FOLDER.log has what
+        the training prints."""
 
     @abstractmethod
-    def interrupt(self, process: Training, folder: Path) -> None:
+    def interrupt(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         """SIGINT: the training of `folder` saves a checkpoint and ends."""
 
 
@@ -49,8 +37,7 @@ class Here(Launcher):
         with Path(f"{folder}.log").open("a") as log:
             return subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
 
-    def interrupt(self, process: Training, folder: Path) -> None:
-        assert isinstance(process, subprocess.Popen)
+    def interrupt(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         process.send_signal(signal.SIGINT)
 
 
@@ -74,7 +61,7 @@ class Slurm(Launcher):
                 start_new_session=True,  # Ctrl-C: `interrupt` ends the job, then sbatch ends
             )
 
-    def interrupt(self, process: Training, folder: Path) -> None:
+    def interrupt(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         job = f"--name={_name(folder)}"
         subprocess.run(["scancel", "--state=PENDING", job])  # has nothing to save
         subprocess.run(["scancel", "--batch", "--signal=INT", job])
@@ -97,16 +84,12 @@ def _name(folder: Path) -> str:
     return "-".join(part for part in folder.resolve().parts[1:] if part)
 
 
-def launcher(on: str, options: dict[str, str]) -> Launcher:
-    """`on` is here, slurm or ray; `options` by the name of where they belong."""
-    if on not in ("here", "slurm", "ray"):
-        raise ConfigError(f"on={on} should be here, slurm or ray")
-    if other := next((name for name in options if name != on), None):
-        raise ConfigError(f"{other}= has an effect with on={other} only")
+def launcher(on: str, options: str | None) -> Launcher:
+    """`on` is here or slurm; `options` (None: not given) are words of sbatch."""
+    if on not in ("here", "slurm"):
+        raise ConfigError(f"on={on} should be here or slurm")
     if on == "slurm":
-        return Slurm(shlex.split(options.get("slurm", "")))
-    if on == "ray":
-        from embodied.study.ray_launcher import Ray
-
-        return Ray(options.get("ray", ""))
+        return Slurm(shlex.split(options or ""))
+    if options is not None:
+        raise ConfigError("slurm= has no effect on this machine, only with on=slurm")
     return Here()

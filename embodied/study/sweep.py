@@ -1,7 +1,7 @@
 """Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
 
-A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`launchers`). It evaluates
-and saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
+A trial is a process of `embodied train`, here or in a Slurm job (`launchers`). It evaluates and
+saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
 trial saves where it is (as after Ctrl-C), and can be resumed exactly by hand. A sweep that was
 interrupted goes on with the same trials: Optuna's journal keeps what was tried, and unfinished runs
 are resumed exactly from their last checkpoint.
@@ -20,7 +20,7 @@ from threading import Event, Lock
 from typing import Any, Literal
 
 from embodied.core.build import ConfigError
-from embodied.study.launchers import Launcher, Training
+from embodied.study.launchers import Launcher
 from embodied.study.space import Searched
 from embodied.study.study import STOPPED, resume_words, values_of
 
@@ -183,7 +183,7 @@ def _watch(
     sweep: Sweep,
     trial: Any,
     folder: Path,
-    process: Training,
+    process: subprocess.Popen[bytes],
     stop: Event,
     launcher: Launcher,
 ) -> bool:
@@ -201,7 +201,7 @@ def _watch(
     return False
 
 
-def _interrupt(process: Training, folder: Path, launcher: Launcher) -> None:
+def _interrupt(process: subprocess.Popen[bytes], folder: Path, launcher: Launcher) -> None:
     """Let the training save and end. After Ctrl-C in a terminal it has its own signal, and a second
     one would end it at once."""
     try:

@@ -80,7 +80,7 @@ def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None
     sweep = module.Sweep(words=tuple(WORDS), space=space, trials=1, steps=40_000, rungs=20)
     study = module.open_study(sweep, tmp_path / "sweep")
     study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    on = launcher("slurm", {})
+    on = launcher("slurm", None)
     module._run_trial(sweep, study, study.ask(), tmp_path / "sweep", Event(), on)
     assert study.trials[0].state.name == "PRUNED"
     saved = int(checkpoint.find(tmp_path / "sweep" / "trial-000").name)

@@ -149,7 +149,8 @@ class RayActor(RemoteActor):
     def remaining(self) -> list[bytes]:
         made = list[bytes]()
         with suppress(ActorDied):
-            made.extend(self._message(each) for each in self.queue)
+            for each in self.queue:
+                made.append(self._message(each))
         return made
 
     def put_back(self, messages: list[bytes]) -> None:
@@ -207,7 +208,7 @@ class RayCluster(Transport):
         self.ray, self.cpus = imported(), cpus
         self.ours = not self.ray.is_initialized()
         if self.ours:
-            connect(self.ray)
+            self._connect()
         have = int(self.ray.cluster_resources().get("CPU", 0))
         if have < count * cpus:
             self.close()
@@ -215,6 +216,19 @@ class RayCluster(Transport):
                 f"data.actors={count} with threads={cpus} need {count * cpus} cores, and the Ray "
                 f"cluster has {have}: data.actors={have // cpus}"
             )
+
+    def _connect(self) -> None:
+        address = os.environ.get("RAY_ADDRESS", "")
+        options = {"include_dashboard": False, "log_to_driver": False}
+        try:
+            require_open(address)
+            self.ray.init(address or "local", logging_level=logging.WARNING, **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"no Ray cluster at {address or 'this machine'} ({first}): RAY_ADDRESS=HOST:PORT, "
+                "as `ray start --head` shows it, and the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN"
+            ) from error
 
     def start(self, settings: ActorSettings) -> RayActor:
         node = {**settings.node, "device": "cpu"}
@@ -229,21 +243,6 @@ class RayCluster(Transport):
             self.ray.shutdown()
 
 
-def connect(ray: Any) -> None:
-    """Join the cluster of RAY_ADDRESS, else start one here. ConfigError where none answers."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    options = {"include_dashboard": False, "log_to_driver": False}
-    try:
-        require_open(address)
-        ray.init(address or "local", logging_level=logging.WARNING, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"no Ray cluster at {address or 'this machine'} ({first}): RAY_ADDRESS=HOST:PORT, "
-            "as `ray start --head` shows it, and the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN"
-        ) from error
-
-
 def require_open(address: str) -> None:
     """OSError unless HOST:PORT answers; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
@@ -251,11 +250,10 @@ def require_open(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT).close()
 
 
-def imported(setting: str = "data.actors_on=ray") -> Any:
-    """The module `ray`, which `setting` needs; it sends no usage statistics unless the user's
-    environment says so."""
+def imported() -> Any:
+    """The module `ray`, which sends no usage statistics unless the user's environment says so."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
-        raise ConfigError(f'{setting} needs Ray: pip install "embodied-rl[ray]"') from error
+        raise ConfigError('data.actors_on=ray needs Ray: pip install "embodied-rl[ray]"') from error
