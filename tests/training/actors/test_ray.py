@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +27,8 @@ from tests.training.actors.helper import (
     NODE,
     alive,
     equal,
-    lost_in,
     pid_of,
     run,
-    step_of,
 )
 
 ray: Any = pytest.importorskip("ray")
@@ -106,28 +103,6 @@ def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
     finally:
         parts.close()
     assert ended(pids), "closed with the run"
-
-
-def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None:
-    """Another one evaluates; no step that was sent is lost or doubled."""
-    data = {**NODE["data"], **ON_RAY, "max_lag": 5, "warmup_steps": 20}
-    env = {**COUNTING["env"], "num_envs": 2, "hz": 100}
-    node = {**NODE, "env": env, "output": str(tmp_path), "data": data}
-    parts = RunComponents(read_config({**node, "eval": {"episodes": 40, "num_envs": 2}}))
-    try:
-        loop: Any = parts.loop
-        counts = [step_of(loop) for _ in range(10)]
-        while loop.collector.env.actors[0].waiting < 5:
-            time.sleep(0.01)
-        pid = pid_of(loop.collector.env.actors[0])
-        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
-        with pytest.warns(UserWarning, match="another one takes its place"):
-            assert parts.evaluate(20)["episodes"] == 40
-        counts += [step_of(loop) for _ in range(5)]
-        assert counts == list(range(1, 16)) and not lost_in(loop)
-        assert step_of(loop) == 1 and lost_in(loop) == [0, 1]
-    finally:
-        parts.close()
 
 
 def test_actors_end_with_a_killed_learner(tmp_path: Path, cluster: str) -> None:
