@@ -24,12 +24,12 @@ from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.training.actors.pool import ActorEnv, make_actor_env
+from embodied.training.actors.pool import ActorPool, make_actor_env
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
 from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
 from embodied.training.demonstrations import is_same, read_demonstrations
-from embodied.training.off_policy import build_off_policy
+from embodied.training.off_policy import OffPolicyLoop, build_off_policy
 from embodied.training.offline import build_offline
 from embodied.training.on_policy import build_on_policy
 from embodied.training.reward_components import write_terms
@@ -108,8 +108,8 @@ class RunComponents:
         environment the losses and errors on held-out episodes."""
         if self.evaluation is None:
             return self._evaluate_held_out(step)
-        if isinstance(self.env, ActorEnv):
-            return self.env.evaluate(self.policy, step)
+        if isinstance(self.loop, OffPolicyLoop) and isinstance(self.loop.collector, ActorPool):
+            return self.loop.collector.evaluate(step)
         return self.evaluation(self.policy, step)
 
     def _evaluate_held_out(self, step: int) -> dict[str, float]:
