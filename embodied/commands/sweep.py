@@ -33,8 +33,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from embodied.study.launchers import launcher
     from embodied.study.study import cores
-    from embodied.study.sweep import run as run_sweep
-    from embodied.study.sweep_page import best_of, facts, write_sweep
 
     own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
     words = [word for word in args.words if word.partition("=")[0] not in OWN]
@@ -42,6 +40,9 @@ def run(args: argparse.Namespace) -> None:
     out = Path(own.get("out") or "outputs/sweep")
     workers = _number(own, "workers", cores())
     where = launcher(own.get("on", "here"), own.get("slurm"))
+    # After the mistakes: these import torch.
+    from embodied.study.sweep import run as run_sweep
+    from embodied.study.sweep_page import best_of, facts, write_sweep
 
     def done(found: Any) -> None:
         write_sweep(out.name, sweep, found, out)
