@@ -59,11 +59,12 @@ def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
     """The sweep, after one training with its first values was composed: mistakes cost nothing."""
     from embodied.commands.train import fresh
     from embodied.study.space import searched
-    from embodied.study.sweep import Sweep
+    from embodied.study.sweep import Sweep, require_space
 
     found = {word: searched(word) for word in words}
     fixed = [word for word, space in found.items() if space is None]
     space = tuple(each for each in found.values() if each is not None)
+    require_space(space)
     first = [
         f"{s.key}={s.choices[0] if s.choices else int(s.low) if s.whole else s.low}" for s in space
     ]

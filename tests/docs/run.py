@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+import urllib.request
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -136,9 +137,12 @@ class Page:
             )
         self.services.append(service)
         end = time.monotonic() + LIMIT
-        while not READY.search(self._said(None)[before:]):
+        while (found := READY.search(self._said(None)[before:])) is None:
             assert service.poll() is None and time.monotonic() < end, self._said()
             time.sleep(0.1)
+        if found[0].startswith("http"):
+            with urllib.request.urlopen(found[0], timeout=LIMIT) as page:
+                assert b"<html" in page.read().lower()
 
     def close(self) -> None:
         """End what serves, as Ctrl-C does; it must end by itself, without an error."""
@@ -147,7 +151,7 @@ class Page:
         for service in self.services:
             service.send_signal(signal.SIGINT)
         for service in self.services:
-            assert service.wait(60) in (0, 130), self._said()
+            assert (code := service.wait(60)) in (0, 130), f"exit status {code}: {self._said()}"
 
     def _said(self, last: int | None = 3000) -> str:
         return self.log.read_text(errors="replace")[-last if last else None :]

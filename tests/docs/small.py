@@ -12,7 +12,10 @@ ADDED: dict[str, tuple[str, ...]] = {
     "study": ("workers=1", "seeds=[0]"),
     "eval": ("episodes=2", "num_envs=2"),
     "demos collect": ("episodes=4",),
-    "deploy": ("episodes=1", "seconds=2", "yes=true", "folder={folder}", "robot.fresh={patient}"),
+    "deploy": (
+        *("episodes=1", "seconds=2", "yes=true", "dry=true", "folder={folder}"),
+        "robot.fresh={patient}",
+    ),
     "view": ("port=0",),
     "reward compare": ("episodes=2",),
     "reward design": (
@@ -31,7 +34,7 @@ MOST = {
 }
 """By setting: a larger number is replaced by this one."""
 RESUMED = 260  # steps, of a debug run of 240
-PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time
+PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time, and dry=true
 LEARNED = 120  # steps of Stable-Baselines3's example: 20 updates
 CALLS = {"train": {"size": "debug"}, "evaluate": {"episodes": 4}, "collect": {"episodes": 8}}
 """By function of `em`: keywords that are set; `train` loses its `steps`."""

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.docs.blocks import PAGES, ROOT, Step, name_of, steps
 from tests.docs.run import Page
+from tests.docs.shared import TABLE, Shared
 
-TABLE = yaml.safe_load((Path(__file__).parent / "pages.yaml").read_text())
 STEPS = {name_of(page): steps(page.read_text()) for page in PAGES}
 RUN = {name: found for name, found in STEPS.items() if found}
 
@@ -32,38 +31,6 @@ def reason(page: str, step: Step) -> str | None:
 
 def left_out(page: str) -> dict[str, str]:
     return TABLE["not_run"].get(page, {})
-
-
-class Shared(dict[str, str]):
-    """Folders that several pages need, made when the first one asks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, name: str) -> str:
-        out = self.folder / name
-        command = TABLE["shared"][name].format_map(_With(self, out=str(out)))
-        work = self.folder / f"{name}_work"
-        work.mkdir()
-        page = Page(work)
-        page.command(command)
-        page.close()
-        self[name] = str(out)
-        return self[name]
-
-
-class _With(dict[str, str]):
-    def __init__(self, shared: Shared, **own: str) -> None:
-        super().__init__(own)
-        self.shared = shared
-
-    def __missing__(self, name: str) -> str:
-        return self.shared[name]
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    return Shared(tmp_path_factory.mktemp("shared"))
 
 
 def prepare(name: str, folder: Path, shared: Shared) -> None:
@@ -117,6 +84,21 @@ def test_a_page_runs(name: str, tmp_path: Path, shared: Shared) -> None:
                 page.run(Step(step.kind, fill(step.text), step.name))
     finally:
         page.close()
+
+
+COMMAND = re.compile(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:torchrun .* -m embodied\.cli|embodied) [a-z]")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_is_overlooked(page: Path) -> None:
+    """Counted in another way: lines that begin with a command, and fences of Python."""
+    text, found = page.read_text(), STEPS[name_of(page)]
+    lines = [line for line in text.splitlines() if COMMAND.match(line)]
+    printed = TABLE["printed"].get(name_of(page), 0)
+    assert len(lines) - printed == sum(bool(COMMAND.match(step.text)) for step in found)
+    python = [step for step in found if step.kind == "python" or step.name.endswith(".py")]
+    fences = re.findall(r"^ *```python[^\n]*\n(?!%%writefile \S+\.yaml)", text, re.MULTILINE)
+    assert len(fences) == len(python)
 
 
 def test_what_is_left_out_is_in_the_table_and_exists() -> None:

@@ -104,9 +104,7 @@ def choose(
 ) -> tuple[Node, tuple[Node | None, Any]]:
     """Settings of the comparison, and one reward: its node (None: the environment's) and its state
     (None: untrained)."""
-
     from embodied.compose import compose
-    from embodied.reports.load_reward import of_run
 
     path, state = Path(name), None
     given: dict[str, Node] = {}
@@ -117,6 +115,8 @@ def choose(
             )
         return compose("compare", words, folders).node, (None, None)
     if path.is_dir():
+        from embodied.reports.load_reward import of_run
+
         node, state = of_run(path)
         given, name = {"reward/saved": node}, "saved"
     elif path.suffix == ".yaml" and path.exists():
