@@ -51,9 +51,10 @@ def require_inputs(words: Sequence[str]) -> None:
     """ConfigError for inputs that do not exist, before anything that takes time is imported."""
     for key, what in INPUTS.items():
         value, _ = take(words, key)
-        given = value is not None and value not in ("", "null")
-        if given and not re.search(r"[\[{]|://", value) and not Path(value).exists():
-            raise ConfigError(f"{key}={value}: {value} does not exist; give {what}")
+        path = value.strip("\"'") if value is not None else ""  # Python's words are quoted
+        local = path not in ("", "null") and not re.search(r"[\[{]|://", path)
+        if local and not Path(path).exists():
+            raise ConfigError(f"{key}={path}: {path} does not exist; give {what}")
 
 
 def require_datasets(folders: Iterable[str]) -> None:

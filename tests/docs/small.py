@@ -36,6 +36,7 @@ MOST = {
 RESUMED = 260  # steps, of a debug run of 240
 PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time, and dry=true
 LEARNED = 120  # steps of Stable-Baselines3's example: 20 updates
+UNNAMED = re.compile(r"\b(outputs/\w+)-(\d)\b")  # a run folder that no `out=` named
 CALLS = {"train": {"size": "debug"}, "evaluate": {"episodes": 4}, "collect": {"episodes": 8}}
 """By function of `em`: keywords that are set; `train` loses its `steps`."""
 
@@ -63,6 +64,7 @@ def command(words: Sequence[str], folder: str) -> list[str]:
 
 
 def _fewer(word: str, resumes: bool) -> str:
+    word = UNNAMED.sub(r"\1-debug-\2", word)
     key, _, value = word.partition("=")
     if key not in MOST or not re.fullmatch(r"\d+", value):
         return word
