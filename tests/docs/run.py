@@ -25,6 +25,7 @@ from tests.docs.blocks import ROOT, Step
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "embodied.commands.train", "embodied.training.trainer"])
 LIMIT = 300.0  # s of one step
+TRIES = 3  # of a deployment: a busy machine makes a simulated robot late, which stops it
 READY = re.compile(r"\b(?:http|ws)://127\.0\.0\.1:\d+")
 
 
@@ -106,12 +107,17 @@ class Page:
         if small.serves(words):
             self._serve(words)
         elif words[0] == "embodied":
-            process = self._start(_command, words[1:])
-            process.join(LIMIT)
-            assert process.exitcode == 0, f"{shlex.join(words)}: {self._said()}"
+            tries = TRIES if small.verb_of(words) == "deploy" else 1
+            ok = any(self._ends_well(words[1:]) for _ in range(tries))
+            assert ok, f"{shlex.join(words)}: {self._said()}"
         else:
             line = shlex.join(words) if small.verb_of(words) else text
             self._bash(line)
+
+    def _ends_well(self, words: list[str]) -> bool:
+        process = self._start(_command, words)
+        process.join(LIMIT)
+        return process.exitcode == 0
 
     def _start(self, target: Callable[..., None], what: Any) -> Any:
         process = FORKS.Process(target=target, args=(what, self.folder, self.log, environment()))

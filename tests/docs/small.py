@@ -19,8 +19,8 @@ ADDED: dict[str, tuple[str, ...]] = {
     "view": ("port=0",),
     "reward compare": ("episodes=2",),
     "reward design": (
-        *("policy=gaussian", "learner=sac", "designer.batch=2", "budget.rounds=1"),
-        *("budget.steps=512", "budget.eval_every=256", "budget.halving=false"),
+        *("rounds=1", "samples=2", "finals=1", "tried=256", "controls=1", "budget.halving=false"),
+        *("budget.steps=512", "budget.eval_every=256"),
     ),
 }
 """By verb: words that are added where the page does not set them; they never replace one."""
