@@ -26,7 +26,7 @@ from embodied.datasets.lerobot.index import read_info
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import columns_of_info
 from embodied.datasets.transitions import observations
-from embodied.reports.load_reward import evaluate_reward, make_reward
+from embodied.reports.load_reward import evaluate_reward, make_reward, require_ready
 
 FILE = "reward.yaml"
 RECORDED = "recorded_reward"
@@ -49,10 +49,8 @@ def label(
     """
     episodes = read_episodes(source)
     reward = make_reward(node, state, episodes.spec, gamma)
-    if not reward.frozen and state is None:
-        raise ConfigError(
-            "this reward is learned during training; label with the reward of a run (reward=RUN)"
-        )
+    if state is None:
+        require_ready(reward, "label")
     about = provenance(source, node, origin, gamma)
     _require_same(out, about)
     info = read_info(source)

@@ -179,7 +179,9 @@ def test_running_episodes_have_the_progress_of_recorded_ones(tmp_path: Path) -> 
             env = reward.augment_env(Counter(Config(ends=(3, 5))))
             env.reset(7)
             again = env.set_state(saved)
-            torch.testing.assert_close(again[PROGRESS], torch.stack([f[-1][PROGRESS] for f in films]))
+            torch.testing.assert_close(
+                again[PROGRESS], torch.stack([f[-1][PROGRESS] for f in films])
+            )
         done = env.step(torch.zeros(2, 1))
         for i, following in enumerate(each_env(done.next_obs)):
             films[i].append(following)
@@ -200,7 +202,6 @@ def test_demonstrations_and_datasets_get_the_same_reward(shown: str, fitted: Rew
     rows = transitions(with_observations(episodes, fitted.augment_episode), 0.9)
     scored = torch.cat([labels(fitted, episodes.episode(e), 0.9) for e in range(len(episodes))])
     torch.testing.assert_close(fitted(rows), scored)
-    assert (scored < 0).all() or (scored[:-1] <= 1).all()
     per_episode = scored.view(len(episodes), -1)
     assert all(spearman(one, torch.arange(20)) > 0.9 for one in per_episode)
 

@@ -63,15 +63,13 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
     """The scores of all episodes, with a progress bar."""
     from rich.progress import Progress as Bar
 
-    from embodied.reports.load_reward import make_reward
+    from embodied.reports.load_reward import make_reward, require_ready
     from embodied.reports.score_dataset import score
 
     node, gamma = settings["reward"], settings["gamma"]
     reward = make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
-    if not reward.frozen and state is None and node.get("trained") is None:
-        raise ConfigError(
-            "this reward is learned during training; score with the reward of a run (reward=RUN)"
-        )
+    if state is None and node.get("trained") is None:
+        require_ready(reward, "score")
     with Bar() as bar:
         task = bar.add_task("episodes", total=len(episodes))
         return score(episodes, reward, gamma, lambda done, _: bar.update(task, completed=done))
