@@ -11,7 +11,6 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
-from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.lerobot.writer import EpisodeWriter
@@ -37,7 +36,7 @@ HOW = FitConfig(1, 500, 1e-3, rewind=0.0, mismatch=0.0, noise=0.0)
 
 def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> Rewind:
     context = {"spec": spec, "device": torch.device("cpu"), "seed": 0, "folder": folder}
-    return build(NODE | settings, Reward, **context)
+    return build(NODE | settings, Rewind, **context)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
-from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.video import decode_image
@@ -51,7 +50,7 @@ def made(server: Server, target: str = PROGRESS, folder: str = "", **settings: A
     chat |= {"limits": FAST} | settings.pop("chat", {})
     node = {"_target_": target, "chat": chat, "picture": "front", "synchronous": True} | settings
     spec = Filmed(Config()).spec
-    return build(node, Reward, spec=spec, seed=0, folder=Path(folder) if folder else None)
+    return build(node, VideoReward, spec=spec, seed=0, folder=Path(folder) if folder else None)
 
 
 def percent(*values: int) -> Told:
@@ -294,4 +293,4 @@ def test_a_goal_is_needed() -> None:
         chat = {"_target_": "embodied.llm.client.ChatClient", "url": server.url, "model": "m"}
         spec = Spec({"front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
         node = {"_target_": PROGRESS, "chat": chat, "picture": "front"}
-        build(node, Reward, spec=spec, seed=0, folder=None)
+        build(node, VideoReward, spec=spec, seed=0, folder=None)
