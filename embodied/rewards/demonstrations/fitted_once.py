@@ -13,13 +13,17 @@ from torch import nn
 
 def fitted_once(
     module: nn.Module,
-    folder: Path,
+    folder: Path | None,
     name: str,
     fingerprint: str,
     fit: Callable[[], dict[str, Any]],
 ) -> None:
     """Load `folder/NAME.safetensors` into `module` if its card has this `fingerprint`; otherwise
-    call `fit`, and write the weights and a card with the facts that it returns."""
+    call `fit`, and write the weights and a card with the facts that it returns. Without a `folder`
+    it is fitted and not written."""
+    if folder is None:
+        fit()
+        return
     weights, card = folder / f"{name}.safetensors", folder / f"{name}.json"
     if card.exists() and json.loads(card.read_text())["fingerprint"] == fingerprint:
         module.load_state_dict(load_file(weights))

@@ -102,7 +102,7 @@ class Rewind(nn.Module, Reward):
     frozen = True
 
     def __init__(
-        self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
+        self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path | None
     ) -> None:
         super().__init__()
         self.config, self.seed = config, seed
