@@ -139,6 +139,8 @@ class VideoReward(Reward):
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Submit the episodes that ended."""
+        if not self.recorder.running:
+            raise ConfigError("this reward records videos in the training process: data.actors=0")
         for video in self.recorder.take():
             key = str(video.numbers[-1])
             self.waiting[key] = video
