@@ -202,10 +202,12 @@ def build_off_policy(
     data = config.data
     require_usable(config, learner)
     tasks = build_task_sampling(config, env, learner, device)
+    rewards = build_reward(config, tasks.env, learner, device)
+    if episodes is not None:
+        episodes = rewards.augment_demonstrations(episodes)
     rows = None if episodes is None else rows_for(episodes, policy, learner, config.execute)
     if rows is not None and (data.normalize or data.pretrain_steps):
         learner.fit(rows)
-    rewards = build_reward(config, tasks.env, learner, device)
     if learner.columns and (learner.n_step > 1 or rewards.learned):
         raise ConfigError(
             f"this learner's transitions need {' and '.join(learner.columns)}, which cannot be "
