@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import add_overrides, require_at_least, require_datasets, take
 from embodied.commands.reward.label import chosen
 from embodied.core.build import ConfigError, Node
 
@@ -33,6 +33,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    sources = [word for word in args.words if "=" not in word]
+    name, words = take([word for word in args.words if "=" in word], "reward")
+    if len(sources) != 1 or name is None:
+        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
+    require_datasets(sources)
     import torch
 
     from embodied.core.atomic_write import write_json
@@ -41,10 +46,6 @@ def run(args: argparse.Namespace) -> None:
     from embodied.reports import score_dataset
     from embodied.reports.label_dataset import provenance
 
-    sources = [word for word in args.words if "=" not in word]
-    name, words = take([word for word in args.words if "=" in word], "reward")
-    if len(sources) != 1 or name is None:
-        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
     settings, state, origin = chosen(name, words, args.config_dir, "score")
     require_at_least(settings, LEAST)
     torch.set_num_threads(settings["threads"])
