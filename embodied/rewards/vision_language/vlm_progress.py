@@ -67,5 +67,5 @@ def prompt(goal: str, count: int, shuffled: bool) -> str:
         f"where 0 percent of the task is completed. The other {count} images are moments of the "
         f"same attempt, {order}. For each of these {count}, say how much of the task is completed "
         "in it, from 0 to 100 percent, as whole numbers in the order of the images. The attempt "
-        "may fail, and progress may be lost: judge each image by what it shows."
+        "may fail, and progress may be lost: go by what each image shows."
     )
