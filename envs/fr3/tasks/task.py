@@ -123,7 +123,7 @@ class Task(ABC):
 
     def lost(self, view: View) -> Flags:
         """[n]: whether each env has failed for good, which ends the episode; default: never."""
-        return view.width < 0
+        return namespace(view.width).zeros_like(view.width) > 0
 
     @abstractmethod
     def describe(self, view: View) -> str:
