@@ -12,8 +12,8 @@ from embodied.commands.eval import evaluate_run, print_table
 from embodied.commands.train import train
 
 EPISODES, HELD_OUT = 200, 20_000
-SEARCH = ["episodes=100", "seed=30000"]  # initial states on which the best sampler is chosen
-SAMPLERS = [f"policy.steps={k} execute={n}".split() for k, n in product((1, 4, 16), (8, 2, 1))]
+SEARCH = ["episodes=50", "seed=30000"]  # initial states on which the best sampler is chosen
+SAMPLERS = [f"policy.steps={k} execute={n}".split() for k, n in product((1, 4, 16), (8, 1))]
 TWICE = "env.horizon=160"
 OPEN = "env.ranges={can_distance: [0.2, 0.26]}"  # both ways are open, as recorded
 
