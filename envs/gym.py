@@ -20,6 +20,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from envs.gym_errors import reset_observation, wrong_observation, wrong_step
 from envs.gym_id import PREFIX, require_known_id
 
 try:
@@ -67,7 +68,7 @@ class Gym(VecEnv):
         if config.num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
         self.config, self.num_envs = config, config.num_envs
-        self.envs = [make(config) for _ in range(config.num_envs)]
+        self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
         self._actions = Actions(first.action_space, config.id)
         self._entries = entries(first.observation_space, config.obs_key, config.id)
@@ -81,6 +82,10 @@ class Gym(VecEnv):
         )
         self._now: Tensors = {}
         self._knows_success = False
+
+    def make_one(self) -> gymnasium.Env:
+        """One of the environments."""
+        return make(self.config)
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -101,9 +106,13 @@ class Gym(VecEnv):
         reward = np.empty(n, np.float32)
         terminated, truncated, success = np.zeros((3, n), np.bool_)
         for row, env in enumerate(self.envs):
-            obs, gain, over, late, info = env.step(native[row])
+            result: Any = env.step(native[row])
+            try:
+                obs, gain, over, late, info = result
+                reward[row], terminated[row], truncated[row] = gain, over, late and not over
+            except (TypeError, ValueError) as error:
+                raise wrong_step(self.config.id, result) from error
             self._write(rows, row, obs)
-            reward[row], terminated[row], truncated[row] = gain, over, late and not over
             for key in SUCCESS:
                 if key in info:
                     success[row], self._knows_success = info[key], True
@@ -179,7 +188,7 @@ class Gym(VecEnv):
         arrays = self._arrays(len(rows))
         for place, row in enumerate(rows):
             begin = None if seed is None and self._now else row_noise(seed, int(row))
-            obs, _ = self.envs[row].reset(seed=begin)
+            obs = reset_observation(self.config.id, self.envs[row], begin)
             self._write(arrays, place, obs)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -187,11 +196,13 @@ class Gym(VecEnv):
         return {name: np.empty((n, *shape), dtype) for name, _, shape, dtype in self._plans}
 
     def _write(self, arrays: dict[str, np.ndarray], row: int, obs: Any) -> None:
-        if self._single:
-            arrays[self._single][row] = _oriented(self._entries[0], obs)
-            return
         for entry in self._entries:
-            arrays[entry.name][row] = _oriented(entry, entry.pick(obs))
+            value = obs if self._single else entry.pick(obs)
+            try:
+                arrays[entry.name][row] = _oriented(entry, value)
+            except ValueError as error:
+                shape = arrays[entry.name].shape[1:]
+                raise wrong_observation(self.config.id, entry.name, shape, value) from error
 
 
 def _oriented(entry: Entry, value: Any) -> Any:

@@ -3,7 +3,8 @@
 #   INTEROP   where it is made (default .venv-interop); nothing is done where it is complete
 #   PYTHON    the Python of the project's own environment (default .venv/bin/python)
 # Its own packages are those of scripts/interop/requirements.txt; all others (PyTorch, MuJoCo, ...)
-# are the project's, seen through a .pth file behind them. So nothing large is installed twice.
+# are the project's, seen through a .pth file behind them (and those behind the project's own, where
+# its environment sees another one). So nothing large is installed twice.
 set -eu
 cd "$(dirname "$0")/.."
 INTEROP=${INTEROP:-.venv-interop}
@@ -20,7 +21,7 @@ stamp=$(cat "$wanted" scripts/interop/adapt.py | cksum; "$PYTHON" -c 'import sys
 rm -rf "$INTEROP"
 "$PYTHON" -m venv "$INTEROP" || fail "no virtual environment could be made in $INTEROP"
 site=$("$INTEROP/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/zz_project.pth"
+"$PYTHON" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >"$site/zz_project.pth"
 log="$INTEROP/install.log"
 # --no-deps: LeRobot's limits on torch and Python exclude what is installed here (adapt.py says why
 # it runs all the same); what it imports is in the list, with the versions that it asks for.

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import envs  # noqa: F401
 from embodied.core import build
+
+if TYPE_CHECKING:
+    from tests.docs.shared import Shared
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +27,14 @@ def _state_folder_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> "Shared":
+    """Runs and datasets of debug size, by name, made when a test asks (tests/docs/pages.yaml)."""
+    from tests.docs.shared import Shared
+
+    return Shared(tmp_path_factory.mktemp("shared"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

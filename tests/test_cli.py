@@ -23,6 +23,7 @@ from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.training.logger import read_metrics
+from envs.process.interpreter import interpreter
 
 EXPERIMENTS = list(options("experiment", [PACKAGED]))
 
@@ -248,6 +249,23 @@ def test_the_order_of_precedence() -> None:
     assert type(small) is dict and type(small["learner"]) is dict
 
 
+PLAYED = {
+    "ogbench_cube": "env.play=true env.horizon=20 demonstrator=ogbench_oracle success_only=false"
+}
+"""How the data of an environment are made, where the task's own script cannot."""
+
+
+def require_packages(env: str) -> None:
+    """Skip where an environment's own packages are not installed."""
+    if env.startswith("ogbench_"):
+        pytest.importorskip("ogbench", reason="OGBench is not installed (extra: ogbench)")
+    if env.startswith("robosuite_"):
+        try:
+            interpreter("robosuite")
+        except ConfigError as reason:
+            pytest.skip(str(reason))
+
+
 class Inputs:
     """A few demonstrations of an environment, and a clone of them, made when first asked for."""
 
@@ -257,7 +275,9 @@ class Inputs:
     def demos(self, env: str) -> Path:
         out = self.folder / f"{env}-demos"
         words = f"demos collect env={env} episodes=3 num_envs=3 out={out}"
-        if env not in options("demonstrator", [PACKAGED]) and not self.task(env):
+        if env in PLAYED:
+            words += f" {PLAYED[env]}"
+        elif env not in options("demonstrator", [PACKAGED]) and not self.task(env):
             words += f" policy={self.player(env)} success_only=false"
         return self._made(out, words)
 
@@ -300,6 +320,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     """What an experiment has to be given on the command line."""
     made = compose("train", [f"experiment={experiment}"])
     node, env = made.node, str(made.choices["env"])
+    require_packages(env)
     words = []
     data = node["data"]
     if data["regime"] == "offline" or data.get("pretrain_steps") or node["demo_episodes"]:

@@ -140,6 +140,20 @@ MISTAKES = [
     "demos collect env=fr3_lfit out=x",
     "show learner=sca",
     "list learnerz",
+    "check env pendulm",
+    "study no_file.yaml",
+    "sweep experiment=pendulum_sac",
+    "adopt no_checkpoint",
+    "serve no_run",
+    "export no_run --to x",
+    "resume no_run",
+    "train resume=no_run",
+    "train experiment=fr3_lift_dsrl init=no_run",
+    "train experiment=fr3_lift_flow demos=no_data",
+    "demos info no_data",
+    "demos drop no_data episodes=1 out=x",
+    "reward label no_data reward=shaping out=x",
+    "reward compare own no_reward env=fr3_reach",
 ]
 
 

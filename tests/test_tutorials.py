@@ -1,14 +1,12 @@
-"""The tutorials and guides do what they say: their Python runs, with fewer steps.
+"""The tutorials that the site offers as notebooks run as notebooks, with fewer steps.
 
-A page's Python blocks run in order: as the cells of a notebook where the site offers the page as
-one, else as a script, beside the files that the page writes (`file=NAME`) and after its commands.
+`tests/docs/` runs the blocks of all pages, these included.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -36,11 +34,6 @@ NOTEBOOKS = {
         "episodes=100,": "episodes=8,",
         "episodes=3": "episodes=1 seconds=2",
     },
-}
-SCRIPTS = {
-    "coming_from_sb3": {"steps=10_000": 'size="debug"'},
-    "howto/own_dataset": {"out=outputs/cloned": "out=outputs/cloned size=debug"},
-    "howto/own_teacher": {"out=outputs/widened": "out=outputs/widened size=debug"},
 }
 
 
@@ -74,18 +67,3 @@ def test_a_notebook_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     assert re.search(r"success \d+%", said)
     assert list(tmp_path.glob("outputs/**/policy.safetensors"))
-
-
-@pytest.mark.parametrize("page", SCRIPTS)
-def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    text = shortened(page, SCRIPTS[page])
-    for name, content in re.findall(r"```\w+ file=(\S+)\n(.*?)```", text, re.DOTALL):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    script = "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    commands = "\n".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
-    for words in ([sys.executable, "-c", script], ["bash", "-ec", commands]):
-        done = subprocess.run(
-            words, cwd=tmp_path, env=environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]

@@ -42,7 +42,9 @@ def make_learner(
 ) -> Learner:
     """A learner that trains `policy`: `learner.update(batch)` makes one update.
 
-    `total_steps` is the length of the training, for learning-rate schedules.
+    `batch`: transitions as tensors [n, ...] by name ("obs/state", "action" in [-1, 1], "reward",
+    "next_obs/state", ...); an update returns its metrics. `total_steps` is the length of the
+    training in environment steps, for learning-rate schedules.
 
         learner = em.make_learner("imitate", policy, lr=1e-4)
     """
@@ -54,7 +56,9 @@ def make_learner(
 def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
     """Save a policy as a checkpoint folder that `em.load` and the command line read.
 
-    em.save(policy, "outputs/mine")
+        em.save(policy, "outputs/mine")
+
+    Returns the folder.
     """
     policy = trained if isinstance(trained, Policy) else trained.policy
     return checkpoint.save(Path(folder), policy.inference_policy(), step=0)
@@ -63,7 +67,9 @@ def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
 def list_names(group: str) -> list[str]:
     """The names of a group: "env", "policy", "learner", "reward", "teacher", "experiment", ...
 
-    em.list("learner")      # ["bresa", "calql", ...]
+        em.list("learner")      # ["bresa", "calql", ...]
+
+    ConfigError for a group that does not exist.
     """
     from embodied.compose import options, search_folders
 

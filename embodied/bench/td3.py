@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from embodied.bench.measure import Block, Comparison, compare, table, write_json
+from embodied.bench.measure import Block, Comparison, compare, cpu_time, table, write_json
 from embodied.bench.peers.sb3 import updating
 from embodied.bench.sac import calling
 from embodied.buffers.replay import ReplayBuffer
@@ -42,18 +42,30 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
         small = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh}
         theirs = updating("td3", OBS, ACT, STORED, BATCH, 200, **small)
         name = f"TD3 update, {OBS} numbers, 64x64 tanh, batch {BATCH}"
+        ours = our_updates(native=True)
         return [
-            compare(our_updates(), theirs, repeats, name, "updates", 1.5),
+            compare(ours, theirs, repeats, f"{name}, against SB3", "updates", 1.5, cpu_time),
+            *(by_native_code(width, repeats) for width in (64, 128, 256)),
             deciding(repeats, threads),
         ]
     finally:
         torch.set_num_threads(before)
 
 
-def our_updates(count: int = 200) -> Block:
-    policy = build({"_target_": "policies.deterministic.Deterministic", **SMALL}, Policy, spec=SPEC)
-    node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **SMALL}
+def by_native_code(width: int, repeats: int) -> Comparison:
+    """The update in native code against the same update in PyTorch."""
+    count = 100 if width < 256 else 20
+    blocks = [our_updates(count, width, native) for native in (True, False)]
+    name = f"TD3 update, {width}x{width} tanh, native code against PyTorch"
+    return compare(blocks[0], blocks[1], repeats, name, "updates", clock=cpu_time)
+
+
+def our_updates(count: int = 200, width: int = 64, native: bool = False) -> Block:
+    small = SMALL | {"hidden": [width, width]}
+    policy = build({"_target_": "policies.deterministic.Deterministic", **small}, Policy, spec=SPEC)
+    node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **small}
     learner = build(node, Learner, policy=policy, spec=SPEC)
+    learner.native = native
     replay = ReplayBuffer(STORED)
     replay.add(
         {

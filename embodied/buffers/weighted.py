@@ -28,7 +28,7 @@ from embodied.datasets.lerobot.reader import Episodes
 
 
 class Weights(Protocol):
-    """Weights [E] (float64, not negative) of E episodes."""
+    """Weights (float64, not negative) of E episodes, [E], or of all of their N steps, [N]."""
 
     def __call__(self, episodes: Episodes) -> Tensor: ...
 

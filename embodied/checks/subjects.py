@@ -11,6 +11,7 @@ import yaml
 
 from embodied.checks import env, learner, policy, reward, teacher, teacher_games
 from embodied.checks.check import Check
+from embodied.checks.choose import chosen_part
 from embodied.checks.env import EnvSubject
 from embodied.checks.learner import LearnerSubject
 from embodied.checks.policy import SPECS, PolicySubject
@@ -18,7 +19,7 @@ from embodied.checks.reward import RewardSubject, small_run
 from embodied.checks.teacher import TeacherSubject
 from embodied.checks.teacher_envs import GAME, need
 from embodied.compose import compose, options, search_folders
-from embodied.core.build import ConfigError, Node, build, nearest, resolve
+from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import PolicyWrapper
 from policies.steering.steered import Steered
@@ -51,7 +52,7 @@ def subjects(
     ]
     if kind == "robot":
         return [_robot(name, words, folders)]
-    chosen, given = _chosen(kind, name, folders)
+    chosen, given = chosen_part(kind, name, folders)
     composed = compose("train", _completed(kind, [*chosen, *words]), folders, given).node
     node = composed[kind]
     if kind == "env":
@@ -66,28 +67,6 @@ def subjects(
     game = need(node["_target_"]) == GAME
     checks = teacher_games.CHECKS if game else teacher.CHECKS
     return [Checked("", checks, TeacherSubject(node))]
-
-
-def _chosen(
-    kind: str, name: str, folders: Sequence[Path | str]
-) -> tuple[list[str], dict[str, Node]]:
-    """The words that choose `name`, and the options that are not files."""
-    known = options(kind, search_folders(folders))
-    if name in known:
-        return [f"{kind}={name}"], {}
-    if kind == "env" and (":" in name or _is_gymnasium_id(name)):
-        return ["env=gym", f"env.id={name}"], {}
-    if "." in name and all(part.isidentifier() for part in name.split(".")):
-        return [f"{kind}=as_typed"], {f"{kind}/as_typed": {"_target_": name}}
-    raise ConfigError(f'there is no {kind} "{name}"{nearest(name, known)}')
-
-
-def _is_gymnasium_id(name: str) -> bool:
-    try:
-        import gymnasium
-    except ModuleNotFoundError:
-        return False
-    return name in gymnasium.registry
 
 
 def _completed(kind: str, words: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ The first line of a module's docstring is its help text. `args.words`: `key=valu
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,32 @@ def require_folders(runs: Iterable[str]) -> None:
     for run in runs:
         if not Path(run).is_dir():
             raise ConfigError(f"{run} is not a folder; give a run folder (it contains run.yaml)")
+
+
+INPUTS = {
+    "init": "a run folder, ws://HOST:PORT or the YAML file of a policy server",
+    "resume": "a run folder (it contains run.yaml)",
+    "demos": "a dataset folder (it contains meta/info.json) or hf://owner/name",
+}
+"""Settings that name a file or folder to read, and what that is."""
+
+
+def require_inputs(words: Sequence[str]) -> None:
+    """ConfigError for inputs that do not exist, before anything that takes time is imported."""
+    for key, what in INPUTS.items():
+        value, _ = take(words, key)
+        path = value.strip("\"'") if value is not None else ""  # Python's words are quoted
+        local = path not in ("", "null") and not re.search(r"[\[{]|://", path)
+        if local and not Path(path).exists():
+            raise ConfigError(f"{key}={path}: {path} does not exist; give {what}")
+
+
+def require_datasets(folders: Iterable[str]) -> None:
+    """ConfigError for a local folder without a dataset, before torch is imported."""
+    for folder in folders:
+        file = Path(folder) / "meta" / "info.json"
+        if "://" not in folder and not file.exists():
+            raise ConfigError(f"{folder} holds no dataset (there is no {file})")
 
 
 def require_at_least(node: Node, least: Mapping[str, float]) -> None:

@@ -21,14 +21,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.adopt.adopt import Options, adopt
     from embodied.compose import compose
 
+    folder = Path(args.path)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
     node = compose("adopt", args.words, args.config_dir).node
     for key in ("chunk", "steps"):
         if node[key] is not None:
             require_at_least(node, {key: 1})
-    folder = Path(args.path)
+    from embodied.adopt.adopt import Options, adopt
+
     out = Path(node.pop("out") or Path("outputs") / folder.resolve().name)
     ignore = node.pop("ignore") or []
     if not isinstance(ignore, list):

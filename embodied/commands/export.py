@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embodied.commands import require_folders
 from embodied.core.build import ConfigError
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from embodied.compose import allow_from
+
+    if unknown := [word for word in args.words if not word.startswith("allow=")]:
+        raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
+    require_folders([str(args.path)])
     import torch
 
-    from embodied.compose import allow_from
     from embodied.core import checkpoint
     from embodied.export.c_header import write_header
     from embodied.export.crazyflie import trained_on, write_crazyflie
@@ -42,8 +47,6 @@ def run(args: argparse.Namespace) -> None:
     from embodied.export.onnx import write_onnx
     from embodied.export.torchscript import write_torchscript
 
-    if unknown := [word for word in args.words if not word.startswith("allow=")]:
-        raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
     allow_from(args.words)
     torch.manual_seed(0)
     torch.set_num_threads(1)

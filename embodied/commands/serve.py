@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from embodied.commands import add_overrides
+from embodied.commands import add_overrides, require_folders
 from embodied.core.build import ConfigError, parse
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
     from embodied.compose import allow_from
-    from embodied.core import checkpoint
-    from embodied.core.device import pick_device
 
     allow_from(args.words)
     path, settings = parsed(args.words)
+    import torch
+
+    from embodied.core import checkpoint
+    from embodied.core.device import pick_device
+
     torch.set_num_threads(settings.threads)
     saved = checkpoint.find(path)
     policy = checkpoint.load_policy(saved, device=pick_device(settings.device))
@@ -79,6 +80,7 @@ def parsed(words: list[str]) -> tuple[Path, Settings]:
     runs = [word for word in words if "=" not in word or Path(word).exists()]
     if len(runs) != 1:
         raise ConfigError("name the run to serve: embodied serve RUN [port=8000]")
+    require_folders(runs)
     pairs = [word.partition("=") for word in words if word not in runs]
     given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
     given.pop("allow", None)

@@ -36,8 +36,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import yaml
 
-    from embodied.study.page import lines, results, write_study
-
     given = {word.partition("=")[0]: word.partition("=")[2] for word in args.words}
     for key in given.keys() - {*KEYS}:
         raise ConfigError(f'a study has no setting "{key}"{nearest(key, KEYS)}')
@@ -54,6 +52,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"workers={given['workers']} should be a number") from error
     for variant in study.variants:
         require_composed(study, variant, work)
+    from embodied.study.page import lines, results, write_study  # torch: after the mistakes
+
     try:
         run_study(
             study, work, workers, lambda out: write_study(args.file.stem, study, work) and None

@@ -33,8 +33,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from embodied.study.launchers import launcher
     from embodied.study.study import cores
-    from embodied.study.sweep import run as run_sweep
-    from embodied.study.sweep_page import best_of, facts, write_sweep
 
     own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
     words = [word for word in args.words if word.partition("=")[0] not in OWN]
@@ -42,6 +40,9 @@ def run(args: argparse.Namespace) -> None:
     out = Path(own.get("out") or "outputs/sweep")
     workers = _number(own, "workers", cores())
     where = launcher(own.get("on", "here"), own.get("slurm"))
+    # After the mistakes: these import torch.
+    from embodied.study.sweep import run as run_sweep
+    from embodied.study.sweep_page import best_of, facts, write_sweep
 
     def done(found: Any) -> None:
         write_sweep(out.name, sweep, found, out)
@@ -58,11 +59,12 @@ def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
     """The sweep, after one training with its first values was composed: mistakes cost nothing."""
     from embodied.commands.train import fresh
     from embodied.study.space import searched
-    from embodied.study.sweep import Sweep
+    from embodied.study.sweep import Sweep, require_space
 
     found = {word: searched(word) for word in words}
     fixed = [word for word, space in found.items() if space is None]
     space = tuple(each for each in found.values() if each is not None)
+    require_space(space)
     first = [
         f"{s.key}={s.choices[0] if s.choices else int(s.low) if s.whole else s.low}" for s in space
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides
+from embodied.commands import add_overrides, require_inputs
 from embodied.core.build import ConfigError, Node, nearest
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
@@ -51,6 +51,7 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
 
     Prints the settings, progress and what to type next, unless `verbose` is false.
     """
+    require_inputs(words)
     resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
     if resume and resume[-1] not in ("", "null"):
         node, step = resumed(Path(resume[-1]), words, folders)

@@ -52,3 +52,16 @@ def on_device(node: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         else value
         for key, value in node.items()
     }
+
+
+def without_native(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings `node` of an environment with `native: true` replaced by false, at every
+    depth."""
+    return {
+        key: without_native(value)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, dict)
+        else False
+        if key == "native"
+        else value
+        for key, value in node.items()
+    }

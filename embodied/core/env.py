@@ -295,6 +295,15 @@ class HasScene(Protocol):
 
 
 @runtime_checkable
+class HasNativeCode(Protocol):
+    """Steps its parallel envs by native code that equals its PyTorch code to rounding."""
+
+    def native_obstacle(self) -> str | None:
+        """Why the PyTorch code is used; None if it is not."""
+        ...
+
+
+@runtime_checkable
 class HasNativeActions(Protocol):
     """Adapts an environment whose actions have units and bounds of their own (Gymnasium)."""
 

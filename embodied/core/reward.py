@@ -8,6 +8,7 @@ that stage of training as well.
 |---|---|---|
 | `Reward` | `__call__`, `update` | when transitions are stored or sampled |
 | `AugmentsEnv` | `augment_env` | once, before training: adds observations |
+| `AugmentsEpisodes` | `augment_episode` | for every recorded episode: adds the same observations |
 | `ObservesSteps` | `observe_step` | after every environment step |
 | `Scheduled` | `set_step` | before every step: the weights depend on training progress |
 | `Stateful` | `get_state`, `set_state` | at every checkpoint and on resume |
@@ -55,6 +56,16 @@ class AugmentsEnv(Protocol):
         """`env` wrapped so that these are further `privileged/*` observations. Training steps the
         wrapped environment; policy and learner are built for the original one. Raises ConfigError
         where the environment cannot provide them."""
+        ...
+
+
+@runtime_checkable
+class AugmentsEpisodes(Protocol):
+    """A reward whose added observations can be computed for recorded episodes too."""
+
+    def augment_episode(self, obs: Tensors, /) -> Tensors:
+        """What `augment_env` would have added to the T observations (leaves [T, ...], the final one
+        included) of an episode: leaves [T, ...]."""
         ...
 
 

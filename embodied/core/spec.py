@@ -15,6 +15,8 @@ SYMBOL = "symbol"  # unit of categorical integers
 TEXT = "text"  # unit of sentences as UTF-8 bytes (embodied.core.text)
 POINTS = "points"  # unit of point clouds: positions in metres, optional colours in [0, 1]
 NORMALIZED = "normalized"  # unit of values that a wrapper has normalised, mostly in [-1, 1]
+DEMONSTRATOR = "privileged/demonstrator"
+"""An observation that only a demonstrator reads; it is left out of the dataset it makes."""
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 _ZERO = (None, 0)
 

@@ -8,7 +8,7 @@ each parallel env depend only on the seed, so the dataset does too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from embodied.core.build import Node, build
 from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked, rng_state, set_rng_state
+from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
@@ -56,7 +57,7 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
         demonstrator = build(config.demonstrator, Policy, spec=env.spec).eval()
         _require_same_settings(config)
         episodes = play_with_text(demonstrator, env, config.seed)
-        with EpisodeWriter(config.out, env.spec, images=config.images) as writer:
+        with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
             return _fill(writer, config, episodes, tell)
     finally:
         env.close()
@@ -77,7 +78,7 @@ def _fill(
             kept += 1
             if kept > there:
                 note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
-                writer.add(episode, text, info=note)
+                writer.add(_without_demonstrator(episode), text, info=note)
         tell(kept, played)
         if played >= 100 and kept < played / 50:
             raise DatasetError(
@@ -85,6 +86,15 @@ def _fill(
                 "demonstrator=NAME chooses another one; success_only=false keeps all episodes"
             )
     return kept, played
+
+
+def stored(spec: Spec) -> Spec:
+    """The observations that are kept: all but the one for demonstrators."""
+    return replace(spec, obs={k: leaf for k, leaf in spec.obs.items() if k != DEMONSTRATOR})
+
+
+def _without_demonstrator(episode: Tensors) -> Tensors:
+    return {key: value for key, value in episode.items() if not key.endswith(f"/{DEMONSTRATOR}")}
 
 
 def _require_same_settings(config: CollectConfig) -> None:

@@ -14,7 +14,7 @@ imitate are a person's; without the column, all steps are (`human_steps`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -153,6 +153,27 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
 def with_steps(episodes: Episodes, columns: Tensors) -> Episodes:
     """`episodes` with these columns [N, ...] of steps."""
     return replace(episodes, steps={**episodes.steps, **columns})
+
+
+def with_observations(episodes: Episodes, added: Callable[[Tensors], Tensors]) -> Episodes:
+    """`episodes` with further observations: `added(obs)` of each episode's T + 1 observations
+    (leaves [T + 1, ...], the final one included)."""
+    if not len(episodes):
+        return episodes
+    parts = [added(observations(episodes.episode(number))) for number in range(len(episodes))]
+    steps = tt.cat([tt.each(part, lambda value: value[:-1]) for part in parts])
+    final = tt.cat([tt.each(part, lambda value: value[-1:]) for part in parts])
+    return replace(
+        episodes,
+        steps={**episodes.steps, **tt.nest(steps, "obs")},
+        final={**episodes.final, **final},
+    )
+
+
+def observations(episode: Tensors) -> Tensors:
+    """All T + 1 observations (leaves [T + 1, ...]) of an episode as `Episodes.episode` gives it."""
+    seen, last = load(tt.under(episode, "obs")), load(tt.under(episode, "next_obs"))
+    return {name: torch.cat([value, last[name][None]]) for name, value in seen.items()}
 
 
 class Dataset:

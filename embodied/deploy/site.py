@@ -129,8 +129,9 @@ def as_trained(robot: Node, trained: Node | None) -> Node:
 
 def _task_of(trained: Node | None, part: str) -> Node:
     env: Mapping[str, Any] = (trained or {}).get("env") or {}
-    while isinstance(env.get("env"), Mapping):  # wrappers around the environment
-        env = env["env"]
+    # Wrappers around the environment, and a robot around the one whose Spec it has.
+    while isinstance(inner := env.get("env", env.get("world")), Mapping):
+        env = inner
     if not isinstance(env.get("task"), str):
         raise ConfigError(
             f"the task of the simulated robot is not known; name it: robot.{part}.world.task=reach "

@@ -43,6 +43,7 @@ class EpisodeMeans:
     def __init__(self) -> None:
         self.stats = EpisodeStats()
         self.totals: Tensor | None = None  # [5]: episodes, and sums over them
+        self.chosen: list[Tensor] = []  # of each step: the share of envs in a person's hands
 
     def add(self, step: Step) -> None:
         """Add one step of every parallel env."""
@@ -51,6 +52,8 @@ class EpisodeMeans:
         each = torch.stack([column.double() for column in columns])
         totals = torch.where(step.ended, each, 0.0).sum(1)
         self.totals = totals if self.totals is None else self.totals + totals
+        if "intervened" in step.log:
+            self.chosen.append(step.log["intervened"].double().mean())
 
     def forget(self, env_ids: Tensor) -> None:
         """Leave out the running episodes of parallel envs `env_ids` [n], which were lost."""
@@ -58,13 +61,16 @@ class EpisodeMeans:
             self.stats.running[:, env_ids] = 0.0
 
     def drain(self, prefix: str = "") -> dict[str, float]:
-        """The means as metrics with names after `prefix`, then reset; {} if no episode ended."""
+        """The means as metrics with names after `prefix`, then reset; without an episode that ended
+        only the share of steps that a person chose, where there may be one."""
+        chosen, self.chosen = self.chosen, []
+        share = {f"{prefix}intervened": float(torch.stack(chosen).mean())} if chosen else {}
         count, *sums = [0.0] if self.totals is None else self.totals.tolist()
         self.totals = None
         if not count:
-            return {}
+            return share
         names = ["return", "length"]
         names += ["success"] if self.stats.reports_success else [""]
         names += ["violated"] if self.stats.reports_violations else [""]
         means = zip(names, sums, strict=True)
-        return {f"{prefix}{name}": value / count for name, value in means if name}
+        return {f"{prefix}{name}": value / count for name, value in means if name} | share

@@ -68,6 +68,7 @@ def answer_from(record: Record) -> Answer:
         cached=True,
         tokens=int(usage.get("total_tokens", 0)),
         seconds=float(record.get("seconds", 0.0)),
+        logprobs=tuple(record.get("logprobs") or ()),
     )
 
 

@@ -49,9 +49,10 @@ class CachedChat(Chat):
         *,
         temperature: float = 0.0,
         seed: int = 0,
+        top_logprobs: int = 0,
     ) -> Answer:
         limits = (self.config.max_tokens, self.config.extra)
-        question = Request(self.name, messages, schema, temperature, seed, *limits)
+        question = Request(self.name, messages, schema, temperature, seed, *limits, top_logprobs)
         record = self.cache.get(question.key)
         if record is None:
             raise missing(question, self.config.cache)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -21,7 +21,8 @@ class Message:
 @dataclass(frozen=True)
 class Answer:
     """`data`: parsed JSON if a schema was given; `key`: hash of request, model and settings (the
-    key in a cache); the rest is provenance and cost."""
+    key in a cache); `logprobs`, if requested: for each token of the answer, its most likely
+    alternatives (itself included) with their log probabilities; the rest is provenance and cost."""
 
     text: str
     data: Any
@@ -30,6 +31,7 @@ class Answer:
     cached: bool = False
     tokens: int = 0
     seconds: float = 0.0
+    logprobs: tuple[Mapping[str, float], ...] = ()
 
 
 class ChatError(RuntimeError):
@@ -52,7 +54,9 @@ class Chat(Protocol):
         *,
         temperature: float = 0.0,
         seed: int = 0,
+        top_logprobs: int = 0,
     ) -> Answer:
         """Request one answer; with a JSON `schema`, `data` conforms to it. ChatError if there is
-        none."""
+        none. With `top_logprobs`, the answer is a few tokens with that many alternatives each;
+        ConfigError if the model does not report them."""
         ...

@@ -25,6 +25,7 @@ from embodied.llm.limits import Deadline, Limits
 from embodied.llm.request import Request, parse_json
 
 logger = logging.getLogger(__name__)
+ANSWER_TOKENS = 4  # of an answer whose log probabilities are requested
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Reply:
     usage: dict[str, int] = field(default_factory=dict)
     repaired: bool = False
     schema: bool = False
+    logprobs: tuple[dict[str, float], ...] = ()
 
 
 class ChatClient(Chat):
@@ -82,11 +84,12 @@ class ChatClient(Chat):
         *,
         temperature: float = 0.0,
         seed: int = 0,
+        top_logprobs: int = 0,
     ) -> Answer:
         """See `Chat`. BudgetSpent if a limit is reached; cached answers remain free."""
         config = self.config
         limits = (config.max_tokens, config.extra)
-        request = Request(self.name, messages, schema, temperature, seed, *limits)
+        request = Request(self.name, messages, schema, temperature, seed, *limits, top_logprobs)
         known = None if self.cache is None else self.cache.get(request.key)
         if known is not None:
             return answer_from(known)
@@ -106,12 +109,16 @@ class ChatClient(Chat):
         self._keep(request, reply, seconds, None)
         tokens = reply.usage.get("total_tokens", 0)
         served = reply.served or self.name
-        return Answer(reply.text, reply.data, served, request.key, False, tokens, seconds)
+        said = (reply.text, reply.data, served, request.key)
+        return Answer(*said, False, tokens, seconds, reply.logprobs)
 
     def _answer(self, http: HttpClient, request: Request, reply: Reply, deadline: Deadline) -> None:
         """Fill `reply`; InvalidReply if the model returns nothing usable."""
         messages = _protocol_messages(request)
-        self._read(self._post(http, request, messages, deadline), reply)
+        answer = self._post(http, request, messages, deadline)
+        self._read(answer, reply)
+        if request.top_logprobs:
+            reply.logprobs = _logprobs(answer, self.name)
         if request.schema is None:
             return
         try:
@@ -148,6 +155,9 @@ class ChatClient(Chat):
             "max_tokens": request.max_tokens,
             **request.extra,
         }
+        if request.top_logprobs:
+            body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+            body["max_tokens"] = min(request.max_tokens, ANSWER_TOKENS)
         body = {name: value for name, value in body.items() if value is not None}
         if request.schema is None or not self.structured:
             return http.post("/chat/completions", body, deadline)
@@ -203,6 +213,7 @@ class ChatClient(Chat):
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "usage": reply.usage,
             "seconds": round(seconds, 3),
+            **({"logprobs": list(reply.logprobs)} if reply.logprobs else {}),
         }
         self.cache.put(record)
 
@@ -223,6 +234,21 @@ def _protocol_messages(request: Request) -> list[dict[str, Any]]:
         order = f"Answer with JSON only, by this JSON schema: {json.dumps(request.schema)}"
         messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n\n{order}")
     return [{"role": m.role, "content": _content(m)} for m in messages]
+
+
+def _logprobs(answer: Mapping[str, Any], model: str) -> tuple[dict[str, float], ...]:
+    """The alternatives of each token of a response; ConfigError if it has none."""
+    tokens = (answer["choices"][0].get("logprobs") or {}).get("content") or ()
+    found = tuple(
+        {str(one["token"]): float(one["logprob"]) for one in token.get("top_logprobs") or ()}
+        for token in tokens
+    )
+    if not any(found):
+        raise ConfigError(
+            f"the server of {model} reports no log probabilities of tokens: choose a question "
+            "that does not need them (reward.ask=score), or another server"
+        )
+    return found
 
 
 def _text(content: Any) -> str:

@@ -23,7 +23,8 @@ FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that an answer depends on; `extra` are further request fields."""
+    """Everything that an answer depends on; `extra` are further request fields. With
+    `top_logprobs`, that many alternatives of each token are requested."""
 
     model: str
     messages: Sequence[Message]
@@ -32,6 +33,7 @@ class Request:
     seed: int = 0
     max_tokens: int = 1024
     extra: Mapping[str, Any] = field(default_factory=dict)
+    top_logprobs: int = 0
 
     def record(self) -> dict[str, Any]:
         """The request as JSON; images as digests of their shape and bytes."""
@@ -47,6 +49,8 @@ class Request:
             "seed": self.seed,
             "max_tokens": self.max_tokens,
             "extra": dict(self.extra),
+            # Left out without them: the keys of answers that were recorded before stay.
+            **({"top_logprobs": self.top_logprobs} if self.top_logprobs else {}),
         }
 
     @property

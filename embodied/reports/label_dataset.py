@@ -20,12 +20,13 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node
 from embodied.core.checkpoint import git_revision
-from embodied.core.reward import Reward
+from embodied.core.reward import AugmentsEpisodes, Reward
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.index import read_info
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import columns_of_info
-from embodied.reports.load_reward import evaluate_reward, make_reward
+from embodied.datasets.transitions import observations
+from embodied.reports.load_reward import evaluate_reward, make_reward, require_ready
 
 FILE = "reward.yaml"
 RECORDED = "recorded_reward"
@@ -48,10 +49,8 @@ def label(
     """
     episodes = read_episodes(source)
     reward = make_reward(node, state, episodes.spec, gamma)
-    if not reward.frozen and state is None:
-        raise ConfigError(
-            "this reward is learned during training; label with the reward of a run (reward=RUN)"
-        )
+    if state is None:
+        require_ready(reward, "label")
     about = provenance(source, node, origin, gamma)
     _require_same(out, about)
     info = read_info(source)
@@ -71,12 +70,22 @@ def label(
 def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
     """Rewards [T] of an episode as `Episodes.episode` gives it."""
     try:
-        return evaluate_reward(reward, rows_of(episode, gamma)).cpu()
+        return evaluate_reward(reward, rows_of(augmented(reward, episode), gamma)).cpu()
     except ConfigError as error:
         raise ConfigError(
             f"{error}; record it (demos collect with that observation, such as env.cameras), or "
             "configure the reward for one that is recorded (reward.KEY=...)"
         ) from error
+
+
+def augmented(reward: Reward, episode: Tensors) -> Tensors:
+    """The episode with the observations that `reward` adds to recorded ones."""
+    if not isinstance(reward, AugmentsEpisodes):
+        return episode
+    added = reward.augment_episode(observations(episode))
+    before = tt.each(added, lambda value: value[:-1])
+    last = tt.each(added, lambda value: value[-1])
+    return {**episode, **tt.nest(before, "obs"), **tt.nest(last, "next_obs")}
 
 
 def rows_of(episode: Tensors, gamma: float) -> Tensors:

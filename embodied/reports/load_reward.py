@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.reward import Reward, Stateful, accept_old_methods
+from embodied.core.reward import AugmentsEpisodes, Reward, Stateful, accept_old_methods
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -37,6 +37,15 @@ def make_reward(
     if state is not None and isinstance(reward, Stateful):
         reward.set_state(state)
     return reward
+
+
+def require_ready(reward: Reward, verb: str) -> None:
+    """ConfigError if an untrained `reward` says nothing yet: it learns during training, and is not
+    one that looks at recorded episodes by itself."""
+    if not reward.frozen and not isinstance(reward, AugmentsEpisodes):
+        raise ConfigError(
+            f"this reward is learned during training; {verb} with the reward of a run (reward=RUN)"
+        )
 
 
 def of_run(path: Path) -> tuple[Node, Any]:

@@ -104,6 +104,7 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
     if rows:
         tiles.append(_tile("steps", f"{rows[-1]['step']:,}", f"of {config.get('steps', 0):,}"))
         tiles.append(_tile("time", _duration(rows[-1]["seconds"]), "wall time, with all resumes"))
+    tiles += _actor_tiles(rows)
     words = " · ".join(
         str(config[group]["_target_"]).rpartition(".")[2]
         for group in ("env", "policy", "finetune", "learner", "reward")
@@ -129,6 +130,31 @@ def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [
         _tile("held-out loss", number(best["eval/loss"]), note),
         _tile("action error", error, "of half the range of each element of the action"),
+    ]
+
+
+def _actor_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What a run with actors did, from its newest line that says so."""
+    last = next((row for row in reversed(rows) if "train/actor_hours" in row), None)
+    if last is None:
+        return []
+    steps, updates, lag, waiting, died, hours = (
+        last[f"train/{name}"]
+        for name in (
+            "steps_per_second",
+            "updates_per_second",
+            "policy_lag",
+            "waiting_steps",
+            "actor_deaths",
+            "actor_hours",
+        )
+    )
+    pace = f"steps a second; {updates:.1f} updates a second"
+    behind = f"versions old are the weights that act; {waiting:.1f} vector steps wait"
+    return [
+        _tile("throughput", f"{steps:.1f}", pace),
+        _tile("policy lag", f"{lag:.1f}", behind),
+        _tile("actor-hours", f"{hours:.2g}", f"{died:.0f} actors died and were replaced"),
     ]
 
 

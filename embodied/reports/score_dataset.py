@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, Node
 from embodied.core.reward import Reward
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.nn.statistics import auc, spearman
@@ -87,7 +88,31 @@ def summary(rows: Sequence[Row], threshold: float | None) -> dict[str, Any]:
             "false negatives": int((~said & won).sum()),
             "true negatives": int((~said & ~won).sum()),
         }
+        number = np.array([row["episode"] for row in known])
+        facts["mistaken"] = {
+            "failures taken for successes": number[said & ~won].tolist(),
+            "successes taken for failures": number[~said & won].tolist(),
+        }
     return facts
+
+
+def cameras(node: Node, names: Sequence[str] | None) -> dict[str, Node]:
+    """The reward's `node` for each camera: an image observation by its `picture` or its only one of
+    `views`; {"": node} without names."""
+    if not names:
+        return {"": node}
+    if "views" in node:
+        return {name: {**node, "views": [name]} for name in names}
+    return {name: {**node, "picture": name} for name in names}
+
+
+def between_cameras(found: Mapping[str, Sequence[Row]]) -> list[str]:
+    """A line for each pair of cameras: the rank correlation of their rewards over all steps."""
+    values = {name: np.concatenate([row["values"] for row in rows]) for name, rows in found.items()}
+    return [
+        f"rank correlation of {one} and {other}: {spearman(values[one], values[other]):.3f}"
+        for one, other in combinations(values, 2)
+    ]
 
 
 def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] | None:

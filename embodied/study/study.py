@@ -20,7 +20,6 @@ import yaml
 
 from embodied import moved
 from embodied.core.build import ConfigError, nearest, parse
-from embodied.core.checkpoint import git_revision
 
 COMMANDS = ("embodied", "python")
 STOPPED = 130
@@ -176,6 +175,8 @@ def command(line: str, out: Path) -> None:
     else:
         shutil.rmtree(out, ignore_errors=True)
     print(shlex.join(words) if resumed else line, flush=True)
+    from embodied.core.checkpoint import git_revision  # imports torch: not where FILE is wrong
+
     start, commit = time.perf_counter(), git_revision() or "unknown"
     with Path(f"{out}.log").open("a" if resumed else "w") as log:
         code = subprocess.run(

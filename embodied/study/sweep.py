@@ -49,10 +49,7 @@ class Sweep:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.space:
-            raise ConfigError(
-                "a sweep needs a setting to search: KEY=log:1e-4..1e-3, KEY=16..64, KEY=choice:A,B"
-            )
+        require_space(self.space)
         for name in ("trials", "rungs", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} should be at least 1")
@@ -61,6 +58,14 @@ class Sweep:
     def every(self) -> int:
         """Steps between evaluations, which are checkpoints too."""
         return max(1, self.steps // self.rungs)
+
+
+def require_space(space: Sequence[Searched]) -> None:
+    """ConfigError where nothing is searched."""
+    if not space:
+        raise ConfigError(
+            "a sweep needs a setting to search: KEY=log:1e-4..1e-3, KEY=16..64, KEY=choice:A,B"
+        )
 
 
 def open_study(sweep: Sweep, out: Path) -> Any:

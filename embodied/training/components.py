@@ -13,22 +13,23 @@ import torch
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.device import pick_device
-from embodied.core.env import VecEnv
+from embodied.core.env import HasNativeCode, VecEnv
 from embodied.core.env_contract import require_start
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
+from embodied.core.wrapper import find_protocol
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.training.actors.pool import ActorEnv, make_actor_env
+from embodied.training.actors.pool import ActorPool, make_actor_env
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
 from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
 from embodied.training.demonstrations import is_same, read_demonstrations
-from embodied.training.off_policy import build_off_policy
+from embodied.training.off_policy import OffPolicyLoop, build_off_policy
 from embodied.training.offline import build_offline
 from embodied.training.on_policy import build_on_policy
 from embodied.training.reward_components import write_terms
@@ -77,12 +78,18 @@ class RunComponents:
         self.evaluation = None if self.env is None else RunEvaluation(config, self.env)
 
     def describe_kernels(self) -> str:
-        """One line: the matrix product, and whether the update is native code or why not."""
-        obstacle = self.learner.native_obstacle() if self.kernels.native else ""
-        if obstacle == "":
-            return self.kernels.note
-        how = "native code" if obstacle is None else f"PyTorch ({obstacle})"
-        return f"{self.kernels.note}; update: {how}"
+        """One line: the matrix product, and whether the update and the environment are native code
+        or why not."""
+        obstacles = {"update": self.learner.native_obstacle() if self.kernels.native else ""}
+        env = None if self.env is None else find_protocol(self.env, HasNativeCode)
+        if env is not None:
+            obstacles["environment"] = env.native_obstacle()
+        parts = [self.kernels.note]
+        for name, obstacle in obstacles.items():
+            if obstacle != "":
+                how = "native code" if obstacle is None else f"PyTorch ({obstacle})"
+                parts.append(f"{name}: {how}")
+        return "; ".join(parts)
 
     def _make_policy(self) -> tuple[Policy, Policy]:
         """The policy that acts, and the trainable part of it (the same without `finetune`)."""
@@ -101,8 +108,8 @@ class RunComponents:
         environment the losses and errors on held-out episodes."""
         if self.evaluation is None:
             return self._evaluate_held_out(step)
-        if isinstance(self.env, ActorEnv):
-            return self.env.evaluate(self.policy, step)
+        if isinstance(self.loop, OffPolicyLoop) and isinstance(self.loop.collector, ActorPool):
+            return self.loop.collector.evaluate(step)
         return self.evaluation(self.policy, step)
 
     def _evaluate_held_out(self, step: int) -> dict[str, float]:

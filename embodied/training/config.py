@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from embodied import moved
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
-from embodied.core.device import on_device, pick_device
+from embodied.core.device import on_device, pick_device, without_native
 from embodied.datasets.ranges import Statistics
 from embodied.learners.learner import Learner
 
@@ -222,11 +222,12 @@ class RunConfig:
 
     @property
     def environment(self) -> Node:
-        """The node of the environment, with the run's device for `device: auto`; ConfigError for a
-        run without one."""
+        """The node of the environment, with the run's device for `device: auto`, and no native code
+        if `deterministic`; ConfigError for a run without one."""
         if self.env is None:
             raise ConfigError("env is not given: env=NAME")
-        return on_device(self.env, pick_device(self.device))
+        node = without_native(self.env) if self.deterministic else self.env
+        return on_device(node, pick_device(self.device))
 
     @property
     def pretrain_steps(self) -> int:

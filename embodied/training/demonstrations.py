@@ -150,8 +150,17 @@ def source_of(
     kept, own = torch.ones(len(episodes)) if held is None else (~held).double(), imitated(rows)
     if config.weighting is None and bool(kept.all()) and bool(own.all()):
         return Dataset(rows, device)
-    each = kept if config.weighting is None else kept * build(config.weighting, Weights)(episodes)
-    return Weighted(rows, each.repeat_interleave(episodes.length) * own, device)
+    each = kept.repeat_interleave(episodes.length) * own
+    if config.weighting is not None:
+        each = each * _of_steps(build(config.weighting, Weights)(episodes), episodes)
+    return Weighted(rows, each, device)
+
+
+def _of_steps(weights: Tensor, episodes: Episodes) -> Tensor:
+    """Weights [N] of steps, from those or from weights [E] of episodes."""
+    if len(weights) == len(episodes):
+        return weights.repeat_interleave(episodes.length)
+    return weights
 
 
 def metrics_of(source: Source | None, held: Tensor | None = None) -> dict[str, float]:

@@ -69,7 +69,7 @@ class OffPolicyLoop:
     def run(self, trainer: Trainer) -> None:
         before = self.config.pretrain_steps
         while trainer.running and trainer.step < before:
-            trainer.advance(1, self._update(self.buffers.demos))
+            trainer.advance(1, self._update(self.buffers.demos), updates=1)
         while trainer.running:
             if not self.learning and trainer.step >= before + self.config.warmup_steps:
                 self._end_warmup()
@@ -80,18 +80,20 @@ class OffPolicyLoop:
                 self.rewards.count_stored(len(rows["reward"]))
             if self.collector.restarted is not None:
                 trainer.episodes.forget(self.collector.restarted)
-            trainer.advance(self.stride, self._updates(rows), step)
+            metrics, count = self._updates(rows)
+            trainer.advance(self.stride, metrics, step, count)
 
     def mean_reward(self) -> dict[str, Tensor]:
         """Mean rewards of the transitions that were stored since the last call."""
         return self.rewards.mean_of_stored(self.buffers.replay)
 
-    def _updates(self, rows: Tensors) -> dict[str, Any]:
-        """Make `utd_ratio` updates per new transition; returns the metrics of the last one.
+    def _updates(self, rows: Tensors) -> tuple[dict[str, Any], int]:
+        """Make `utd_ratio` updates per new transition; returns the metrics of the last one, and how
+        many there were.
 
         All processes of a distributed run make the same number of updates.
         """
-        metrics: dict[str, Any] = {}
+        metrics, count = dict[str, Any](), 0
         stored = distributed.mean(len(rows["reward"]) if rows else 0)
         if self.learning and stored and distributed.all_min(len(self.buffers.replay)):
             self.update_credit += self.config.utd_ratio * stored
@@ -101,7 +103,8 @@ class OffPolicyLoop:
                     break
                 metrics = self._update(self.buffers.source)
                 self.update_credit -= 1
-        return metrics | self.collector.metrics() if metrics else metrics
+                count += 1
+        return (metrics | self.collector.metrics() if metrics else metrics), count
 
     def _end_warmup(self) -> None:
         replay = self.buffers.replay
@@ -199,10 +202,12 @@ def build_off_policy(
     data = config.data
     require_usable(config, learner)
     tasks = build_task_sampling(config, env, learner, device)
+    rewards = build_reward(config, tasks.env, learner, device)
+    if episodes is not None:
+        episodes = rewards.augment_demonstrations(episodes)
     rows = None if episodes is None else rows_for(episodes, policy, learner, config.execute)
     if rows is not None and (data.normalize or data.pretrain_steps):
         learner.fit(rows)
-    rewards = build_reward(config, tasks.env, learner, device)
     if learner.columns and (learner.n_step > 1 or rewards.learned):
         raise ConfigError(
             f"this learner's transitions need {' and '.join(learner.columns)}, which cannot be "

@@ -27,6 +27,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import (
     AugmentsEnv,
+    AugmentsEpisodes,
     HasComponents,
     ObservesSteps,
     Reward,
@@ -36,6 +37,8 @@ from embodied.core.reward import (
     extra_columns,
 )
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import with_observations
 from embodied.learners.learner import Learner
 from embodied.training import reward_hacking
 from embodied.training.actors.remote_env import RemoteEnv
@@ -93,6 +96,12 @@ class RewardPipeline:
     def count_stored(self, rows: int) -> None:
         self.new_rows += rows
 
+    def augment_demonstrations(self, episodes: Episodes) -> Episodes:
+        """The demonstrations with the observations that the reward adds to recorded ones."""
+        if not isinstance(self.reward, AugmentsEpisodes):
+            return episodes
+        return with_observations(episodes, self.reward.augment_episode)
+
     def demonstrations(self, rows: Tensors, learner: Learner, device: torch.device) -> Tensors:
         """Transitions of demonstrations, rewarded if the reward is frozen."""
         if self.reward is None or not self.reward.frozen:
@@ -110,7 +119,8 @@ class RewardPipeline:
         for at in range(0, tt.length(rows), PIECE):
             piece = {key: leaf[at : at + PIECE].to(device) for key, leaf in rows.items()}
             parts.append(self.reward(piece).to(rows["reward"]))
-        return {**rows, "reward": torch.cat(parts)}
+        kept = {key: value for key, value in rows.items() if key not in self.reward_only_keys}
+        return {**kept, "reward": torch.cat(parts)}
 
     @property
     def extra_columns(self) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -59,6 +61,35 @@ def intervals(log: int | None, evaluate: int | None, save: int | None, stride: i
     )
 
 
+class Throughput:
+    """Steps and updates a second since the last `drain`, without evaluations and checkpoints."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.updates, self.began = step, 0, time.monotonic()
+        self.counted = False  # whether the loop counts its updates
+
+    def count(self, updates: int | None) -> None:
+        """`updates` more (None: they are not counted)."""
+        self.counted |= updates is not None
+        self.updates += updates or 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time of this context does not count."""
+        began = time.monotonic()
+        yield
+        self.began += time.monotonic() - began
+
+    def drain(self, step: int) -> dict[str, float]:
+        """Metrics, now at `step`."""
+        seconds = max(time.monotonic() - self.began, 1e-9)
+        rates = {"train/steps_per_second": (step - self.step) / seconds}
+        if self.counted:
+            rates["train/updates_per_second"] = self.updates / seconds
+        self.step, self.updates, self.began = step, 0, time.monotonic()
+        return rates
+
+
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
@@ -82,26 +113,38 @@ class Trainer:
         self.interrupted = False
         self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []
+        self.throughput = Throughput(step)
 
     @property
     def running(self) -> bool:
         self.interrupted = distributed.any_rank(self.interrupted)
         return self.step < self.steps and not self.interrupted
 
-    def advance(self, steps: int, metrics: Mapping[str, Tensor], step: Step | None = None) -> None:
-        """Count `steps` more; `metrics` are those of the last update (may be empty)."""
+    def advance(
+        self,
+        steps: int,
+        metrics: Mapping[str, Tensor],
+        step: Step | None = None,
+        updates: int | None = None,
+    ) -> None:
+        """Count `steps` more; `metrics` are those of the last update (may be empty), of `updates`
+        that were made (None: not counted)."""
         before, self.step = self.step, self.step + steps
         if step is not None:
             self.episodes.add(step)
         if metrics:
             self.updates.append(metrics)
+        self.throughput.count(updates)
         if self._due(self.every.log, before):
-            self.log.write(self.step, self._means() | self.episodes.drain("train/"))
+            rates = self.throughput.drain(self.step)
+            self.log.write(self.step, self._means() | self.episodes.drain("train/") | rates)
         self.log.advance(self.step)
         if self._due(self.every.evaluate, before):
-            self.evaluate(self.step)
+            with self.throughput.paused():
+                self.evaluate(self.step)
         if self._due(self.every.save, before):
-            self.save_now()
+            with self.throughput.paused():
+                self.save_now()
 
     def _means(self) -> dict[str, float]:
         """Metrics averaged over the updates since the last line; the only device sync."""

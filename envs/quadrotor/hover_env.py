@@ -23,6 +23,7 @@ from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
 from envs.quadrotor.describe import described
 from envs.quadrotor.dynamics import Body, Physics, numbers, tilted
+from envs.quadrotor.native_hover import Flown, NativeHover, obstacle
 from envs.quadrotor.rewards import TARGET, hover
 from envs.quadrotor.vehicles import Vehicles
 from envs.row_rng import RowRng
@@ -54,7 +55,8 @@ class Config:
     action). `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `ranges` randomizes it
     and adds task parameters: multipliers of mass, inertia, thrust, torque, lag and disturbance, and
     `blend`, the interpolation (0 to 1) to the vehicle `other`. `compile` fuses the physics (half
-    the time on a CPU, after most of a minute of compilation).
+    the time on a CPU, after most of a minute of compilation). `native`: on a CPU use native code
+    (hover.cpp) if there is a compiler for it; it agrees with the PyTorch code to rounding.
     """
 
     num_envs: int = 16
@@ -69,6 +71,7 @@ class Config:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     device: str = "auto"
     compile: bool = False
+    native: bool = False
     seed: int = 0
 
 
@@ -106,7 +109,16 @@ class Quadrotor(VecEnv):
         still = numbers(self.vehicle).to(device).expand(-1, n)
         self.bodies = self.physics.body(still, self.hidden[:3], self.hidden[3:]).packed()
         self.fly = torch.compile(self.physics.fly) if config.compile else self.physics.fly
+        self.native = None
+        if self.native_obstacle() is None:
+            self.native = NativeHover(self, SPREAD, START)
         self._obs: Tensors | None = None
+
+    def native_obstacle(self) -> str | None:
+        """Why the steps are not native code; None if they are."""
+        if not self.config.native or self.config.compile:
+            return f"native={self.config.native}, compile={self.config.compile}".lower()
+        return obstacle(self.device)
 
     def _spec(self) -> Spec:
         past = [f"{m}_{age}" for age in range(self.config.history, 0, -1) for m in MOTORS]
@@ -137,6 +149,20 @@ class Quadrotor(VecEnv):
     def step(self, action: Tensor) -> Step:
         if self._obs is None:
             raise RuntimeError("quadrotor: call reset() before step()")
+        self._require_shape(action)
+        advance = self._advance if self.native is None else self.native.step
+        following, reward, terminated, truncated = advance(action, self._obs["state"])
+        self._obs = following
+        ended = (terminated | truncated).nonzero().flatten()
+        if len(ended):
+            self._notify_before_reset(terminated | truncated)
+            self._begin(ended, None)
+            self._obs = self._with(following, ended)
+        return Step(self._obs, following, reward, terminated, truncated, {"success": truncated})
+
+    def _advance(self, action: Tensor, before: Tensor) -> Flown:
+        """One step without resets, after the observations `before` [B, ...]."""
+        assert self._obs is not None
         act = self._checked_action(action)
         reward = hover(self._obs["critic/state"], act, self.weights, self.vehicle.hover)
         self.state = self.fly(self.state, act.T, Body.of(self.bodies), self.spec.dt)
@@ -144,15 +170,10 @@ class Quadrotor(VecEnv):
         terminated = self.state[:3].abs().amax(0) > BOX
         truncated = (self.count >= self.config.horizon) & ~terminated
         following = self._observe(None)
-        _remember(following["state"], self._obs["state"], act)
-        self._obs = following
-        ended = (terminated | truncated).nonzero().flatten()
-        if len(ended):
-            self._notify_before_reset(terminated | truncated)
-            self._begin(ended, None)
-            self._obs = self._with(following, ended)
-        log = {"success": truncated}
-        return Step(self._obs, following, reward * ~terminated, terminated, truncated, log)
+        if self.config.history:
+            past, width = following["state"][:, SEEN:], len(MOTORS)
+            past[:, :-width], past[:, -width:] = before[:, SEEN + width :], act
+        return following, reward * ~terminated, terminated, truncated
 
     @property
     def state_roles(self) -> StateRoles:
@@ -162,7 +183,8 @@ class Quadrotor(VecEnv):
         if self._obs is None:
             raise RuntimeError("quadrotor: call reset() before get_state()")
         columns = {"flight": self.state, "hidden": self.hidden, "body": self.bodies}
-        kept = {key: value.T.contiguous() for key, value in (columns | {"task": self.task}).items()}
+        columns |= {"task": self.task}
+        kept = {key: _columns(value) for key, value in columns.items()}
         kept |= {"count": self.count.clone(), "stream": self.streams.state.clone()}
         return kept | {f"obs/{key}": value.clone() for key, value in self._obs.items()}
 
@@ -202,6 +224,9 @@ class Quadrotor(VecEnv):
 
     def _begin(self, rows: Tensor, task: Tensor | None) -> None:
         """Start new flights in `rows` [n]; `task` [B, D] fixes their task vectors."""
+        if self.native is not None:
+            self.native.start(rows, task)
+            return
         size = len(self.parameters)
         # The task is always drawn, so that a fixed one does not shift the row's later draws.
         lots, wanted = self.streams.uniform(11 + size, rows).split([11, size])
@@ -239,16 +264,20 @@ class Quadrotor(VecEnv):
 
     def _with(self, obs: Tensors | None, rows: Tensor) -> Tensors:
         """A copy of `obs` in which `rows` [n] are at the start of a flight."""
+        if self.native is not None:
+            return self.native.observe(obs, rows)
         fresh = self._observe(rows)
         fresh["state"][:, SEEN:] = 2 * START - 1  # the commands that keep the rotors as they are
         if obs is None:
             return fresh
         return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
 
-    def _checked_action(self, action: Tensor) -> Tensor:
-        if action.shape != (self.num_envs, len(MOTORS)):
-            expected = (self.num_envs, len(MOTORS))
+    def _require_shape(self, action: Tensor) -> None:
+        expected = (self.num_envs, len(MOTORS))
+        if action.shape != expected:
             raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
+
+    def _checked_action(self, action: Tensor) -> Tensor:
         # On a GPU the host would wait; the observations that follow are not finite either.
         if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
             raise NotFinite("quadrotor: the action is not finite; the run stops here")
@@ -261,14 +290,6 @@ class Quadrotor(VecEnv):
         return task.detach().to(self.device, torch.float32)
 
 
-def _remember(seen: Tensor, before: Tensor, action: Tensor) -> None:
-    """Fill in the past actions of `seen`: those of `before` without the oldest, then `action`."""
-    width = action.shape[1]
-    if seen.shape[1] > SEEN:
-        seen[:, SEEN:-width] = before[:, SEEN + width :]
-        seen[:, -width:] = action
-
-
 def _columns(rows: Tensor) -> Tensor:
-    """Rows [B, k] as a copy [k, B]."""
+    """Rows [B, k] as a copy [k, B], or back."""
     return rows.T.clone(memory_format=torch.contiguous_format)

@@ -44,6 +44,7 @@ class Vehicles:
         self._span = torch.tensor([p.high - p.low for p in self.parameters], device=device)[:, None]
         self._first = numbers(_named(vehicle)).to(device)
         self._way = numbers(_named(other)).to(device) - self._first
+        self.ends = (self._first, self._way)
 
     def native(self, task: Tensor) -> Tensor:
         """Task parameters [D, n] in their own units."""

@@ -37,6 +37,9 @@ class Intervener(Protocol):
         """Called after each step with the actions [n, A] that were executed, whoever chose them.
         By default it does nothing."""
 
+    def close(self) -> None:
+        """At the end of the environment; by default it does nothing."""
+
 
 @dataclass(frozen=True)
 class Config:

@@ -29,6 +29,7 @@ from real_robot.cameras.env_images import EnvImages
 from real_robot.control.rate import Rate
 from real_robot.deployment import Deployment, renamed_settings, with_allowed
 from real_robot.drivers.driver import Driver
+from real_robot.emulators.shared import SharedEmulator
 from real_robot.ipc.messages import Mode
 from real_robot.policy.compatibility import observer, require_actions, require_rate
 from real_robot.policy.decider import observe_state
@@ -78,7 +79,11 @@ class RealEnv(VecEnv):
         inner = build({**config.world, "num_envs": 1}, VecEnv)
         self.spec = inner.spec
         inner.close()
-        self.deployment = env_deployment(config)
+        robot = env_robot(config)
+        self.emulator = SharedEmulator.at(robot["emulator"]) if robot.get("emulator") else None
+        if self.emulator is not None:
+            robot["driver"] = {**robot["driver"], **self.emulator.settings}
+        self.deployment = env_deployment(config, robot)
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
         self.observer = observer(self.spec, self.deployment)
@@ -231,18 +236,24 @@ class RealEnv(VecEnv):
         self.images.close()
         self.deadman.close()
         self.session.close()
+        if self.emulator is not None:
+            self.emulator.close()
 
 
-def env_deployment(config: Config) -> Deployment:
-    """The robot's, without a policy of its own; ConfigError."""
+def env_robot(config: Config) -> Node:
+    """The robot's settings, with the task of `world` where a simulated robot has it as trained."""
     robot = with_allowed(renamed_settings(config.robot))
     robot.pop("_target_", None)
-    if robot.get("emulator"):
-        raise ConfigError("RealEnv starts no emulator: choose a real robot, or robot=sim")
-    world = robot.get("driver", {}).get("world")
-    if world and world.get("task") == "as_trained":
-        task = {"task": config.world.get("task"), "ranges": config.world.get("ranges", {})}
-        robot["driver"] = {**robot["driver"], "world": {**world, **task}}
-    robot["sensed"] = list(build(robot["driver"], Driver).sensed)
+    task = {"task": config.world.get("task"), "ranges": config.world.get("ranges", {})}
+    for part in ("driver", "emulator"):
+        world: Node | None = (robot.get(part) or Node()).get("world")
+        if world and world.get("task") == "as_trained":
+            robot[part] = {**robot[part], "world": {**world, **task}}
+    return robot
+
+
+def env_deployment(config: Config, robot: Node) -> Deployment:
+    """The robot's, without a policy of its own; ConfigError."""
+    sensed = list(build(robot["driver"], Driver).sensed)
     given = {**robot.get("given", {}), **{k: sum(v) / 2 for k, v in config.given.items()}}
-    return Deployment.parse({**robot, "given": given, "policy": ""})
+    return Deployment.parse({**robot, "sensed": sensed, "given": given, "policy": ""})

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
-import sys
-import termios
-import tty
-from contextlib import suppress
-from typing import Any, Literal, Self
+from typing import Literal, Self
+
+from real_robot.teleop.terminal import Terminal
 
 Key = Literal["", "next", "discard", "stop"]
 HINT = "right arrow: end and keep; left arrow: discard; Esc: keep, and stop recording"
@@ -25,37 +21,27 @@ ONE = re.compile(rb"\x1b(?:\[[0-9;]*[ -~]|O[ -~])?|.", re.DOTALL)
 
 class EpisodeKeys:
     """Of this process's terminal, as a context; without one (or in its background) none is ever
-    pressed. Ctrl-C works as before."""
+    pressed. Ctrl-C works as before. `used` is False where the device reads the terminal itself."""
 
-    def __init__(self, file: int | None = None) -> None:
-        self.file = sys.stdin.fileno() if file is None else file
-        self.there = os.isatty(self.file) and os.tcgetpgrp(self.file) == os.getpgrp()
-        self._before: list[Any] | None = None
+    def __init__(self, file: int | None = None, used: bool = True) -> None:
+        self.terminal = Terminal(file)
+        self.there = used and self.terminal.foreground
 
     def __enter__(self) -> Self:
         if self.there:
-            self._before = termios.tcgetattr(self.file)
-            tty.setcbreak(self.file, termios.TCSAFLUSH)
+            self.terminal.begin()
         return self
 
     def pressed(self) -> Key:
         """The newest key since the last call; never waits."""
         key: Key = ""
-        while self.there and select.select([self.file], [], [], 0)[0]:
-            try:
-                typed = os.read(self.file, 64)
-            except OSError:  # the terminal is gone
-                typed = b""
-            if not typed:
-                self.there = False
-            key = keys(typed) or key
+        while self.there and (typed := self.terminal.read()) != b"":
+            self.there = typed is not None
+            key = keys(typed or b"") or key
         return key
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            with suppress(termios.error):
-                termios.tcsetattr(self.file, termios.TCSAFLUSH, self._before)
-            self._before = None
+        self.terminal.close()
 
 
 def keys(typed: bytes) -> Key:

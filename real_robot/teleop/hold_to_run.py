@@ -11,19 +11,17 @@ from __future__ import annotations
 import os
 import select
 import struct
-import termios
 import time
-import tty
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from embodied.core.build import ConfigError, Node, build
 from real_robot.ipc.messages import DEADMAN, HEARTBEAT
 from real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
+from real_robot.teleop.terminal import Terminal
 
 LOOK = 0.02  # s between two looks at a button
 EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
@@ -72,16 +70,15 @@ class TerminalKey(HoldDevice):
     def __init__(
         self,
         config: TerminalKeyConfig,
-        file: int = 0,
+        file: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.clock = config, clock
-        self.file = file
+        self.terminal = Terminal(file)
         name = {" ": "the space bar"}.get(config.key, f"the key {config.key!r}")
         self.hint = f"hold {name} down"
         self.typed = self.looked = -1e9
-        self._before: list[Any] | None = None
-        if not os.isatty(self.file):
+        if not self.terminal.there:
             raise ConfigError(
                 "hold_to_run: there is no terminal whose key could be held; name a button or a "
                 "pedal, as in hold={_target_: real_robot.teleop.hold_to_run.InputKey, path: "
@@ -90,10 +87,9 @@ class TerminalKey(HoldDevice):
 
     def begin(self) -> None:
         """Characters come one by one from here on, and are not shown; Ctrl-C works as before."""
-        if os.tcgetpgrp(self.file) != os.getpgrp():
+        if not self.terminal.foreground:
             raise ConfigError("hold_to_run: this program is not in its terminal's foreground")
-        self._before = termios.tcgetattr(self.file)
-        tty.setcbreak(self.file, termios.TCSAFLUSH)
+        self.terminal.begin()
         self.looked = self.clock()
 
     def held(self) -> bool:
@@ -101,7 +97,8 @@ class TerminalKey(HoldDevice):
         now, looked = self.clock(), self.looked
         self.looked = now
         if now - looked > self.config.repeat:  # this process was stopped: what came is old
-            self._forget()
+            self.typed = -1e9
+            self.terminal.forget()
             return False
         if not came:
             return False
@@ -110,26 +107,13 @@ class TerminalKey(HoldDevice):
 
     def _typed(self) -> bool:
         """Whether the key came in the next `LOOK` s."""
-        if not select.select([self.file], [], [], LOOK)[0]:
-            return False
-        try:
-            text = os.read(self.file, 1024)
-        except OSError:  # the terminal is gone
-            text = b""
-        if not text:
+        text = self.terminal.read(LOOK)
+        if text is None:  # the terminal is gone
             time.sleep(LOOK)
-        return self.config.key.encode() in text
-
-    def _forget(self) -> None:
-        self.typed = -1e9
-        with suppress(termios.error):
-            termios.tcflush(self.file, termios.TCIFLUSH)
+        return self.config.key.encode() in (text or b"")
 
     def close(self) -> None:
-        if self._before is not None:
-            with suppress(termios.error):
-                termios.tcsetattr(self.file, termios.TCSAFLUSH, self._before)
-            self._before = None
+        self.terminal.close()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,10 @@ NO_INPUT = Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, False)
 
 
 class Device(Protocol):
-    """Never waits, never raises once it was opened."""
+    """Never waits, never raises once it was opened. `reads_terminal`: the terminal's keys are its
+    own, those of the episode among them."""
+
+    reads_terminal = False
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         """How it is held just now; `tool` (m) is where the arm's tool is, where that is seen."""
@@ -173,3 +176,6 @@ class TeleopIntervener(Intervener):
 
     def act(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.person.taken(obs)
+
+    def close(self) -> None:
+        self.person.device.close()

@@ -23,7 +23,7 @@ DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cp
 SMALL = ["data.warmup_steps=24", "data.utd_ratio=0.2"]
 CASES = {
     "dsrl": ["experiment=two_gap_dsrl", *SMALL],
-    "shared": ["experiment=two_gap_dsrl", "finetune.shared_noise=true", *SMALL],
+    "shared": ["experiment=two_gap_dsrl_shared", *SMALL],
     "dsrl_na": ["experiment=two_gap_dsrl_na", "finetune.shared_noise=true", *SMALL],
     "features": ["experiment=two_gap_dsrl", "finetune=dsrl_features", *SMALL],
     "residual": ["experiment=two_gap_dsrl", "finetune=residual", *SMALL],

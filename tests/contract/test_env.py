@@ -14,8 +14,12 @@ from embodied.core.errors import NotApplicable
 
 # A robot is one row that no seed decides: tests/real_robot/test_env.py.
 WIRED = {Path("configs/env/robot.yaml"), Path("configs/env/robot_shuttle.yaml")}
-# They need an environment of their own: tests/envs/test_process.py.
-APART = {Path("configs/env/mjlab.yaml"), Path("configs/env/pusht.yaml")}
+# They need packages of their own: tests/envs/test_process.py, test_ogbench.py, test_robosuite.py.
+APART = {
+    file
+    for name in ("mjlab", "pusht", "ogbench_*", "robosuite_*")
+    for file in Path("configs/env").glob(f"{name}.yaml")
+}
 FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
 GIVEN = {"gym": {"id": "MountainCarContinuous-v0"}}  # what a file leaves to the user
 

@@ -327,3 +327,5 @@ def test_ranges_that_a_robot_names_for_itself_count() -> None:
     assert world == {"task": "reach", "ranges": {"goal_x": [0.9, 0.91], "goal_y": [0, 0.5]}}
     wrapped = {"env": {"_target_": "envs.wrappers.stack.Wrapped", **trained}}
     assert site.as_trained(robot, wrapped)["driver"]["world"] == world
+    on_robot = {"env": {"_target_": "real_robot.rl.robot_env.RealEnv", "world": trained["env"]}}
+    assert site.as_trained(robot, on_robot)["driver"]["world"] == world

@@ -20,6 +20,7 @@ from embodied.core.spec import require_same
 from envs.fr3.env import Config as Fr3Config
 from envs.fr3.env import Fr3
 from real_robot.daemon.requests import Verb
+from real_robot.emulators.shared import SharedEmulator
 from real_robot.ipc.messages import Mode
 from real_robot.rl.robot_env import Config, RealEnv
 from real_robot.rl.session import RobotSessionError
@@ -122,6 +123,27 @@ def test_what_an_arm_cannot_be(env: RealEnv) -> None:
     turned = {**robot(), "controller": {**robot()["controller"], "turning": "yaw"}}
     with pytest.raises(ConfigError, match="turning="):
         RealEnv(Config(turned, world))
+
+
+def test_an_emulated_robot_is_started_and_shared() -> None:
+    """A Franka behind libfranka's protocol: one emulator for training and evaluation."""
+    pytest.importorskip("franky")
+    node = yaml.safe_load(Path("configs/robot/franka_sim.yaml").read_text())
+    node["fresh"] = robot()["fresh"]
+    config = Config(node, {"_target_": "envs.fr3.env.Fr3", "task": "reach"}, patience=PATIENT)
+    one = RealEnv(config)
+    try:
+        other = RealEnv(config)
+        assert one.session is other.session and one.emulator is other.emulator
+        other.close()
+        before = one.reset()["state"]
+        for _ in range(5):
+            step = one.step(torch.tensor([[0.0, 1.0, 0.0, 1.0]]))
+        assert not step.log["stopped"].item() and (step.next_obs["state"] - before).abs().max() > 0
+        assert one.emulator is not None and SharedEmulator.known
+    finally:
+        one.close()
+    assert not SharedEmulator.known
 
 
 def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:

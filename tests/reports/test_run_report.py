@@ -145,3 +145,15 @@ def test_a_film_comes_back(tmp_path: Path) -> None:
     back = read_mp4(write_mp4(tmp_path / "a" / "film.mp4", frames, 20))
     assert back.shape == (12, 32, 48, 3)
     assert (back.float().mean((1, 2, 3)) - shade.float()).abs().max() < 4
+
+
+def test_a_run_with_actors_says_what_they_did(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert "actor-hours" not in run_report.write(folder).read_text()
+    done = {"steps_per_second": 9.96, "updates_per_second": 40.0, "policy_lag": 2.5}
+    done |= {"waiting_steps": 1.5, "actor_deaths": 1.0, "actor_hours": 0.125}
+    Log(folder).write(300, {f"train/{name}": value for name, value in done.items()})
+    page = run_report.write(folder).read_text()
+    assert "10.0</b><small>steps a second; 40.0 updates a second" in page
+    assert "2.5</b><small>versions old are the weights that act; 1.5 vector steps wait" in page
+    assert "0.12</b><small>1 actors died and were replaced" in page

@@ -15,6 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.rewards.vision_language.clip import Clip
 from embodied.rewards.vision_language.clip import Config as ClipConfig
+from tests.llm.server import says, serving
 
 CAMERA = Leaf((16, 16, 3), "uint8")
 SPEC = Spec(
@@ -85,6 +86,7 @@ def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "3 episodes, 12 steps" in shown and "1 successes, 2 failures" in shown
     assert "2 false positives" in shown
+    assert "failures taken for successes: episodes 1, 2" in shown
 
 
 def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
@@ -99,6 +101,25 @@ def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
     config = ClipConfig(prompt="a red square", ladder="none", picture="front")
     own = Clip(config, SPEC, torch.device("cpu")).score(picture(torch.arange(1.0, 5.0))) - 1
     assert front["values"] == pytest.approx(own.tolist(), abs=1e-5)
+
+
+def test_several_cameras_are_scored_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a model behind a server that sees redness: in front it rises, at the wrist it does not."""
+    source, out = recorded(tmp_path / "demos", (True, False)), tmp_path / "out"
+    front, wrist = (says(json.dumps({"completion": c})) for c in ([25, 50, 75, 100], [0] * 4))
+    with serving(front, front, wrist) as server:
+        words = ["reward=vlm_progress", "reward.goal=make it red", "reward.shuffle=false"]
+        words += [f"reward.chat.url={server.url}", "reward.chat.cache=null", "reward.value=level"]
+        words.append("reward.env_weight=0")
+        score(str(source), *words, "cameras=[front,wrist]", f"out={out}")
+    one, other = read(out / "front"), read(out / "wrist")
+    assert one["summary"]["rise"] == pytest.approx(1.0) and other["summary"]["rise"] is None
+    assert one["episodes"][0]["values"] == pytest.approx([-0.75, -0.5, -0.25, 0.0])
+    assert other["about"]["node"]["picture"] == "wrist"
+    assert "rank correlation of front and wrist: " in capsys.readouterr().out
+    assert len(server.asked) == 4
 
 
 def test_without_recorded_success_there_is_no_area(

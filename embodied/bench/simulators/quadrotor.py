@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from embodied.bench.measure import Comparison, alone
+from embodied.bench.measure import Block, Comparison, alone, compare, cpu_time
 from embodied.bench.simulators.envs import actions, stepping
 from envs.quadrotor.hover_env import Config, Quadrotor
 
@@ -12,25 +12,36 @@ from envs.quadrotor.hover_env import Config, Quadrotor
 def rows(repeats: int, threads: int) -> list[Comparison]:
     """The simulator alone, with random actions (about 2% of the episodes end in every step)."""
     torch.set_num_threads(threads)
-    found = [flights(4096, 40, "cpu", repeats, 0.9e6)]
+    found = [by_native_code(*size, repeats) for size in ((4096, 32), (4096, 0), (10, 32))]
     if torch.cuda.is_available():
-        found += [flights(count, 200, "cuda", repeats) for count in (4096, 65_536)]
+        found += [on_gpu(count, repeats) for count in (4096, 65_536)]
     return found
 
 
-def flights(
-    count: int, steps: int, device: str, repeats: int, target: float | None = None
-) -> Comparison:
-    """`steps` steps of `count` parallel envs."""
-    env = Quadrotor(Config(num_envs=count, device=device, compile=device == "cuda"))
-    env.reset(seed=0)
-    pushes, _ = actions(env, lambda push: push)
-    block = stepping(env, [push.to(device) for push in pushes], steps, count)
+def by_native_code(count: int, history: int, repeats: int) -> Comparison:
+    """Native code against PyTorch, steps per CPU second of one thread."""
+    steps = 20 if count > 1000 else 1000
+    envs = [Quadrotor(Config(count, history, native=native)) for native in (True, False)]
+    ours, theirs = (flights(env, steps) for env in envs)
+    code = envs[0].native_obstacle() or "available"
+    name = f"Quadrotor x{count}, {history} past actions, native code ({code}) against PyTorch"
+    return compare(ours, theirs, repeats, name, target=2e7 / 1.2e6, clock=cpu_time)
+
+
+def on_gpu(count: int, repeats: int) -> Comparison:
+    """200 steps of `count` parallel envs on a GPU."""
+    block = flights(Quadrotor(Config(count, device="cuda", compile=True)), 200)
 
     def finished() -> int:
         done = block()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
         return done
 
-    return alone(finished, repeats, f"Quadrotor x{count} ({device})", target=target)
+    return alone(finished, repeats, f"Quadrotor x{count} (cuda)")
+
+
+def flights(env: Quadrotor, steps: int) -> Block:
+    """`steps` steps of all parallel envs."""
+    env.reset(seed=0)
+    pushes, _ = actions(env, lambda push: push)
+    return stepping(env, [push.to(env.device) for push in pushes], steps, env.num_envs)

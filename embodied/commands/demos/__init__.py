@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import add_overrides, require_at_least, require_datasets, take
 from embodied.commands.demos import editing
 from embodied.core.build import ConfigError
 
@@ -113,6 +113,7 @@ def convert_command(args: argparse.Namespace) -> None:
 
 
 def info_command(args: argparse.Namespace) -> None:
+    require_datasets([args.folder])
     from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
 

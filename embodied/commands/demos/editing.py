@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embodied.commands import require_datasets
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def add(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     folders = [word for word in args.words if "=" not in word]
+    require_datasets(folders)
     given = [word.partition("=") for word in args.words if "=" in word]
     KINDS[args.kind](folders, {key: value for key, _, value in given})
 

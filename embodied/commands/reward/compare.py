@@ -49,12 +49,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
-    from embodied.core.build import build
-    from embodied.core.env import VecEnv
-    from embodied.reports.reward_comparison import draw
-
     names = [word for word in args.words if "=" not in word]
     wanted, words = take([word for word in args.words if "=" in word], "policy")
     if len(names) != 2:
@@ -68,6 +62,12 @@ def run(args: argparse.Namespace) -> None:
     ]
     settings = {**chosen[0][0], "policy": wanted or "mixture"}
     require_at_least(settings, LEAST)
+    import torch
+
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.reports.reward_comparison import draw
+
     torch.set_num_threads(settings["threads"])
     env = build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)
     try:
@@ -104,9 +104,7 @@ def choose(
 ) -> tuple[Node, tuple[Node | None, Any]]:
     """Settings of the comparison, and one reward: its node (None: the environment's) and its state
     (None: untrained)."""
-
     from embodied.compose import compose
-    from embodied.reports.load_reward import of_run
 
     path, state = Path(name), None
     given: dict[str, Node] = {}
@@ -117,6 +115,8 @@ def choose(
             )
         return compose("compare", words, folders).node, (None, None)
     if path.is_dir():
+        from embodied.reports.load_reward import of_run
+
         node, state = of_run(path)
         given, name = {"reward/saved": node}, "saved"
     elif path.suffix == ".yaml" and path.exists():

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import add_overrides, require_at_least, require_datasets, take
 from embodied.core.build import ConfigError, Node
 
 
@@ -21,16 +21,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.progress import Progress as Bar
-
-    from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports.label_dataset import label, summary
-
     sources = [word for word in args.words if "=" not in word]
     name, words = take([word for word in args.words if "=" in word], "reward")
     out, words = take(words, "out")
     if len(sources) != 1 or name is None or out is None:
         raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
+    require_datasets(sources)
+    from rich.progress import Progress as Bar
+
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.reports.label_dataset import label, summary
+
     settings, state, origin = chosen(name, words, args.config_dir, "label")
     source = Path(sources[0])
     try:

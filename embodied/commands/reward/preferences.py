@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from embodied.commands import add_overrides, require_at_least
+from embodied.commands import add_overrides, require_at_least, require_datasets
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> None:
     folders = [word for word in args.words if "=" not in word]
     if not folders:
         raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
+    require_datasets(folders)
     words = [word for word in args.words if "=" in word]
     node = compose("preferences", words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import add_overrides, require_at_least, require_datasets, take
 from embodied.commands.reward.label import chosen
 from embodied.core.build import ConfigError, Node
 
@@ -25,12 +25,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied reward score outputs/demos reward=classifier reward.trained=outputs/eyes "
         "threshold=0.5\n"
         "  embodied reward score outputs/demos reward=outputs/RUN out=outputs/scored\n"
+        "  embodied reward score outputs/demos reward=vlm_progress reward.value=level "
+        "reward.env_weight=0 cameras=[front,wrist]\n"
         "rise: rank correlation of the reward with the step number (1: it rises all the time);\n"
         "the dataset is not changed (embodied reward label writes a copy with the rewards)"
     )
 
 
 def run(args: argparse.Namespace) -> None:
+    sources = [word for word in args.words if "=" not in word]
+    name, words = take([word for word in args.words if "=" in word], "reward")
+    if len(sources) != 1 or name is None:
+        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
+    require_datasets(sources)
     import torch
 
     from embodied.core.atomic_write import write_json
@@ -39,39 +46,40 @@ def run(args: argparse.Namespace) -> None:
     from embodied.reports import score_dataset
     from embodied.reports.label_dataset import provenance
 
-    sources = [word for word in args.words if "=" not in word]
-    name, words = take([word for word in args.words if "=" in word], "reward")
-    if len(sources) != 1 or name is None:
-        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
     settings, state, origin = chosen(name, words, args.config_dir, "score")
     require_at_least(settings, LEAST)
     torch.set_num_threads(settings["threads"])
     source = local_folder(sources[0])
     out = Path(settings["out"] or f"outputs/score-{Path(name).name}")
     episodes = read_episodes(source, settings["episodes"])
-    rows = _rows(episodes, settings, state, out)
-    facts = score_dataset.summary(rows, settings["threshold"])
-    about = provenance(source, settings["reward"], origin, settings["gamma"])
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "score.json", {"about": about, "summary": facts, "episodes": rows})
-    score_dataset.draw(rows, Path(name).name, out / "score.png")
-    show(rows, facts)
-    print(f"{out}/score.json  {out}/score.png")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for camera, node in score_dataset.cameras(settings["reward"], settings["cameras"]).items():
+        folder, title = out / camera, f"{Path(name).name} {camera}".strip()
+        rows = found[camera] = _rows(episodes, {**settings, "reward": node}, state, folder)
+        facts = score_dataset.summary(rows, settings["threshold"])
+        about = provenance(source, node, origin, settings["gamma"])
+        folder.mkdir(parents=True, exist_ok=True)
+        report = {"about": about, "summary": facts, "episodes": rows}
+        write_json(folder / "score.json", report)
+        score_dataset.draw(rows, title, folder / "score.png")
+        print(f"{camera}:" if camera else "", end="\n" if camera else "")
+        show(rows, facts)
+        print(f"{folder}/score.json  {folder}/score.png")
+    for line in score_dataset.between_cameras(found):
+        print(line)
 
 
 def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str, Any]]:
     """The scores of all episodes, with a progress bar."""
     from rich.progress import Progress as Bar
 
-    from embodied.reports.load_reward import make_reward
+    from embodied.reports.load_reward import make_reward, require_ready
     from embodied.reports.score_dataset import score
 
     node, gamma = settings["reward"], settings["gamma"]
     reward = make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
-    if not reward.frozen and state is None and node.get("trained") is None:
-        raise ConfigError(
-            "this reward is learned during training; score with the reward of a run (reward=RUN)"
-        )
+    if state is None and node.get("trained") is None:
+        require_ready(reward, "score")
     with Bar() as bar:
         task = bar.add_task("episodes", total=len(episodes))
         return score(episodes, reward, gamma, lambda done, _: bar.update(task, completed=done))
@@ -102,6 +110,9 @@ def show(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
     if "confusion" in facts:
         counts = ", ".join(f"{count} {what}" for what, count in facts["confusion"].items())
         print(f"last reward >= {facts['threshold']:g}: {counts}")
+        for what, numbers in facts["mistaken"].items():
+            if numbers:
+                print(f"  {what}: episodes {', '.join(map(str, numbers))}")
 
 
 def _text(value: float | None) -> str:

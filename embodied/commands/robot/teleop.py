@@ -66,7 +66,8 @@ def record(args: argparse.Namespace) -> None:
             deploy.person(made, node["teleop"], always=True) as person,
         ):
             assert person is not None
-            keys, device = EpisodeKeys(), person.device
+            device = person.device
+            keys = EpisodeKeys(used=not device.reads_terminal)
             _require_keys(node, made, keys, device)
             session = RecordSession(
                 folder=folder,

@@ -32,6 +32,7 @@ from embodied.learners.actor_critic import DelayedActorCritic
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import frozen, soft_update
+from embodied.learners.off_policy.native_td3 import NativeTd3, obstacle
 from embodied.nn.optim import Adam
 from policies.deterministic import Deterministic
 
@@ -108,6 +109,10 @@ class Td3(DelayedActorCritic):
             "actor": Adam(self.actor_params, config.actor_lr, weight_decay=decay),
         }
         self.count_updates(KINDS)
+        self.native_step = NativeTd3()
+
+    def native_obstacle(self) -> str | None:
+        return obstacle(self) if type(self) is Td3 else ""
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
@@ -117,6 +122,8 @@ class Td3(DelayedActorCritic):
         return self.delayed((follows, act), batch, ["actor_loss"])
 
     def _step(self, follows: bool, act: bool, batch: Tensors) -> dict[str, Tensor]:
+        if self.native and type(self) is Td3 and self.native_step.can_update(self):
+            return self.native_step.update(self, follows, act, batch)
         metrics = self.critic_step(batch)
         if act:
             metrics |= self._actor_step(batch)
@@ -137,12 +144,16 @@ class Td3(DelayedActorCritic):
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
         action = self.target_policy(following)
-        noise = torch.randn_like(action).mul_(self.config.target_noise)
-        noise.clamp_(-self.config.noise_clip, self.config.noise_clip)
+        noise = self.target_noise(action)
         q = self.target(following, noise.add_(action).clamp_(-1, 1))
         if self.support is None:
             return torch.addcmul(reward, discount, q.amin(0))
         return self.support.back_up(self.support.lowest(q), reward, discount)
+
+    def target_noise(self, action: Tensor) -> Tensor:
+        """Clipped noise for the target policy's `action`."""
+        noise = torch.randn_like(action).mul_(self.config.target_noise)
+        return noise.clamp_(-self.config.noise_clip, self.config.noise_clip)
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
         with frozen(self.critic_params):

@@ -7,7 +7,6 @@ The reference is `Ppo._step`; parameters agree to 1e-5 after 300 updates
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +18,13 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import RecurrentValue, Value
 from embodied.learners.on_policy.learning_rates import LearningRates
 from embodied.nn import native
+from embodied.nn.native.networks import Moments, activation_of, dense, moments, parameter, plain
 from embodied.nn.optim import Adam
 from policies.diagonal_gaussian import DiagonalGaussian
 from policies.networks.encoders import Encoder
 
 SOURCE = Path(__file__).with_name("ppo.cpp")
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm")
-ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.Tanh, nn.ReLU)  # by their numbers in linear.h
 INPUTS = ("actor_input", "critic_input", "action", "old", "value", "target", "advantage")
 
 
@@ -37,17 +36,6 @@ class Learner(Protocol):
     value: Value | RecurrentValue
     optims: dict[str, Adam]
     lr: LearningRates
-
-
-class Parameter(ctypes.Structure):
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("mean", ctypes.c_void_p),
-        ("square", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("rate", ctypes.c_int64),
-    )
 
 
 class Table(ctypes.Structure):
@@ -94,7 +82,7 @@ class NativePpo:
         value = learner.value.net
         nets = (self.policy.net, value)
         parts = [self._network(net, rate) for rate, net in enumerate(nets)]
-        (deviation,) = self._parameters([self.policy.log_std], 0)
+        deviation = parameter(self.policy.log_std, self._moments(), 0)
         self.library.ppo_epoch(
             ctypes.byref(self._settings(size, count)),
             ctypes.byref(table),
@@ -138,21 +126,11 @@ class NativePpo:
 
     def _network(self, net: nn.Sequential, rate: int) -> tuple[object, ...]:
         """The arguments of one network: its parameters, their number, its activation."""
-        parameters = self._parameters(list(net.parameters()), rate)
-        array = (Parameter * len(parameters))(*parameters)
-        kind = ACTIVATIONS.index(type(net[1])) if len(net) > 1 else 0
-        return array, ctypes.c_int64(len(array)), ctypes.c_int64(kind)
+        array = dense(net, self._moments(), rate)
+        return array, ctypes.c_int64(len(array)), ctypes.c_int64(activation_of(net))
 
-    def _parameters(self, parameters: Sequence[Tensor], rate: int) -> list[Parameter]:
-        moments = {}
-        for adam in self.learner.optims.values():
-            moments |= {id(p): found for p, found in adam.moments()}
-        made = []
-        for p in parameters:
-            where = [native.address(part) for part in moments.get(id(p), ())] or [None, None]
-            shape = tuple(p.shape) if p.ndim == 2 else (1, p.numel())
-            made.append(Parameter(native.address(p.detach()), *where, *shape, rate))
-        return made
+    def _moments(self) -> Moments:
+        return moments(self.learner.optims.values())
 
 
 def obstacle(learner: Learner) -> str | None:
@@ -179,13 +157,3 @@ def obstacle(learner: Learner) -> str | None:
     except native.NativeError as error:
         return str(error)
     return None
-
-
-def plain(net: nn.Sequential) -> bool:
-    """Linear layers in float32, with the same supported activation between all of them."""
-    linear, between = list(net)[::2], list(net)[1::2]
-    dense = all(
-        isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32 for layer in linear
-    )
-    kinds = {type(layer) for layer in between}
-    return dense and len(kinds) <= 1 and kinds <= set(ACTIVATIONS)

@@ -191,18 +191,30 @@ inline double squares(const std::vector<float>& x) {  // its sum; a multiple of 
     return total;
 }
 
+struct Network {  // of Python: weight and bias of each layer
+    const Parameter* parameters;
+    int64_t count, activation, turned;  // turned: weights are [in, out], not [out, in]
+};
+
 struct Layer {
-    Parameter weight, bias;  // [out, in], [1, out]
-    int64_t in, out, in_row, out_row;
+    Parameter weight, bias;  // [out, in] or, turned, [in, out]; [1, out]
+    bool turned;
+    int64_t in, out, in_row, out_row, row;         // row: of weight_slope
     std::vector<float> forward, backward, offset;  // W^T [in, out_row], W [out, in_row], bias
-    std::vector<float> weight_slope, bias_slope;   // [out, in_row], [out_row]
+    std::vector<float> weight_slope, bias_slope;   // as the weight, padded; [out_row]
     std::vector<float> output, output_slope;       // [batch, out_row]
 
-    void copy() {  // of the parameters, padded
-        for (int64_t o = 0; o < out; ++o)
-            std::memcpy(&backward[o * in_row], weight.value + o * in, in * sizeof(float));
-        for (int64_t i = 0; i < in; ++i)
-            for (int64_t o = 0; o < out; ++o) forward[i * out_row + o] = weight.value[o * in + i];
+    void copy(bool learns) {  // of the parameters, padded; `backward` only if it is needed
+        float* near = (turned ? forward : backward).data();  // the one that lies as the weight does
+        float* far = (turned ? backward : forward).data();
+        const int64_t lines = weight.rows, width = weight.columns;
+        const int64_t far_row = turned ? in_row : out_row;
+        if (turned || learns)
+            for (int64_t i = 0; i < lines; ++i)
+                std::memcpy(near + i * row, weight.value + i * width, width * sizeof(float));
+        if (!turned || learns)
+            for (int64_t i = 0; i < lines; ++i)
+                for (int64_t j = 0; j < width; ++j) far[j * far_row + i] = weight.value[i * width + j];
         std::memcpy(offset.data(), bias.value, out * sizeof(float));
     }
 };
@@ -211,22 +223,32 @@ struct Layer {
 struct Mlp {
     std::vector<Layer> layers;
     int activation;
+    bool learns;
     int64_t in, in_row, out, out_row;
-    std::vector<float> input;  // [batch, in_row]
+    std::vector<float> input, input_slope;  // [batch, in_row]
 
-    // `parameters`: weight and bias of each layer.
     Mlp(const Parameter* parameters, int64_t count, int activation, int64_t batch)
-        : layers(count / 2), activation(activation) {
+        : Mlp(Network{parameters, count, activation, 0}, batch, true) {}
+
+    // A network that does not learn has no `backward`.
+    Mlp(const Network& net, int64_t batch, bool learns)
+        : layers(net.count / 2), activation((int)net.activation), learns(learns) {
         for (size_t i = 0; i < layers.size(); ++i) {
             Layer& l = layers[i];
-            l.weight = parameters[2 * i], l.bias = parameters[2 * i + 1];
-            l.in = l.weight.columns, l.out = l.weight.rows;
+            l.weight = net.parameters[2 * i], l.bias = net.parameters[2 * i + 1];
+            l.turned = net.turned;
+            l.in = net.turned ? l.weight.rows : l.weight.columns;
+            l.out = net.turned ? l.weight.columns : l.weight.rows;
             l.in_row = padded(l.in), l.out_row = padded(l.out);
-            l.forward.assign(l.in * l.out_row, 0), l.backward.assign(l.out * l.in_row, 0);
-            l.offset.assign(l.out_row, 0), l.bias_slope.assign(l.out_row, 0);
-            l.weight_slope.assign(l.out * l.in_row, 0);
-            l.output.assign(batch * l.out_row, 0), l.output_slope.assign(batch * l.out_row, 0);
-            l.copy();
+            l.row = padded(l.weight.columns);
+            l.forward.assign(l.in * l.out_row, 0), l.offset.assign(l.out_row, 0);
+            l.output.assign(batch * l.out_row, 0);
+            if (learns) {
+                l.backward.assign(l.out * l.in_row, 0), l.bias_slope.assign(l.out_row, 0);
+                l.weight_slope.assign(l.weight.rows * l.row, 0);
+                l.output_slope.assign(batch * l.out_row, 0);
+            }
+            l.copy(learns);
         }
         in = layers.front().in, in_row = layers.front().in_row;
         out = layers.back().out, out_row = layers.back().out_row;
@@ -252,22 +274,42 @@ struct Mlp {
         return x;
     }
 
-    void backward(int64_t batch) {  // adds the gradients of the last layer's `output_slope`
+    // The last layer's output and the slope of it, which the caller writes before `backward`.
+    float* output() { return layers.back().output.data(); }
+    float* output_slope() { return layers.back().output_slope.data(); }
+
+    void backward(int64_t batch) {  // adds the gradients of `output_slope`
         for (int64_t i = (int64_t)layers.size() - 1; i >= 0; --i) {
-            Layer& l = layers[i];
-            const float* x = i ? layers[i - 1].output.data() : input.data();
-            const float* slope = l.output_slope.data();
-            product(l.out, batch, l.in_row, slope, 1, l.out_row, x, l.in_row, nullptr, true,
-                    l.weight_slope.data(), l.in_row);
-            for (int64_t b = 0; b < batch; ++b)
-                for (int64_t o = 0; o < l.out_row; ++o)
-                    l.bias_slope[o] += slope[b * l.out_row + o];
-            if (!i) return;
-            float* before = layers[i - 1].output_slope.data();
-            product(batch, l.out, l.in_row, slope, l.out_row, 1, l.backward.data(), l.in_row,
-                    nullptr, false, before, l.in_row);
-            activate_backward(activation, x, before, batch * l.in_row);
+            gradients(i, batch);
+            if (i) before(i, batch, layers[i - 1].output_slope.data());
         }
+    }
+
+    const float* to_input(int64_t batch) {  // `output_slope` to that of `input` [batch, in_row]
+        input_slope.resize(batch * in_row);
+        for (int64_t i = (int64_t)layers.size() - 1; i >= 0; --i)
+            before(i, batch, i ? layers[i - 1].output_slope.data() : input_slope.data());
+        return input_slope.data();
+    }
+
+    void gradients(int64_t i, int64_t batch) {  // of the parameters of layer i, from its slope
+        Layer& l = layers[i];
+        const float* x = i ? layers[i - 1].output.data() : input.data();
+        const float* slope = l.output_slope.data();
+        float* to = l.weight_slope.data();
+        if (l.turned)
+            product(l.in, batch, l.out_row, x, 1, l.in_row, slope, l.out_row, nullptr, true, to, l.row);
+        else
+            product(l.out, batch, l.in_row, slope, 1, l.out_row, x, l.in_row, nullptr, true, to, l.row);
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t o = 0; o < l.out_row; ++o) l.bias_slope[o] += slope[b * l.out_row + o];
+    }
+
+    void before(int64_t i, int64_t batch, float* to) {  // the slope of layer i's input
+        Layer& l = layers[i];
+        product(batch, l.out, l.in_row, l.output_slope.data(), l.out_row, 1, l.backward.data(),
+                l.in_row, nullptr, false, to, l.in_row);
+        if (i) activate_backward(activation, layers[i - 1].output.data(), to, batch * l.in_row);
     }
 
     double squared_norm() const {  // of all gradients
@@ -280,9 +322,19 @@ struct Mlp {
 
     void step(float scale, const double* rates, double step, const AdamSettings& s) {
         for (Layer& l : layers) {
-            adam(l.weight, l.weight_slope.data(), l.in_row, scale, rates[l.weight.rate], step, s);
+            adam(l.weight, l.weight_slope.data(), l.row, scale, rates[l.weight.rate], step, s);
             adam(l.bias, l.bias_slope.data(), l.out_row, scale, rates[l.bias.rate], step, s);
-            l.copy();
+            l.copy(learns);
         }
     }
 };
+
+// Polyak averaging of parameters: target <- target + tau (online - target).
+inline void soft_update(const Network& target, const Network& online, double tau) {
+    for (int64_t i = 0; i < target.count; ++i) {
+        float* to = target.parameters[i].value;
+        const float* from = online.parameters[i].value;
+        const int64_t n = target.parameters[i].rows * target.parameters[i].columns;
+        for (int64_t k = 0; k < n; ++k) to[k] += (float)tau * (from[k] - to[k]);
+    }
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,8 +12,14 @@ from embodied.buffers.augment import random_shift
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.rewards.wrappers.render_caption import PICTURE
+
+
+def read_all(folders: str | Sequence[str] | None, limit: int | None) -> list[Episodes]:
+    """`limit` episodes (None: all) of each of the datasets; [] for None."""
+    paths = [folders] if isinstance(folders, str) else folders or ()
+    return [read_episodes(Path(path), limit=limit) for path in paths]
 
 
 def shared_leaves(views: Sequence[str], specs: Sequence[Spec]) -> dict[str, Leaf]:
@@ -40,6 +47,16 @@ def require_observed(leaves: Mapping[str, Leaf], spec: Spec) -> None:
         elif name != PICTURE:
             raise ConfigError(
                 f"reward.views: the environment has no observation {name}{nearest(name, spec.obs)}"
+            )
+
+
+def require_recorded(leaves: Mapping[str, Leaf], obs: Tensors) -> None:
+    """ConfigError if the observations of a recorded episode lack one of `leaves`."""
+    for name in leaves:
+        if name not in obs:
+            raise ConfigError(
+                f"the episodes have no observation {name}, which the reward was learned from"
+                f"{nearest(name, obs)}"
             )
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied.core import distributed
@@ -32,9 +31,15 @@ from embodied.core.reward import Reward
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import joined
-from embodied.rewards.demonstrations.observations import all_frames, require_observed, shared_leaves
+from embodied.rewards.demonstrations.fitted_once import fitted_once
+from embodied.rewards.demonstrations.observations import (
+    all_frames,
+    read_all,
+    require_observed,
+    shared_leaves,
+)
 from embodied.rewards.demonstrations.pairwise_regressor import (
     FitConfig,
     PairwiseRegressor,
@@ -104,8 +109,8 @@ class StepwiseProgress(nn.Module, Reward):
                 "this reward is learned from demonstrations: reward.demos=DIR "
                 "(embodied demos collect env=... episodes=3 out=DIR)"
             )
-        shown = _read(config.demos, config.demo_episodes)
-        missed = _read(config.failures, config.failure_episodes) if config.failures else []
+        shown = read_all(config.demos, config.demo_episodes)
+        missed = read_all(config.failures, config.failure_episodes)
         self.leaves = shared_leaves(config.views, [part.spec for part in shown + missed])
         require_observed(self.leaves, spec)
         if min(int(part.length.min()) for part in shown + missed) < 2:
@@ -113,7 +118,8 @@ class StepwiseProgress(nn.Module, Reward):
         won, lost = joined(shown), joined(missed) if missed else None
         self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)
         self.keep(won)
-        self._fitted(won, lost, folder)
+        mark = self._fingerprint(won, lost)
+        fitted_once(self, folder, "progress", mark, lambda: self._fit(won, lost))
         self.to(device).eval().requires_grad_(False)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
@@ -203,38 +209,12 @@ class StepwiseProgress(nn.Module, Reward):
         ]
         return torch.cat(parts)
 
-    def _fitted(self, won: Episodes, lost: Episodes | None, folder: Path) -> None:
-        """Load the model of these settings and demonstrations from `folder`, or fit and write
-        it."""
-        weights, card = folder / "progress.safetensors", folder / "progress.json"
-        mark = self._fingerprint(won, lost)
-        if card.exists() and json.loads(card.read_text())["fingerprint"] == mark:
-            self.load_state_dict(load_file(weights))
-            return
-        error = self._fit(won, lost)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, weights)
-        facts = {
-            "version": 1,
-            "fingerprint": mark,
-            "demonstrations": len(won),
-            "failures": 0 if lost is None else len(lost),
-            "moments": int(won.length.sum()) + len(won),
-            "error": error,
-            "config": asdict(self.config),
-        }
-        card.write_text(json.dumps(facts, indent=1))
-
-    def _fit(self, won: Episodes, lost: Episodes | None) -> float:
+    def _fit(self, won: Episodes, lost: Episodes | None) -> dict[str, Any]:
         seen, frames = _moments(won, self.leaves, succeeds=True)
         if lost is not None:
             more, after = _moments(lost, self.leaves, succeeds=False)
             seen = tt.cat([seen, more])
-            frames = Frames(
-                torch.cat([frames.episode, after.episode + len(won)]),
-                torch.cat([frames.place, after.place]),
-                torch.cat([frames.progress, after.progress]),
-            )
+            frames = frames.followed_by(after)
         settings = {f: getattr(self.config, f) for f in FitConfig.__dataclass_fields__}
         with forked(self.seed):
             self.net = PairwiseRegressor(self.leaves, self.config.hidden, self.config.channels)
@@ -242,7 +222,13 @@ class StepwiseProgress(nn.Module, Reward):
         print(
             f"progress: fitted to {len(won)} demonstrations, RMSE of a hop {math.sqrt(error):.3f}"
         )
-        return error
+        return {
+            "demonstrations": len(won),
+            "failures": 0 if lost is None else len(lost),
+            "moments": int(won.length.sum()) + len(won),
+            "error": error,
+            "config": asdict(self.config),
+        }
 
     def _fingerprint(self, won: Episodes, lost: Episodes | None) -> str:
         """Hash of everything that the fit depends on."""
@@ -255,11 +241,6 @@ class StepwiseProgress(nn.Module, Reward):
 
 def _buffer(name: str) -> str:
     return "anchor_" + name.replace("/", "__")
-
-
-def _read(folders: str | tuple[str, ...], limit: int | None) -> list[Episodes]:
-    paths = [folders] if isinstance(folders, str) else folders
-    return [read_episodes(Path(path), limit=limit) for path in paths]
 
 
 def _moments(episodes: Episodes, leaves: dict[str, Leaf], succeeds: bool) -> tuple[Tensors, Frames]:

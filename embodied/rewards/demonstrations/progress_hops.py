@@ -60,7 +60,13 @@ def gain(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
     return after - before
 
 
-SHAPINGS = {"potential": potential, "gain": gain}
+def level(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
+    """Phi(s') - 1, [N]: at most 0, so that reaching the goal soon is optimal, and staying near it
+    is not worth more than ending the episode there."""
+    return after - 1
+
+
+SHAPINGS = {"potential": potential, "gain": gain, "level": level}
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,15 @@ class Frames:
 
     def __len__(self) -> int:
         return len(self.episode)
+
+    def followed_by(self, other: Frames) -> Frames:
+        """These frames, then those of further episodes."""
+        count = int(self.episode.max()) + 1
+        return Frames(
+            torch.cat([self.episode, other.episode + count]),
+            torch.cat([self.place, other.place]),
+            torch.cat([self.progress, other.progress]),
+        )
 
 
 def linear_progress(length: Tensor, succeeds: bool = True) -> Frames:

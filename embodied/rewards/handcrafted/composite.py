@@ -22,6 +22,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import (
     AugmentsEnv,
+    AugmentsEpisodes,
     ObservesSteps,
     Reward,
     Scheduled,
@@ -122,6 +123,8 @@ class CompositeReward(Reward):
         parts = self.parts.values()
         if any(isinstance(part, AugmentsEnv) for part in parts) or self._decays:
             self.augment_env = self._augment_env
+        if any(isinstance(part, AugmentsEpisodes) for part in parts):
+            self.augment_episode = self._augment_episode
         if self.config.suspect or any(isinstance(part, ObservesSteps) for part in parts):
             self.observe_step = self._observe_step
         if any(isinstance(part, Scheduled) for part in parts):
@@ -135,6 +138,13 @@ class CompositeReward(Reward):
         for name, part in self.parts.items():
             env = augment_shared(env, part, f"reward.terms.{name}")
         return VisitCountWrapper(env, self.config.visits) if self._decays else env
+
+    def _augment_episode(self, obs: Tensors) -> Tensors:
+        added: Tensors = {}
+        for part in self.parts.values():
+            if isinstance(part, AugmentsEpisodes):
+                added |= part.augment_episode(obs)
+        return added
 
     def _set_step(self, step: int) -> None:
         for part in self.parts.values():

@@ -39,6 +39,10 @@ class Calibration:
     successes: int
     others: int
 
+    def probability(self, logits: Tensor) -> Tensor:
+        """The calibrated probability [N] of success for `logits` [N]."""
+        return ((logits + self.prior) / self.temperature).sigmoid()
+
 
 def calibrate(logits: Tensor, label: Tensor, prior: float, rate: float) -> Calibration:
     """Calibrate on held-out `logits` [N] and `label` [N]; `prior`: log odds of success; `rate`:

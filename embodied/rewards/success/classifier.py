@@ -35,6 +35,7 @@ from embodied.rewards.success.labels import LabelledFrames, Training, load_label
 from embodied.rewards.success.model import fingerprint, learn, made, read, read_card, write
 from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.success_detector import SuccessDetector
 
 LEAST_OWN = 16  # observations of the policy needed for a refit with them
 
@@ -46,7 +47,8 @@ class Config:
     trained for `refit_updates`, with up to `recent_size` observations of the policy as negatives
     and (`marked`) ends of episodes that the environment or an operator marks as success as
     positives. A fraction of false positives above `limit` among the last `watch` unsuccessful
-    episode ends causes a warning."""
+    episode ends causes a warning. With `terminate`, an episode of training ends as a success when
+    it passes for one in `steps` consecutive steps."""
 
     data: str | tuple[str, ...] | None = None
     trained: str | None = None
@@ -57,6 +59,8 @@ class Config:
     marked: bool = False
     watch: int = 100
     limit: float = 0.05
+    terminate: bool = False
+    steps: int = 3
 
 
 class Classifier(Reward):
@@ -88,20 +92,28 @@ class Classifier(Reward):
         self.warned = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with rendered images, if they are needed and not observed."""
-        if PICTURE not in self.leaves or PICTURE in env.spec.obs:
-            return env
-        return with_render(env, self.leaves[PICTURE].shape[0])
+        """The environment with rendered images, if they are needed and not observed, and with
+        episodes that end at a detected success (`terminate`)."""
+        if PICTURE in self.leaves and PICTURE not in env.spec.obs:
+            env = with_render(env, self.leaves[PICTURE].shape[0])
+        return (
+            SuccessDetector(env, self._detect, self.config.steps) if self.config.terminate else env
+        )
 
     @torch.no_grad()
     def probability(self, obs: Tensors) -> Tensor:
         """Calibrated probability [N] of success of observations (leaves [N, ...])."""
-        logits = self.net({name: obs[name] for name in self.leaves})
-        return ((logits + self.calibration.prior) / self.calibration.temperature).sigmoid()
+        return self.calibration.probability(self.net({name: obs[name] for name in self.leaves}))
+
+    def passes(self, obs: Tensors) -> Tensor:
+        """Whether observations pass for success, [N] (bool)."""
+        return self.probability(obs) > self.calibration.threshold
+
+    def _detect(self, obs: Tensors) -> Tensor:
+        return self.passes({name: obs[name].to(self.device) for name in self.leaves})
 
     def __call__(self, rows: Tensors) -> Tensor:
-        passed = self.probability(tt.under(rows, "next_obs")) > self.calibration.threshold
-        return passed * (1 - rows["discount"])
+        return self.passes(tt.under(rows, "next_obs")) * (1 - rows["discount"])
 
     def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
         """Store observations as negatives; count false positives at episode ends."""
@@ -118,8 +130,7 @@ class Classifier(Reward):
             self.won.push(tt.take(following, won))
         failed = (ended & ~success).nonzero().flatten()
         if len(failed):
-            p = self.probability(tt.take(following, failed))
-            self.mistakes += (p > self.calibration.threshold).tolist()
+            self.mistakes += self.passes(tt.take(following, failed)).tolist()
             self.mistakes = self.mistakes[-self.config.watch :]
             self._warn()
 

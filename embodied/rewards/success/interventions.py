@@ -27,9 +27,9 @@ from policies.scripted.intervener import Intervener
 
 @dataclass(frozen=True)
 class Config:
-    """`intervener`: policies.scripted.intervener.Watcher or, on a robot,
-    real_robot.teleop.teleop.Person. `pay`: the reward, "interventions" or "env" ("world": its
-    former name)."""
+    """`intervener`: policies.scripted.intervener.ProgressIntervener or, on a robot,
+    real_robot.teleop.teleop.TeleopIntervener. `pay`: the reward, "interventions" or "env"
+    ("world": its former name)."""
 
     intervener: Node
     pay: Literal["interventions", "env", "world"] = "interventions"
@@ -100,3 +100,7 @@ class InterventionWrapper(Wrapper):
         from embodied.core.env import NotSavable
 
         raise NotSavable("an operator's state cannot be saved")
+
+    def close(self) -> None:
+        self.intervener.close()
+        super().close()

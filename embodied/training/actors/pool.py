@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +38,7 @@ from embodied.training.actors.transport import (
 from embodied.training.config import OffPolicy
 
 SEEDS = 1_000_003  # between the seeds of two actors
+T = TypeVar("T")
 DEATHS = 20  # actors that may die in one run
 
 
@@ -50,7 +53,6 @@ class ActorEnv(RemoteEnv):
         self.each, self.started = settings.num_envs // count, 0
         self.settings = replace(settings, num_envs=self.each)
         self.gamma: float | None = None
-        self.weights: Weights | None = None  # of the policy that collects
         self.actors = list[RemoteActor]()
         try:
             self.actors += [self._started() for _ in range(count)]
@@ -83,12 +85,6 @@ class ActorEnv(RemoteEnv):
         seen.spec, self.gamma = self._each("augment", gamma)[0], gamma
         return seen
 
-    def evaluate(self, policy: Policy, step: int) -> dict[str, float]:
-        """Metrics of `policy`, found by the first actor, which does not collect meanwhile."""
-        assert self.weights is not None
-        self.weights.publish(policy)
-        return self.actors[0].ask("evaluate", step)
-
     def close(self) -> None:
         for actor in self.actors:
             actor.close()
@@ -113,11 +109,13 @@ class ActorPool:
     ) -> None:
         self.env, self.policy, self.warmup = env, policy, warmup
         self.settings, self.device, self.allowed_lag = settings, device, allowed_lag
-        self.weights = env.weights = env.transport.weights(policy)
+        self.weights: Weights = env.transport.weights(policy)
         self.weights.publish(policy)
         self.finished: Tensor | None = None
         self.restarted: Tensor | None = None
+        self.inherited = dict[int, int]()  # steps of a dead actor that its successor has to hand on
         self.deaths, self.lag = 0, 0.0
+        self.hours, self.since = 0.0, time.monotonic()  # of all actors, up to `since`
         self.savable = all([self._begin(actor) for actor in env.actors])
 
     def _begin(self, actor: RemoteActor) -> bool:
@@ -135,8 +133,14 @@ class ActorPool:
         assert policy is self.policy
         self.warmup = False
         self.weights.publish(policy)
-        for actor in self.env.actors:
-            actor.ask("act_with_policy")
+        for index in range(len(self.env.actors)):
+            self._try(index, lambda actor: actor.ask("act_with_policy"))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Metrics of the policy, found by the first actor, which does not collect meanwhile. Where
+        it dies, another one begins the evaluation anew."""
+        self.weights.publish(self.policy)
+        return self._try(0, lambda actor: actor.ask("evaluate", step))
 
     def step(self) -> tuple[Tensors, Step]:
         """The oldest vector step of each actor that was not taken yet."""
@@ -159,20 +163,39 @@ class ActorPool:
 
     def _take(self, index: int) -> Collected:
         while True:
+            if (left := self.inherited.pop(index, None)) == 0:
+                self._lose(index)
+            elif left is not None:
+                self.inherited[index] = left - 1
             try:
                 return self.env.actors[index].take()
             except ActorDied as error:
                 self._replace(index, error)
+                self._allow(self.env.actors[index])
+
+    def _try(self, index: int, command: Callable[[RemoteActor], T]) -> T:
+        """The answer of an actor, or of its successor."""
+        while True:
+            try:
+                return command(self.env.actors[index])
+            except ActorDied as error:
+                self._replace(index, error)
 
     def _replace(self, index: int, error: ActorDied) -> None:
-        """A new actor goes on from the initial states of new episodes."""
+        """A new actor goes on from the initial states of new episodes, after the steps that the
+        dead one had sent."""
         self.deaths += 1
         if self.deaths > DEATHS:
             raise error
         warnings.warn(f"{error}; another one takes its place", stacklevel=2)
+        messages = self.env.actors[index].remaining()
         actor = self.env.restarted(index)
         self._begin(actor)
-        self._allow(actor)
+        actor.put_back(messages)
+        self.inherited[index] = len(messages)
+
+    def _lose(self, index: int) -> None:
+        """The running episodes of an actor's parallel envs ended with it."""
         lost = torch.arange(self.env.each, device=self.device) + index * self.env.each
         self.restarted = lost if self.restarted is None else torch.cat([self.restarted, lost])
 
@@ -183,10 +206,18 @@ class ActorPool:
         return any(actor.waiting > self.allowed_lag for actor in self.env.actors)
 
     def metrics(self) -> dict[str, Tensor]:
-        """For the log: how old the weights were, steps that wait, actors that died."""
+        """For the log: how old the weights were, steps that wait, actors that died, hours of all
+        actors (wall time, with all resumes)."""
         waiting = float(sum(actor.waiting for actor in self.env.actors))
         named = {"policy_lag": self.lag, "waiting_steps": waiting, "actor_deaths": self.deaths}
+        named |= {"actor_hours": self._actor_hours()}
         return {name: torch.tensor(float(value)) for name, value in named.items()}
+
+    def _actor_hours(self) -> float:
+        now = time.monotonic()
+        self.hours += len(self.env.actors) * (now - self.since) / 3600
+        self.since = now
+        return self.hours
 
     def require_finite(self) -> None:
         """Actors check each step and end with NotFinite."""
@@ -198,12 +229,15 @@ class ActorPool:
 
     def get_state(self) -> dict[str, Any]:
         """The state of each actor and the steps that it sent and that were not taken."""
-        states = [actor.get_state() for actor in self.env.actors]
-        return {"actors": states, "version": self.weights.version}
+        indices = range(len(self.env.actors))
+        states = [self._try(index, lambda actor: actor.get_state()) for index in indices]
+        state = {"actors": states, "version": self.weights.version, "hours": self._actor_hours()}
+        return {**state, "inherited": dict(self.inherited)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`: exactly in lockstep, else without a lost or doubled step."""
         self.weights.version = state.get("version", 0)  # not in checkpoints of before
+        self.hours, self.inherited = state.get("hours", 0.0), dict(state.get("inherited", {}))
         for actor, saved in zip(self.env.actors, state["actors"], strict=True):
             actor.set_state(saved)
 

@@ -101,15 +101,20 @@ class ActorProcess(RemoteActor):
     def messages(self) -> deque[bytes]:
         return self.queue
 
+    def remaining(self) -> list[bytes]:
+        self._drain(self.links.ring.put_count)
+        return list(self.queue)
+
     def put_back(self, messages: list[bytes]) -> None:
         self.queue = deque(messages)
 
     def _drain(self, count: int) -> None:
         """Move messages out of the ring until `count` of them were taken."""
         while self.links.ring.taken_count < count:
-            self.links.items.acquire()
+            # An actor may die between a message and its release.
+            self.links.items.acquire(timeout=LOOK)
             message = self.links.ring.take()
-            assert message is not None, "items counts the messages"
+            assert message is not None, "they were counted"
             self.queue.append(message)
 
     def close(self) -> None:

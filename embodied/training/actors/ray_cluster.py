@@ -146,6 +146,13 @@ class RayActor(RemoteActor):
         self.queue = deque(self._message(each) for each in self.queue)
         return list(self.queue)
 
+    def remaining(self) -> list[bytes]:
+        made = list[bytes]()
+        with suppress(ActorDied):
+            for each in self.queue:
+                made.append(self._message(each))
+        return made
+
     def put_back(self, messages: list[bytes]) -> None:
         self.queue = deque(messages)
 

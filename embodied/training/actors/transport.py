@@ -98,6 +98,10 @@ class RemoteActor(ABC):
         """The steps that were made before the last answer and not taken (`encode`)."""
 
     @abstractmethod
+    def remaining(self) -> list[bytes]:
+        """Of an actor that died: the steps that it had sent and that were not taken (`encode`)."""
+
+    @abstractmethod
     def put_back(self, messages: list[bytes]) -> None:
         """`take` returns these first."""
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from .memory import mapped
 
-BACKENDS = ("gymnasium_rows", "mjlab_rows")
+BACKENDS = ("gymnasium_rows", "mjlab_rows", "robosuite_rows")
 
 
 def main() -> None:

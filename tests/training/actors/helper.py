@@ -125,6 +125,17 @@ def pid_of(actor: Any) -> int:
     return actor.ray.get(actor.worker.__ray_call__.remote(lambda worker: os.getpid()))
 
 
+def step_of(loop: Any) -> int:
+    """The count of the env after one more step."""
+    return int(loop._step()[1].next_obs["state"][0, 0])
+
+
+def lost_in(loop: Any) -> list[int]:
+    """The envs whose running episodes were lost in the last step."""
+    lost = loop.collector.restarted
+    return [] if lost is None else lost.tolist()
+
+
 def learn(path: str) -> None:
     """Train the run of a YAML file, with the actors' process numbers in `actors.txt`."""
     allow("tests")

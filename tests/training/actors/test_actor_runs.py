@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ from tests.training.actors.helper import (
     NODE,
     alive,
     equal,
+    lost_in,
     run,
+    step_of,
 )
+
+ACTED = {**NODE["data"], "actors": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +147,62 @@ def test_bad_settings_are_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         run(tmp_path, {**NODE, **more}, data)
+
+
+def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None:
+    """Another one evaluates; no step that was sent is lost or doubled."""
+    counting = {"_target_": "tests.training.actors.helper.Counting", "num_envs": 2, "hz": 100}
+    data = {**NODE["data"], "actors": 1, "max_lag": 5, "warmup_steps": 20}
+    node = {**NODE, "env": counting, "data": data, "output": str(tmp_path)}
+    parts = RunComponents(read_config({**node, "eval": {"episodes": 40, "num_envs": 2}}))
+    try:
+        loop: Any = parts.loop
+        counts = [step_of(loop) for _ in range(30)]
+        while loop.collector.env.actors[0].waiting < 5:
+            time.sleep(0.01)
+        killed = loop.collector.env.actors[0].process
+        threading.Timer(0.5, killed.kill).start()
+        with pytest.warns(UserWarning, match="exit code -9.*another one takes its place"):
+            metrics = parts.evaluate(60)
+        assert metrics["episodes"] == 40 and loop.collector.deaths == 1
+        state = loop.get_state()["rollout"]
+        for _ in range(5):
+            counts.append(step_of(loop))
+            assert not lost_in(loop)
+        assert counts == list(range(1, 36)), "what was sent is trained on, once"
+        assert step_of(loop) == 1 and lost_in(loop) == [0, 1]
+        assert step_of(loop) == 2 and not lost_in(loop)
+    finally:
+        parts.close()
+    parts = RunComponents(read_config(node))
+    try:
+        loop: Any = parts.loop
+        loop.collector.set_state(state)
+        assert [step_of(loop) for _ in range(6)] == [31, 32, 33, 34, 35, 1], "as in a resume"
+        assert lost_in(loop) == [0, 1]
+    finally:
+        parts.close()
+
+
+def test_an_actor_that_died_before_a_checkpoint_is_replaced(tmp_path: Path) -> None:
+    parts = RunComponents(read_config({**NODE, "output": str(tmp_path), "data": ACTED}))
+    try:
+        loop: Any = parts.loop
+        for _ in range(5):
+            loop._step()
+        killed = parts.env.actors[0].process  # type: ignore[union-attr]
+        killed.kill()
+        killed.join()
+        with pytest.warns(UserWarning, match="another one takes its place"):
+            parts.save(tmp_path, 20, {})
+        assert loop.collector.deaths == 1
+        loop._step()
+    finally:
+        parts.close()
+
+
+def test_the_log_has_what_the_actors_do(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, NODE, ACTED, log_every=40)
+    line = next(line for line in reversed(lines) if "train/policy_lag" in line)
+    assert line["train/actor_hours"] > 0 and line["train/actor_deaths"] == 0
+    assert 0 < line["train/updates_per_second"] < line["train/steps_per_second"]

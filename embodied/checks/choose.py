@@ -1,0 +1,31 @@
+"""Which part a name on the command line means; imports no torch, so that a mistake costs little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from embodied.compose import options, search_folders
+from embodied.core.build import ConfigError, Node, nearest
+
+
+def chosen_part(
+    kind: str, name: str, folders: Sequence[Path | str]
+) -> tuple[list[str], dict[str, Node]]:
+    """The words that choose `name`, and the options that are not files."""
+    known = options(kind, search_folders(folders))
+    if name in known:
+        return [f"{kind}={name}"], {}
+    if kind == "env" and (":" in name or _is_gymnasium_id(name)):
+        return ["env=gym", f"env.id={name}"], {}
+    if "." in name and all(part.isidentifier() for part in name.split(".")):
+        return [f"{kind}=as_typed"], {f"{kind}/as_typed": {"_target_": name}}
+    raise ConfigError(f'there is no {kind} "{name}"{nearest(name, known)}')
+
+
+def _is_gymnasium_id(name: str) -> bool:
+    try:
+        import gymnasium
+    except ModuleNotFoundError:
+        return False
+    return name in gymnasium.registry

@@ -1,0 +1,265 @@
+"""Rewards from a vision-language model that looks at frames of complete episodes.
+
+The frames of an episode that ended wait for the model; a thread asks, and training goes on. The
+answer gives the progress Phi of every observation of the episode, and
+
+    r = env_weight r_env + scale F(Phi, Phi')       (F: `rewards.demonstrations.progress_hops`)
+
+where Phi is 0 until there is an answer, and where there was none. Transitions are rewarded when
+they are sampled, so that old ones get late answers. Recorded episodes are asked about at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core import distributed
+from embodied.core.build import ConfigError, Node
+from embodied.core.env import Step, VecEnv
+from embodied.core.reward import Reward
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.llm.chat import BudgetSpent, Chat, ChatError
+from embodied.llm.client import open_chat
+from embodied.nn.statistics import spearman
+from embodied.rewards.demonstrations.progress_hops import SHAPINGS
+from embodied.rewards.language.annotator import Annotator, Label, Question
+from embodied.rewards.vision_language.clip import require_picture
+from embodied.rewards.wrappers.episode_video import (
+    VIDEO_INDEX,
+    EpisodeVideoWrapper,
+    Video,
+    VideoRecorder,
+)
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.vision.contrastive import resized
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """`chat`: the model; `goal`: the task in one sentence (None: the environment's text). It gets
+    at most `frames` images of an episode, whose longer side has at most `pixels`, of the image
+    observation `picture` (None: rendered at `size` pixels).
+
+    `value`: gain | potential | level, of the progress; times `scale`, plus `env_weight` times the
+    environment's reward. Up to `parallel` episodes are asked about at a time and `room` wait; the
+    oldest are dropped. `synchronous`: training waits for the answers (repeatable).
+    """
+
+    chat: Node
+    goal: str | None = None
+    picture: str | None = None
+    size: int = 128
+    frames: int = 8
+    pixels: int = 256
+    value: Literal["gain", "potential", "level"] = "gain"
+    scale: float = 1.0
+    env_weight: float = 1.0
+    parallel: int = 4
+    room: int = 64
+    synchronous: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in {"frames": 2, "pixels": 8, "size": 8, "parallel": 1, "room": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"reward.{name}={getattr(self, name)} must be at least {least}")
+
+
+class VideoQuestion(Protocol):
+    """A way to ask a model about a video."""
+
+    def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
+        """The indices of frames [k] in `images` [n, H, W, 3] and their progress [k] in [0, 1].
+        ChatError if there is no usable answer."""
+        ...
+
+    interpolated: bool
+    """Whether the progress of other observations is between those of the nearest frames;
+    otherwise it is 0."""
+
+
+class VideoReward(Reward):
+    """Asks `question` about every episode."""
+
+    frozen = False
+
+    def __init__(self, config: VideoConfig, question: VideoQuestion, spec: Spec, folder: Path):
+        if distributed.world() > 1:
+            raise ConfigError("videos are asked about in one process: start without torchrun")
+        require_picture(config.picture, spec)
+        goal = config.goal or spec.text
+        if not goal:
+            raise ConfigError('no goal: set reward.goal="..."')
+        self.config, self.question, self.goal = config, question, goal
+        self.chat = open_chat(config.chat, folder)
+        self.recorder = VideoRecorder(config.frames)
+        self.annotator = Annotator(
+            self._answers, config.parallel, config.room, beside=not config.synchronous
+        )
+        self.waiting: dict[str, Video] = {}
+        self.answered: dict[str, Tensor] = {}  # written by the annotator's thread
+        self.phi = torch.zeros(0)  # by the number of the observation
+        self.counts = dict.fromkeys(("labelled", "abstained", "dropped", "tokens"), 0)
+        self.order = 0.0  # running mean of the rank correlation with time
+        self.spent = ""
+
+    def augment_env(self, env: VecEnv) -> VecEnv:
+        """The environment with the numbers of its observations; its frames are recorded."""
+        name = self.config.picture or PICTURE
+        rendered = with_render(env, self.config.size) if name == PICTURE else env
+        return EpisodeVideoWrapper(rendered, self.recorder, name, hidden=rendered is not env)
+
+    def augment_episode(self, obs: Tensors) -> Tensors:
+        """The numbers of a recorded episode's observations, after asking about it."""
+        name = self.config.picture or PICTURE
+        if name not in obs:
+            raise ConfigError(f"the episodes have no image {name}: choose one, reward.picture=NAME")
+        numbers = self.recorder.count + torch.arange(len(obs[name]))
+        self.recorder.count += len(numbers)
+        video = Video(numbers.tolist(), list(range(len(numbers))), [*obs[name]])
+        try:
+            self._take_in(video, self._progress_of(video))
+        except BudgetSpent as error:
+            raise ConfigError(str(error)) from error
+        except ChatError as error:
+            self.counts["abstained"] += 1
+            logger.warning("no answer about a recorded episode: %s", error)
+        return {VIDEO_INDEX: numbers}
+
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
+        """Submit the episodes that ended."""
+        if not self.recorder.running:
+            raise ConfigError("this reward records videos in the training process: data.actors=0")
+        for video in self.recorder.take():
+            key = str(video.numbers[-1])
+            self.waiting[key] = video
+            for question in self.annotator.submit([(key,)]):
+                del self.waiting[question[0]]
+                self.counts["dropped"] += 1
+
+    def set_step(self, step: int) -> None:
+        """Take in new answers, before transitions are rewarded."""
+        while self.config.synchronous and self.annotator.work():
+            pass
+        for label in self.annotator.poll():
+            video = self.waiting.pop(label.question[0])
+            if label.value is None:
+                self.counts["abstained"] += 1
+                logger.info("no answer about an episode: %s", label.why)
+            else:
+                self._take_in(video, self.answered.pop(label.question[0]))
+        if self.annotator.spent and not self.spent:
+            self.spent = self.annotator.spent
+            logger.warning("no more answers: %s", self.spent)
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        terms = self.components(rows)
+        return terms["env"] + terms["video"]
+
+    def components(self, rows: Tensors) -> dict[str, Tensor]:
+        """The environment's reward and that of the model, [N] each."""
+        config, reward = self.config, rows["reward"]
+        before, after = (self._phi(rows[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs"))
+        value = SHAPINGS[config.value](before.to(reward), after.to(reward), rows["discount"])
+        return {"env": config.env_weight * reward, "video": config.scale * value}
+
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
+        """Nothing is learned from transitions; returns metrics of the answers."""
+        facts = {**self.counts, "queue": self.annotator.pending, "voc": self.order}
+        facts["latency"] = self.annotator.seconds / max(self.annotator.calls, 1)
+        return {name: torch.tensor(float(value)) for name, value in facts.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything but answers in flight: their episodes are submitted again."""
+        self.set_step(0)
+        asked = [question[0] for question in self.annotator.questions()]
+        return {
+            "recorder": self.recorder.get_state(),
+            "waiting": {key: self.waiting[key].get_state() for key in asked},
+            "phi": self.phi.clone(),
+            "counts": dict(self.counts),
+            "order": self.order,
+            "spent": self.spent,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.annotator.forget()
+        self.recorder.set_state(state["recorder"])
+        self.waiting = {key: Video.from_state(one) for key, one in state["waiting"].items()}
+        self.phi, self.counts = state["phi"].clone(), dict(state["counts"])
+        self.order, self.spent = state["order"], state["spent"]
+        self.annotator.submit([(key,) for key in self.waiting])
+
+    def _phi(self, numbers: Tensor) -> Tensor:
+        """Phi [N] of observations by their numbers; 0 where it is not known."""
+        numbers = numbers.cpu()
+        known = numbers < len(self.phi)
+        found = torch.zeros(len(numbers))
+        found[known] = self.phi[numbers[known]]
+        return found
+
+    def _answers(self, questions: Sequence[Question]) -> list[Label]:
+        """Ask about several episodes at a time; called in the annotator's thread."""
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(self._answer, questions))
+
+    def _answer(self, question: Question) -> Label:
+        try:
+            self.answered[question[0]] = self._progress_of(self.waiting[question[0]])
+        except BudgetSpent:
+            raise
+        except ChatError as error:
+            return Label(question, None, why=str(error))
+        return Label(question, 1.0)
+
+    def _progress_of(self, video: Video) -> Tensor:
+        """Progress [T] of an episode's observations, by the model."""
+        places, images = video.sampled(self.config.frames)
+        index, value = self.question(self.chat, self.goal, shrunk(images, self.config.pixels))
+        at = np.array([places[i] for i in index])
+        every = np.arange(len(video.numbers))
+        if self.question.interpolated:
+            return torch.from_numpy(np.interp(every, at, value.numpy())).float()
+        return torch.zeros(len(every)).index_put((torch.from_numpy(at),), value.float())
+
+    def _take_in(self, video: Video, progress: Tensor) -> None:
+        if (more := video.numbers[-1] + 1 - len(self.phi)) > 0:
+            self.phi = torch.cat([self.phi, torch.zeros(max(more, len(self.phi)))])
+        self.phi[torch.tensor(video.numbers)] = progress
+        self.counts["labelled"] += 1
+        order = spearman(progress, np.arange(len(progress)), undefined=0.0)
+        self.order += (order - self.order) / self.counts["labelled"]
+
+
+def shrunk(images: Tensor, most: int) -> Tensor:
+    """Images [n, H, W, 3] whose longer side has at most `most` pixels."""
+    height, width = images.shape[1:3]
+    if max(height, width) <= most:
+        return images
+    share = most / max(height, width)
+    size = max(1, round(height * share)), max(1, round(width * share))
+    chw = resized(images.permute(0, 3, 1, 2).contiguous(), size, "bilinear")
+    return chw.permute(0, 2, 3, 1).contiguous()
+
+
+def integer_list(name: str, count: int, least: int, most: int) -> Mapping[str, Any]:
+    """A JSON schema: an object whose only member `name` is a list of `count` integers."""
+    numbers = {"type": "integer", "minimum": least, "maximum": most}
+    items = {"type": "array", "items": numbers, "minItems": count, "maxItems": count}
+    return {
+        "type": "object",
+        "properties": {name: items},
+        "required": [name],
+        "additionalProperties": False,
+    }

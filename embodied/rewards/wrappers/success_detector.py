@@ -1,0 +1,88 @@
+"""Wrappers that end an episode as a success when a success classifier says so.
+
+Where the environment cannot tell success (a robot without a sensor for it), the detector is what
+evaluation counts, too: `log["success"]`. Where it can, that stays as it is, and `log["detected"]`
+can be compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
+from embodied.core.env import Step, VecEnv
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from embodied.rewards.demonstrations.observations import require_observed
+from embodied.rewards.success.model import read
+from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+
+
+class SuccessDetector(Wrapper):
+    """Terminates an episode once `detect(next_obs)` [B] (bool) was true in `steps` consecutive
+    steps."""
+
+    def __init__(self, env: VecEnv, detect: Callable[[Tensors], Tensor], steps: int) -> None:
+        super().__init__(env)
+        if steps < 1:
+            raise ConfigError(f"a success is detected in at least 1 step, not in {steps}")
+        self.detect, self.steps = detect, steps
+        self.memory = {"passed": torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)}
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        obs = self.env.reset(seed, task, mask)
+        self.memory = {"passed": self.memory["passed"].masked_fill(self.rows(mask), 0)}
+        return obs
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        now = self.detect(step.next_obs).to(self.device)
+        passed = torch.where(now, self.memory["passed"] + 1, 0)
+        won = passed >= self.steps
+        obs, early = step.obs, won & ~step.ended
+        if early.any():
+            obs = self.env.reset(mask=early)
+        self.memory = {"passed": passed.masked_fill(won | step.ended, 0)}
+        return replace(
+            step,
+            obs=obs,
+            terminated=step.terminated | won,
+            truncated=step.truncated & ~won,
+            log={"success": won, **step.log, "detected": won},
+        )
+
+
+@dataclass(frozen=True)
+class Config:
+    """`trained`: a folder from `embodied reward classifier`; success is a probability above
+    `threshold` (None: the calibrated one) in `steps` consecutive steps."""
+
+    trained: str
+    steps: int = 3
+    threshold: float | None = None
+
+
+class DetectSuccess(SuccessDetector):
+    """A success classifier that is not trained further, for use in an environment's YAML."""
+
+    def __init__(self, config: Config, env: VecEnv) -> None:
+        self.net, self.leaves, self.calibration, _ = read(Path(config.trained))
+        require_observed(self.leaves, env.spec)
+        threshold = config.threshold
+        self.threshold = self.calibration.threshold if threshold is None else threshold
+        if PICTURE in self.leaves and PICTURE not in env.spec.obs:
+            env = with_render(env, self.leaves[PICTURE].shape[0])
+        super().__init__(env, self._passes, config.steps)
+
+    @torch.no_grad()
+    def _passes(self, obs: Tensors) -> Tensor:
+        seen = tt.to({name: obs[name] for name in self.leaves}, "cpu")
+        return self.calibration.probability(self.net(seen)) > self.threshold

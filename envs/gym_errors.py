@@ -1,0 +1,60 @@
+"""What is wrong with what a Gymnasium environment of the user's returned, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from embodied.core.errors import ContractError
+
+RETURNED = "obs, reward, terminated, truncated, info"
+
+
+def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
+    """The observation of a reset; ContractError where `reset` is not as in Gymnasium."""
+    try:
+        result: Any = env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ContractError(
+            f"{name}: {error}: write def reset(self, seed=None, options=None)"
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError(f"{name}: reset returned {_what(result)}: write return obs, info")
+    return result[0]
+
+
+def wrong_step(name: str, result: Any) -> ContractError:
+    """Of what `step` returned and could not be stored."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        return ContractError(f"{name}: step returned {_what(result)}: write return {RETURNED}")
+    reward, *flags = result[1:4]
+    if np.size(reward) == 1 and np.ndim(reward):
+        return ContractError(
+            f"{name}: reward is of shape {list(np.shape(reward))}, should be a number: "
+            "write reward.item()"
+        )
+    if np.ndim(reward) or not isinstance(reward, int | float | np.number):
+        return ContractError(f"{name}: reward is {_what(reward)}, should be a number")
+    shown = ", ".join(map(_what, flags))
+    return ContractError(f"{name}: terminated, truncated are {shown}; both should be bool")
+
+
+def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
+    """Of an observation that has not the shape of the declared space."""
+    return ContractError(
+        f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
+    )
+
+
+def _what(value: Any) -> str:
+    """`an array [3]`, `4 values`, `None`."""
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values"
+    if isinstance(value, np.ndarray):
+        return f"an array {list(value.shape)}"
+    return "None" if value is None else type(value).__name__

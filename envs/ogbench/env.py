@@ -1,0 +1,67 @@
+"""Ogbench: the single-task environments of OGBench (Park et al., 2025) in this process.
+
+The package's environments as they are: rewards are 0 once all is done and -1 for each thing that is
+not (`cube-single`: -1 or 0), success ends the episode. With `play` an episode is play data instead:
+see `envs.ogbench.play`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from dataclasses import dataclass
+
+import gymnasium
+
+from embodied.core.build import ConfigError
+
+try:
+    import ogbench
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"OGBench cannot be imported ({error}); type: pip install 'embodied-rl[ogbench]'",
+        name=error.name,
+    ) from error
+
+from envs import gym
+from envs.ogbench.play import Play
+from envs.ogbench.task import Task
+
+assert ogbench  # imported for the ids that it registers
+
+
+@dataclass(frozen=True)
+class Config:
+    """`id` of a single task, such as cube-single-singletask-task2-v0 (without a number: the task
+    that the benchmark reports); `play`: an oracle plays in the scene, and the rewards are those of
+    the task; `horizon` replaces the time limit (steps; of play: 1,001).
+    """
+
+    id: str
+    num_envs: int = 1
+    play: bool = False
+    horizon: int | None = None
+    text: str = ""
+
+
+class Ogbench(gym.Gym):
+    """Separate environments; env i is seeded with (seed, i). The state cannot be saved."""
+
+    def __init__(self, config: Config) -> None:
+        self.play = config.play
+        if "-singletask" not in config.id or config.id not in gymnasium.registry:
+            known = [name for name in gymnasium.registry if "-singletask" in name]
+            near = difflib.get_close_matches(config.id, known, n=3, cutoff=0.0)
+            raise ConfigError(f"env.id={config.id} is no single task; {', '.join(near)} are")
+        super().__init__(
+            gym.Config(config.id, config.num_envs, horizon=config.horizon, text=config.text)
+        )
+
+    def make_one(self) -> gymnasium.Env:
+        name, horizon = self.config.id, self.config.horizon
+        with warnings.catch_warnings():  # of the package's Boxes, about their precision
+            warnings.simplefilter("ignore", UserWarning)
+            if self.play:
+                return Play(name, horizon)
+            made = gymnasium.make(name, disable_env_checker=True, max_episode_steps=horizon)
+            return Task(made)

@@ -1,0 +1,43 @@
+"""A wrong Gymnasium environment is named in one line, by `check env` and when it is trained in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import embodied as em
+from embodied.cli import main, mistake
+from tests.checks import wrong_gym_envs as wrong
+
+WRONG = [
+    (wrong.RewardArray, "reward is of shape [1], should be a number: write reward.item()"),
+    (wrong.RewardColumn, "reward is of shape [1, 1], should be a number"),
+    (wrong.RewardNan, "reward is not finite"),
+    (wrong.RewardText, "reward is str, should be a number"),
+    (wrong.ObsNan, "state is not finite"),
+    (wrong.ObsShape, "the observation state is an array [3], observation_space says [2]"),
+    (wrong.OldStep, "step returned 4 values: write return obs, reward, terminated, truncated"),
+    (wrong.OldReset, "reset returned an array [2]: write return obs, info"),
+    (wrong.NoSeed, "write def reset(self, seed=None, options=None)"),
+]
+
+
+@pytest.mark.parametrize(("kind", "line"), WRONG)
+def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "env", f"{wrong.__name__}:{kind.__name__}-v0", "allow=[tests]"])
+    said = [each for each in capsys.readouterr().out.splitlines() if line in each]
+    assert stopped.value.code == 1 and said and said[0].lstrip().startswith("wrong")
+
+
+@pytest.mark.parametrize(("kind", "line"), WRONG)
+def test_training_names_it(kind: type, line: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception) as caught:
+        em.train(env=kind, learner="sac", size="debug", out=str(tmp_path / "run"), verbose=False)
+    said = mistake(caught.value)
+    assert said is not None and line in said and "\n" not in said
+
+
+def test_a_sound_one_is_trained_in(tmp_path: Path) -> None:
+    em.train(env=wrong.Sound, learner="sac", size="debug", out=str(tmp_path / "run"), verbose=False)

@@ -1,0 +1,81 @@
+"""A Gymnasium environment with one mistake each, as users make them; `Sound` has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Sound(gym.Env[Any, Any]):
+    """A point that is pushed to the origin."""
+
+    observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place, self.age = self.np_random.uniform(-1, 1, 2), 0
+        return self.observe(), {}
+
+    def observe(self) -> Any:
+        return self.place.astype(np.float32)
+
+    def reward(self) -> Any:
+        return -float(np.linalg.norm(self.place))
+
+    def step(self, action: Any) -> Any:
+        self.place = np.clip(self.place + 0.1 * action, -10, 10)
+        self.age += 1
+        return self.observe(), self.reward(), False, self.age >= 20, {}
+
+
+class RewardArray(Sound):
+    def reward(self) -> Any:
+        return np.array([-1.0])
+
+
+class RewardColumn(Sound):
+    def reward(self) -> Any:
+        return np.array([[-1.0]])
+
+
+class RewardNan(Sound):
+    def reward(self) -> Any:
+        return float("nan")
+
+
+class RewardText(Sound):
+    def reward(self) -> Any:
+        return "much"
+
+
+class ObsNan(Sound):
+    def observe(self) -> Any:
+        return np.array([np.nan, 0], np.float32)
+
+
+class ObsShape(Sound):
+    def observe(self) -> Any:
+        return np.zeros(3, np.float32)
+
+
+class OldStep(Sound):
+    def step(self, action: Any) -> Any:
+        obs, reward, _, ended, info = super().step(action)
+        return obs, reward, ended, info
+
+
+class OldReset(Sound):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Sound):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+for _kind in (Sound, *Sound.__subclasses__()):
+    gym.register(f"{_kind.__name__}-v0", entry_point=f"{__name__}:{_kind.__name__}")

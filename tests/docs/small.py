@@ -1,0 +1,111 @@
+"""Debug size: the rules by which a page's commands and Python are shortened before they run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+ADDED: dict[str, tuple[str, ...]] = {
+    "train": ("size=debug",),
+    "sweep": ("size=debug", "eval_every=120", "rungs=2", "workers=1"),
+    "study": ("workers=1", "seeds=[0]"),
+    "eval": ("episodes=2", "num_envs=2"),
+    "demos collect": ("episodes=4",),
+    "deploy": (
+        *("episodes=1", "seconds=2", "yes=true", "dry=true", "folder={folder}"),
+        "robot.fresh={patient}",
+    ),
+    "view": ("port=0",),
+    "reward compare": ("episodes=2",),
+    "reward design": (
+        *("rounds=1", "samples=2", "finals=1", "tried=256", "controls=1", "budget.halving=false"),
+        *("budget.steps=512", "budget.eval_every=256"),
+    ),
+}
+"""By verb: words that are added where the page does not set them; they never replace one."""
+MOST = {
+    "steps": 240,
+    "episodes": 12,
+    "eval.episodes": 2,
+    "seconds": 2,
+    "trials": 2,
+    "env.env.horizon": 40,
+}
+"""By setting: a larger number is replaced by this one."""
+RESUMED = 260  # steps, of a debug run of 240
+PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time, and dry=true
+LEARNED = 120  # steps of Stable-Baselines3's example: 20 updates
+UNNAMED = re.compile(r"\b(outputs/\w+)-(\d)\b")  # a run folder that no `out=` named
+CALLS = {"train": {"size": "debug"}, "evaluate": {"episodes": 4}, "collect": {"episodes": 8}}
+"""By function of `em`: keywords that are set; `train` loses its `steps`."""
+
+
+def verb_of(words: Sequence[str]) -> str:
+    """`demos collect` of `embodied demos collect ...`; "" for another program."""
+    if "-m" in words and "embodied.cli" in words:
+        words = words[words.index("embodied.cli") :]
+    elif not words or words[0] != "embodied":
+        return ""
+    pair = " ".join(words[1:3])
+    return pair if pair in ADDED else words[1]
+
+
+def command(words: Sequence[str], folder: str) -> list[str]:
+    """The words of a command, with what makes it short."""
+    verb = verb_of(words)
+    resumes = any(word.startswith("resume=") for word in words)
+    short = [_fewer(word, resumes) for word in words]
+    given = {word.partition("=")[0] for word in short}
+    if resumes or (verb == "view" and not serves(words)):
+        return short
+    added = [word for word in ADDED.get(verb, ()) if word.partition("=")[0] not in given]
+    return short + [w.replace("{folder}", folder).replace("{patient}", PATIENT) for w in added]
+
+
+def _fewer(word: str, resumes: bool) -> str:
+    word = UNNAMED.sub(r"\1-debug-\2", word)
+    key, _, value = word.partition("=")
+    if key not in MOST or not re.fullmatch(r"\d+", value):
+        return word
+    most = RESUMED if resumes and key == "steps" else MOST[key]
+    return f"{key}={min(int(value), most)}"
+
+
+def serves(words: Sequence[str]) -> bool:
+    """Whether the command goes on until Ctrl-C."""
+    writes = any(word.startswith(("export=", "--compare")) for word in words)
+    return verb_of(words) == "serve" or (verb_of(words) == "view" and not writes)
+
+
+class _Calls(ast.NodeTransformer):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = ast.unparse(node.func).removeprefix("em.")
+        if ast.unparse(node.func).startswith("em.") and name in CALLS:
+            dropped = {*CALLS[name], *(("steps",) if name == "train" else ())}
+            keywords = [each for each in node.keywords if each.arg not in dropped]
+            made = [ast.keyword(key, ast.Constant(value)) for key, value in CALLS[name].items()]
+            node.keywords = [*keywords, *made]
+        if name.endswith(".learn"):  # Stable-Baselines3
+            node.args = [ast.Constant(LEARNED)]
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, str) and node.value.startswith("embodied "):
+            words = command(node.value.split(), self.folder)
+            return ast.Constant(" ".join(map(_without_spaces, words)))
+        return node
+
+
+def _without_spaces(word: str) -> str:
+    """For a page that splits its command at spaces."""
+    return word.replace(", ", ",").replace(": ", ":")
+
+
+def python(code: str, folder: str) -> str:
+    """The code, with smaller trainings, evaluations and collections."""
+    return ast.unparse(ast.fix_missing_locations(_Calls(folder).visit(ast.parse(code))))

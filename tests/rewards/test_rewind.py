@@ -1,0 +1,269 @@
+"""ReWiND: windows by hand, rewound videos, progress that falls when a video goes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, build
+from embodied.core.spec import Leaf, Spec
+from embodied.datasets.lerobot.reader import read_episodes
+from embodied.datasets.lerobot.writer import EpisodeWriter
+from embodied.datasets.transitions import transitions, with_observations
+from embodied.nn.statistics import spearman
+from embodied.reports.label_dataset import labels
+from embodied.rewards.demonstrations.progress_hops import linear_progress
+from embodied.rewards.demonstrations.rewind import Rewind
+from embodied.rewards.demonstrations.rewind_model import FitConfig, Window, draw
+from embodied.rewards.wrappers.progress_observation import PROGRESS
+from tests.rewards.test_progress import SPEC, corridor, record
+from tests.toy_envs import Config, Counter
+
+NODE = {
+    "_target_": "embodied.rewards.demonstrations.rewind.Rewind",
+    "hidden": [32, 32],
+    "updates": 400,
+    "batch_size": 128,
+    "lr": 0.003,
+}
+HOW = FitConfig(1, 500, 1e-3, rewind=0.0, mismatch=0.0, noise=0.0)
+
+
+def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> Rewind:
+    context = {"spec": spec, "device": torch.device("cpu"), "seed": 0, "folder": folder}
+    return build(NODE | settings, Rewind, **context)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return record(tmp_path_factory.mktemp("demos"), corridor(6, 20, seed=1))
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory, shown: str) -> Rewind:
+    return made(tmp_path_factory.mktemp("run"), demos=shown)
+
+
+def progress(reward: Rewind, walk: Tensor) -> Tensor:
+    return reward.augment_episode({"state": walk})[PROGRESS]
+
+
+def test_windows_by_hand() -> None:
+    window = Window(history=3, stride=2)
+    assert window.reach == 5
+    assert window.places(torch.tensor([0, 1, 3, 9])).tolist() == [
+        [0, 0, 0, 0],
+        [0, 0, 0, 1],
+        [0, 0, 1, 3],
+        [0, 5, 7, 9],
+    ]
+
+
+def test_a_rewound_video_goes_back_from_where_it_turned() -> None:
+    """Every window ends with a step back, begins at the first frame of its own demonstration, and
+    its progress is that of its newest frame."""
+    frames = linear_progress(torch.tensor([9, 6]))
+    how = FitConfig(1, 500, 1e-3, rewind=1.0, mismatch=0.0, noise=0.0)
+    index, label = draw(frames, 2, Window(3, 1), how)
+    begun = frames.place[index[:, 0]] == 0
+    still = frames.place[index[:, 2]] == 0  # a video of one frame cannot go back
+    back = index[:, 3] == index[:, 2] - 1
+    assert begun.all() and (back | still).all() and back.sum() > 300
+    up = index[:, 2] == index[:, 1] + 1  # it went forward before
+    assert (back & up).sum() > 50
+    assert (frames.episode[index] == frames.episode[index[:, :1]]).all()
+    torch.testing.assert_close(label, frames.progress[index[:, 3]])
+
+
+def test_without_rewinding_every_video_goes_forward() -> None:
+    frames = linear_progress(torch.tensor([9, 6]))
+    index, _ = draw(frames, 2, Window(2, 1), HOW)
+    assert (index[:, 2] >= index[:, 1]).all() and (index[:, 2] == index[:, 1] + 1).sum() > 400
+
+
+def test_mismatched_episodes_have_their_share_and_no_progress() -> None:
+    frames = linear_progress(torch.tensor([9])).followed_by(
+        linear_progress(torch.tensor([6]), succeeds=False)
+    )
+    how = FitConfig(1, 500, 1e-3, rewind=0.5, mismatch=0.3, noise=0.0)
+    index, label = draw(frames, 1, Window(2, 1), how)
+    other = frames.episode[index[:, -1]] == 1
+    assert int(other.sum()) == 150 and not label[other].any() and label[~other].any()
+
+
+def test_progress_rises_along_held_out_walks_and_falls_when_they_go_back(fitted: Rewind) -> None:
+    for walk in corridor(4, 20, seed=2):
+        there = progress(fitted, walk)
+        assert spearman(there, torch.arange(21)) > 0.95
+        assert there[0] < 0.2 and there[-1] > 0.8
+        both = progress(fitted, torch.cat([walk, walk.flip(0)[1:]]))
+        assert spearman(both[21:], torch.arange(20)) < -0.9
+        assert both[-1] < 0.3
+
+
+def test_rewound_videos_are_what_makes_progress_fall(tmp_path: Path) -> None:
+    """Walks from anywhere that slow down: a model of forward videos takes slowness for progress,
+    and misreads a walk that goes back."""
+
+    def walks(count: int, seed: int) -> list[Tensor]:
+        random = torch.Generator().manual_seed(seed)
+        way = torch.linspace(0, 1, 21).sqrt()
+        ways = [way + torch.randn((), generator=random) for _ in range(count)]
+        noisy = [w + 0.01 * torch.randn(21, generator=random) for w in ways]
+        return [torch.stack([w, 0 * w, 0 * w], 1) for w in noisy]
+
+    demos = record(tmp_path / "demos", walks(8, seed=0))
+    back, error = torch.linspace(19, 5, 15) / 20, dict[float, float]()
+    for share in (0.0, 0.5):
+        reward = made(tmp_path / f"run{share}", demos=demos, rewind=share, updates=800)
+        both = [torch.cat([walk, walk.flip(0)[1:16]]) for walk in walks(6, seed=9)]
+        off = [(progress(reward, walk)[21:] - back).abs().mean() for walk in both]
+        error[share] = float(torch.stack(off).mean())
+    assert error[0.5] < 0.1 and error[0.0] > 0.2
+
+
+def test_mismatched_episodes_are_no_progress(tmp_path: Path, shown: str) -> None:
+    lost = [walk + torch.tensor([0.0, 6.0, 0.0]) for walk in corridor(4, 20, seed=5)]
+    bad = record(tmp_path / "lost", lost)
+    blind = made(tmp_path / "blind", demos=shown)
+    warned = made(tmp_path / "warned", demos=shown, mismatched=bad)
+    assert progress(warned, lost[0]).mean() < 0.1 < progress(blind, lost[0]).mean()
+    assert spearman(progress(warned, corridor(1, 20, seed=2)[0]), torch.arange(21)) > 0.95
+
+
+@pytest.mark.parametrize("value", ["level", "gain", "potential"])
+def test_the_reward_by_hand(tmp_path: Path, shown: str, value: str) -> None:
+    reward = made(tmp_path, demos=shown, updates=1, value=value, scale=2.0, env_weight=3.0)
+    before, after = torch.tensor([0.2, 0.5]), torch.tensor([0.5, 0.4])
+    rows = {f"obs/{PROGRESS}": before, f"next_obs/{PROGRESS}": after}
+    rows |= {"reward": torch.tensor([0.0, 1.0]), "discount": torch.tensor([0.9, 0.0])}
+    change = {
+        "level": after - 1,
+        "gain": after - before,
+        "potential": torch.tensor([0.9, 0.0]) * after - before,
+    }[value]
+    torch.testing.assert_close(reward(rows), 3 * rows["reward"] + 2 * change)
+
+
+def test_running_episodes_have_the_progress_of_recorded_ones(tmp_path: Path) -> None:
+    """Step for step, in two environments that end at different times, and on from a saved state."""
+    spec = Spec({"state": Leaf((1,))}, SPEC.act, dt=0.1)
+    with EpisodeWriter(tmp_path / "demos", spec) as writer:
+        for start in range(4):
+            count = torch.arange(start, start + 6.0)[:, None]
+            last = torch.arange(5) == 4
+            writer.add(
+                {
+                    "obs/state": count[:-1],
+                    "next_obs/state": count[-1],
+                    "action": torch.zeros(5, 1),
+                    "reward": last.float(),
+                    "terminated": last,
+                    "truncated": torch.zeros_like(last),
+                }
+            )
+    settings = {"demos": str(tmp_path / "demos"), "updates": 20, "history": 2, "stride": 2}
+    reward = made(tmp_path / "run", spec, **settings)
+    env = reward.augment_env(Counter(Config(ends=(3, 5))))
+    assert PROGRESS in env.spec.obs
+    films = [[obs] for obs in each_env(env.reset(0))]
+    for step in range(8):
+        if step == 4:  # another environment goes on from its state
+            saved = env.get_state()
+            env = reward.augment_env(Counter(Config(ends=(3, 5))))
+            env.reset(7)
+            again = env.set_state(saved)
+            torch.testing.assert_close(
+                again[PROGRESS], torch.stack([f[-1][PROGRESS] for f in films])
+            )
+        done = env.step(torch.zeros(2, 1))
+        for i, following in enumerate(each_env(done.next_obs)):
+            films[i].append(following)
+            seen = torch.stack([obs["state"] for obs in films[i]])
+            offline = reward.augment_episode({"state": seen})[PROGRESS]
+            torch.testing.assert_close(torch.stack([obs[PROGRESS] for obs in films[i]]), offline)
+            if done.ended[i]:
+                films[i] = [each_env(done.obs)[i]]
+
+
+def each_env(obs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [tt.each(obs, lambda value, i=i: value[i]) for i in range(2)]
+
+
+def test_demonstrations_and_datasets_get_the_same_reward(shown: str, fitted: Rewind) -> None:
+    """As transitions of a learner, and as `embodied reward score` asks for them."""
+    episodes = read_episodes(Path(shown))
+    rows = transitions(with_observations(episodes, fitted.augment_episode), 0.9)
+    scored = torch.cat([labels(fitted, episodes.episode(e), 0.9) for e in range(len(episodes))])
+    torch.testing.assert_close(fitted(rows), scored)
+    per_episode = scored.view(len(episodes), -1)
+    assert all(spearman(one, torch.arange(20)) > 0.9 for one in per_episode)
+
+
+def test_it_is_fitted_once(tmp_path: Path, shown: str) -> None:
+    walk = corridor(1, 5, seed=4)[0]
+    first = made(tmp_path, demos=shown, updates=20)
+    written = (tmp_path / "rewind.json").stat().st_mtime_ns
+    torch.manual_seed(5)  # the run's own random numbers do not matter
+    again = made(tmp_path, demos=shown, updates=20)
+    assert (tmp_path / "rewind.json").stat().st_mtime_ns == written
+    assert torch.equal(progress(first, walk), progress(again, walk))
+    other = made(tmp_path, demos=shown, updates=21)
+    assert (tmp_path / "rewind.json").stat().st_mtime_ns != written
+    other.set_state(first.get_state())
+    assert torch.equal(progress(first, walk), progress(other, walk))
+
+
+def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
+    """A square that fills with green, by the packaged encoder; the encoder is not saved."""
+    leaf = Leaf((24, 24, 3), "uint8", 0, 255)
+    spec = Spec({"front": leaf}, SPEC.act, dt=0.1)
+
+    def film(seed: int) -> Tensor:
+        random = torch.Generator().manual_seed(seed)
+        front = torch.randint(40, 60, (13, 24, 24, 3), dtype=torch.uint8, generator=random)
+        for t in range(13):
+            front[t, : 2 * t, :, 1] = 220
+        return front
+
+    with EpisodeWriter(tmp_path / "demos", spec, images="png") as writer:
+        for seed in range(5):
+            front, last = film(seed), torch.arange(12) == 11
+            writer.add(
+                {
+                    "obs/front": front[:-1],
+                    "next_obs/front": front[-1],
+                    "action": torch.zeros(12, 1),
+                    "reward": last.float(),
+                    "terminated": last,
+                    "truncated": torch.zeros_like(last),
+                }
+            )
+    reward = made(tmp_path / "run", spec, demos=str(tmp_path / "demos"), views=["front"])
+    told = reward.augment_episode({"front": film(9)})[PROGRESS]
+    assert spearman(told, torch.arange(13)) > 0.9
+    assert not any("eyes" in name for name in reward.state_dict())
+    with pytest.raises(ConfigError, match="no observation front"):
+        reward.augment_episode({"state": torch.zeros(3, 1)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "reward.demos=DIR"),
+        ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
+        ({"history": 0}, "reward.history=0"),
+        ({"rewind": 1.5}, "reward.rewind=1.5"),
+    ],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, shown: str, settings: dict[str, Any], message: str
+) -> None:
+    demos = {"demos": shown} if settings else {}
+    with pytest.raises(ConfigError, match=message):
+        made(tmp_path, **demos, **settings)
