@@ -70,16 +70,18 @@ class TaskInstance:
         return namespace(view.q).concatenate([*robot, self.task.observe(view)], 1)
 
     def judge(self, view: View) -> tuple[Floats, Flags, dict[str, Floats]]:
-        """Reward [n], success [n] and log: success gives 1, the shaped terms up to 0.1."""
+        """Reward [n], end of the episode [n] and log: success gives 1, shaped terms up to 0.1."""
         task, xp = self.task, namespace(view.width)
         success = task.success(view)
+        lost = task.lost(view) & ~success
         terms = {name: term(view) for name, term in task.terms.items()}
         if self.worth == "sparse":
             reward = success * xp.ones_like(view.width)
         else:
             reward = sum(task.weights[name] * value for name, value in terms.items())
             reward = xp.where(success, 1.0, reward / 10)
-        return reward, success, {"success": success, **{f"term/{k}": v for k, v in terms.items()}}
+        log = {"success": success, "lost": lost, **{f"term/{k}": v for k, v in terms.items()}}
+        return reward, success | lost, log
 
 
 class RenderScene:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from embodied.core.build import ConfigError
 from envs.fr3 import env as fr3_env
 from envs.fr3.env import Fr3
-from envs.fr3.tasks.course import SIDE, Course
+from envs.fr3.tasks.course import SIDE
 from envs.maze.levels import MazeLevels
-from envs.mujoco.batch_env import Floats, Outcome, Rows
+from envs.mujoco.batch_env import Floats, Rows
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,6 @@ class Fr3Course(Fr3):
         super().__init__(config)
         assert self.spec.task is not None and self.spec.task.names == self.levels.names
         self.spec = replace(self.spec, task=replace(self.spec.task, unit="level"))
-
-    def outcome(self, action: Floats) -> Outcome:
-        found = super().outcome(action)
-        assert isinstance(self.what, Course)
-        lost = self.what.lost(self.view(np.arange(self.num_envs))) & ~found.terminated
-        return replace(found, terminated=found.terminated | lost, log=found.log | {"lost": lost})
 
     def _begin(self, rows: Rows, task: Floats | None) -> None:
         if task is None:

@@ -8,7 +8,7 @@ derived from the noise argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -199,6 +199,16 @@ def lift(seen: Seen) -> Plan:
     )
 
 
+def detour(seen: Seen) -> Plan:
+    """Around the cans on one side, closed, then as in `lift` from above."""
+    cube = seen.point("cube")
+    grasp = lift(seen)
+    beside = cube.new_tensor([0.50, 0.0, 0.09]) + _side(seen, 0.09)
+    place = torch.cat([beside[:, None], grasp.place[:, 1:]], 1)
+    hand = torch.cat([_each(cube, [CLOSED]), grasp.hand[:, 1:]], 1)
+    return replace(grasp, place=place, hand=hand)
+
+
 def reach(seen: Seen) -> Plan:
     """To the goal by way of a point beside it."""
     goal = seen.point("goal")
@@ -287,6 +297,7 @@ def _each(like: Tensor, values: list[float]) -> Tensor:
 
 
 PLANS: dict[str, Callable[[Seen], Plan]] = {
+    "detour": detour,
     "insert": insert,
     "lift": lift,
     "push": push,

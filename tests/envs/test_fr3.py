@@ -32,10 +32,13 @@ def same(a: Step, b: Step) -> bool:
     return all(torch.equal(x, y) for x, y in pairs)
 
 
+OPEN = {"can_distance": (0.2, 0.26)}  # detour, with both ways open
+
+
 def play(task: str, rows: int, quality: float = 1.0) -> tuple[float, float]:
     """Success rate of first episodes, and how much sparse reward came without success."""
     torch.manual_seed(0)
-    env = Fr3(Config(task=task, num_envs=rows))
+    env = Fr3(Config(task=task, num_envs=rows, ranges=OPEN if task == "detour" else {}))
     obs = env.reset(seed=3)
     actor = Actor(Scripted(fr3.Config(task=task, quality=quality), env.spec), rows)
     first, over = torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
@@ -45,7 +48,7 @@ def play(task: str, rows: int, quality: float = 1.0) -> tuple[float, float]:
         obs, first = step.obs, step.ended
         success = step.log["success"]
         assert torch.equal(step.reward, success.float())
-        assert torch.equal(step.terminated, success)
+        assert torch.equal(step.terminated, success | step.log["lost"])
         unearned += step.reward[~success].sum().item()
         won |= success & ~over
         over |= step.ended
@@ -53,11 +56,31 @@ def play(task: str, rows: int, quality: float = 1.0) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "task,least", [("lift", 0.9), ("reach", 0.9), ("push", 0.9), ("insert", 0.7)]
+    "task,least",
+    [("lift", 0.9), ("reach", 0.9), ("push", 0.9), ("insert", 0.7), ("detour", 0.9)],
 )
 def test_demonstrator_succeeds_and_only_success_pays(task: str, least: float) -> None:
     rate, unearned = play(task, 32)
     assert rate > least and unearned == 0.0
+
+
+def test_a_can_knocked_over_ends_the_episode_without_reward() -> None:
+    """The demonstrator goes left or right whatever stands there: half of the ways are closed."""
+    torch.manual_seed(0)
+    env = Fr3(Config(task="detour", num_envs=32))
+    obs = env.reset(seed=3)
+    actor = Actor(Scripted(fr3.Config(task="detour", quality=1.0), env.spec), 32)
+    first, over = torch.ones(32, dtype=torch.bool), torch.zeros(32, dtype=torch.bool)
+    lost = over.clone()
+    while not over.all():
+        step = env.step(actor(obs, first))
+        obs, first = step.obs, step.ended
+        fell = step.log["lost"]
+        assert not (fell & (step.log["success"] | step.truncated)).any()
+        assert step.terminated[fell].all() and not step.reward[fell].any()
+        lost |= fell & ~over
+        over |= step.ended
+    assert 8 <= lost.sum() <= 24
 
 
 def test_doing_nothing_never_pays() -> None:

@@ -24,6 +24,7 @@ from envs.fr3.tasks.task import (
     Task,
     Term,
     View,
+    axis_of,
     centimetres,
     spread,
 )
@@ -39,7 +40,7 @@ LIGHT, DARK = (0.93, 0.69, 0.13, 1.0), (0.30, 0.34, 0.40, 1.0)
 
 def tip_from_hole(view: View) -> Floats:
     """The peg's tip [n, 3] against the middle of the hole's rim."""
-    tip = view.place["peg"] + TIP * _axis(view.turn["peg"])
+    tip = view.place["peg"] + TIP * axis_of(view.turn["peg"])
     return tip - _rim(view)
 
 
@@ -133,14 +134,6 @@ class Insert(Task):
             f"The peg's tip is {tip[0]:.1f} mm in x, {tip[1]:.1f} mm in y and {tip[2]:.1f} mm in z "
             f"from the middle of the hole's rim; the tool is at {centimetres(view.tool)}."
         )
-
-
-def _axis(turn: Floats) -> Floats:
-    """The body's z axis [n, 3] for quaternions [n, 4]."""
-    w, x, y, z = turn.T
-    return namespace(turn).stack(
-        [2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], 1
-    )
 
 
 def _peg(spec: mujoco.MjSpec) -> None:

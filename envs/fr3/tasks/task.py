@@ -121,6 +121,10 @@ class Task(ABC):
     def success(self, view: View) -> Flags:
         """[n]: whether each env has succeeded."""
 
+    def lost(self, view: View) -> Flags:
+        """[n]: whether each env has failed for good, which ends the episode; default: never."""
+        return namespace(view.width).zeros_like(view.width) > 0
+
     @abstractmethod
     def describe(self, view: View) -> str:
         """Text description of the first env in `view`."""
@@ -142,6 +146,14 @@ def yaw_of(turn: Floats) -> Floats:
     """Heading [n] (rad) of quaternions [n, 4]."""
     w, x, y, z = turn.T
     return namespace(turn).arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+
+def axis_of(turn: Floats) -> Floats:
+    """The body's z axis [n, 3] for quaternions [n, 4]."""
+    w, x, y, z = turn.T
+    return namespace(turn).stack(
+        [2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], 1
+    )
 
 
 def spread(draws: Floats, low: tuple[float, ...], high: tuple[float, ...]) -> Floats:
