@@ -88,7 +88,7 @@ def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
 
 
 TRAIN = ["env=robot", "robot@env.robot=sim", "policy=gaussian", "policy.hidden=[8]"]
-TRAIN += ["learner=sac", "learner.hidden=[8]", "learner.batch_size=8", "reward=person"]
+TRAIN += ["learner=sac", "learner.hidden=[8]", "learner.batch_size=8", "reward=corrected_by_person"]
 TRAIN += ["data.actors=1", "data.when_behind=skip", "data.warmup_steps=20", "data.utd_ratio=0.2"]
 # Of a busy machine that also runs tests.
 TRAIN += ["env.robot.fresh.hold=2", "env.robot.fresh.stop=6", "env.robot.fresh.state=4"]
