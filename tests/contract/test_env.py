@@ -13,7 +13,7 @@ from embodied.checks.env import CHECKS, EnvSubject
 from embodied.core.errors import NotApplicable
 
 # A robot is one row that no seed decides: tests/real_robot/test_env.py.
-WIRED = {Path("configs/env/robot.yaml"), Path("configs/env/robot_shuttle.yaml")}
+WIRED = {Path(f"configs/env/{name}.yaml") for name in ("robot", "robot_reach", "robot_shuttle")}
 # They need packages of their own: tests/envs/test_process.py, test_ogbench.py, test_robosuite.py.
 APART = {
     file
