@@ -45,7 +45,7 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
         ours = our_updates(native=True)
         return [
             compare(ours, theirs, repeats, f"{name}, against SB3", "updates", 1.5, cpu_time),
-            *(by_native_code(width, repeats) for width in (64, 128, 256)),
+            by_native_code(64, repeats),
             deciding(repeats, threads),
         ]
     finally:
@@ -54,8 +54,7 @@ def rows(repeats: int, threads: int) -> list[Comparison]:
 
 def by_native_code(width: int, repeats: int) -> Comparison:
     """The update in native code against the same update in PyTorch."""
-    count = 100 if width < 256 else 20
-    blocks = [our_updates(count, width, native) for native in (True, False)]
+    blocks = [our_updates(100, width, native) for native in (True, False)]
     name = f"TD3 update, {width}x{width} tanh, native code against PyTorch"
     return compare(blocks[0], blocks[1], repeats, name, "updates", clock=cpu_time)
 

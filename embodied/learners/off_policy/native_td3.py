@@ -25,6 +25,7 @@ from policies.networks.encoders import Encoder
 
 SOURCE = Path(__file__).with_name("td3.cpp")
 OPTIMIZERS = ("critic", "actor")
+WIDEST = 96  # hidden layer: the equality with the reference was measured up to 70
 INPUTS = ("actor_input", "critic_input", "next_actor_input", "next_critic_input")
 INPUTS = (*INPUTS, "action", "noise", "reward", "discount")
 
@@ -189,6 +190,8 @@ def obstacle(learner: Learner) -> str | None:
         return "images or points are encoded by networks"
     if not (plain(policy.net) and plain_members(learner.critic.ensemble)):
         return "a network is not linear layers with tanh or ReLU"
+    if max((*policy.config.hidden, *config.hidden), default=0) > WIDEST:
+        return f"a hidden layer is wider than {WIDEST}"
     if not all(p.requires_grad for p in [*parameters, *learner.critic.parameters()]):
         return "a network is not trained"
     try:
