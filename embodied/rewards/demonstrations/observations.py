@@ -9,15 +9,37 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.augment import random_shift
+from embodied.core import distributed
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.rewards.wrappers.render_caption import PICTURE
 
+Folders = str | Sequence[str] | None
 
-def read_all(folders: str | Sequence[str] | None, limit: int | None) -> list[Episodes]:
-    """`limit` episodes (None: all) of each of the datasets; [] for None."""
+
+def read_demonstrations(
+    demos: Folders, limit: int | None, others: Folders, other_limit: int | None
+) -> tuple[list[Episodes], list[Episodes]]:
+    """`limit` episodes (None: all) of each dataset of `demos`, and `other_limit` of `others`.
+
+    ConfigError without demonstrations, for an episode of one step, and with several processes.
+    """
+    if distributed.world() > 1:
+        raise ConfigError("with several processes each would fit its own reward; train in one")
+    if not demos:
+        raise ConfigError(
+            "this reward is learned from demonstrations: reward.demos=DIR "
+            "(embodied demos collect env=... episodes=10 out=DIR)"
+        )
+    won, rest = _read(demos, limit), _read(others, other_limit)
+    if min(int(part.length.min()) for part in won + rest) < 2:
+        raise ConfigError("demonstrations need at least two steps")
+    return won, rest
+
+
+def _read(folders: Folders, limit: int | None) -> list[Episodes]:
     paths = [folders] if isinstance(folders, str) else folders or ()
     return [read_episodes(Path(path), limit=limit) for path in paths]
 

@@ -23,9 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
 from embodied.core.seeding import forked
@@ -36,7 +34,7 @@ from embodied.datasets.transitions import joined
 from embodied.rewards.demonstrations.fitted_once import fitted_once
 from embodied.rewards.demonstrations.observations import (
     all_frames,
-    read_all,
+    read_demonstrations,
     require_observed,
     shared_leaves,
 )
@@ -102,19 +100,11 @@ class StepwiseProgress(nn.Module, Reward):
     ) -> None:
         super().__init__()
         self.config, self.seed = config, seed
-        if distributed.world() > 1:
-            raise ConfigError("with several processes each would fit its own reward; train in one")
-        if not config.demos:
-            raise ConfigError(
-                "this reward is learned from demonstrations: reward.demos=DIR "
-                "(embodied demos collect env=... episodes=3 out=DIR)"
-            )
-        shown = read_all(config.demos, config.demo_episodes)
-        missed = read_all(config.failures, config.failure_episodes)
+        shown, missed = read_demonstrations(
+            config.demos, config.demo_episodes, config.failures, config.failure_episodes
+        )
         self.leaves = shared_leaves(config.views, [part.spec for part in shown + missed])
         require_observed(self.leaves, spec)
-        if min(int(part.length.min()) for part in shown + missed) < 2:
-            raise ConfigError("demonstrations need at least two steps")
         won, lost = joined(shown), joined(missed) if missed else None
         self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)
         self.keep(won)

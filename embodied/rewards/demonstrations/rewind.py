@@ -26,7 +26,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
@@ -39,7 +38,7 @@ from embodied.datasets.transitions import joined
 from embodied.rewards.demonstrations.fitted_once import fitted_once
 from embodied.rewards.demonstrations.observations import (
     all_frames,
-    read_all,
+    read_demonstrations,
     require_observed,
     require_recorded,
     shared_leaves,
@@ -106,19 +105,11 @@ class Rewind(nn.Module, Reward):
     ) -> None:
         super().__init__()
         self.config, self.seed = config, seed
-        if distributed.world() > 1:
-            raise ConfigError("with several processes each would fit its own reward; train in one")
-        if not config.demos:
-            raise ConfigError(
-                "this reward is learned from demonstrations: reward.demos=DIR "
-                "(embodied demos collect env=... episodes=10 out=DIR)"
-            )
-        won = read_all(config.demos, config.demo_episodes)
-        other = read_all(config.mismatched, config.mismatched_episodes)
+        won, other = read_demonstrations(
+            config.demos, config.demo_episodes, config.mismatched, config.mismatched_episodes
+        )
         self.leaves = shared_leaves(config.views, [part.spec for part in won + other])
         require_observed(self.leaves, spec)
-        if min(int(part.length.min()) for part in won + other) < 2:
-            raise ConfigError("demonstrations need at least two steps")
         self.window = Window(config.history, config.stride)
         with forked(seed):
             self.features = FrameFeatures(self.leaves, config.model)
