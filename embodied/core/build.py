@@ -134,6 +134,8 @@ def _module_of(target: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
             raise ConfigError(f"_target_ {target}: there is no module {error.name}") from error
+        if not str(error).startswith("No module named"):  # the module says what to install
+            raise ConfigError(str(error)) from error
         raise ConfigError(
             f"{target} needs the package {error.name}: pip install {error.name} "
             '(or pip install "embodied-rl[all]")'

@@ -131,8 +131,13 @@ class Session:
     def _play(self, seconds: float | None) -> None:
         """One episode, from here."""
         self._do(Verb.ARM)
-        self._start(seconds)
-        self._episode()
+        try:
+            first = self._start(seconds)
+        except Stopped as error:
+            if self.lost:  # the arm may have run
+                self.episodes.append(Episode(0.0, None, str(error), {}, 0, unkept=self._unkept()))
+            raise
+        self._episode(first)
         self._until(self._is_idle, "the arm to come to rest")
         self._recorded()
 
@@ -184,18 +189,19 @@ class Session:
             return f"{self.daemon.cause()}; the arm may still move: use the robot's own stop"
         return f"{self.daemon.cause()}; the control process brought the arm to rest and ended"
 
-    def _start(self, seconds: float | None) -> None:
-        """Start as soon as the policy has posted an action for the armed arm. The control process
-        ends the episode after `seconds`, whatever becomes of this process."""
+    def _start(self, seconds: float | None) -> Status:
+        """Start as soon as the policy has posted an action for the armed arm; the status then. The
+        control process ends the episode after `seconds`, whatever becomes of this process."""
         deadline = time.monotonic() + PATIENCE
         while not (reply := self._ask(Verb.START, seconds)).ok:
             self._alive(reply.status)
             if reply.status["mode"] != "ARMED" or time.monotonic() > deadline:
                 raise Stopped(f"the arm does not start: {reply.reason}")
             time.sleep(LOOK)
+        return reply.status
 
-    def _episode(self) -> None:
-        began, first = time.monotonic(), self.status
+    def _episode(self, first: Status) -> None:
+        began = time.monotonic()
         self.before = first.get("recorder", {}).get("ended")
         status, end, success = first, "", self._success(first)
         while not end:

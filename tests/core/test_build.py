@@ -223,3 +223,10 @@ def test_importing_a_module_of_ours_does_nothing() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert [each for each in found if each[0] != TEMPORARY] == []
+
+
+def test_a_module_that_lacks_its_package_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ogbench", None)
+    monkeypatch.delitem(sys.modules, "envs.ogbench.env", raising=False)
+    with pytest.raises(ConfigError, match=r"type: pip install 'embodied-rl\[ogbench\]'"):
+        resolve("envs.ogbench.env.Ogbench", VecEnv)

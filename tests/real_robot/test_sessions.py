@@ -16,10 +16,10 @@ import pytest
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
-from embodied.deploy.session import Session
+from embodied.deploy.session import Session, Stopped
 from real_robot.assemble import build_chain, open_flight_recorder
 from real_robot.daemon.client import ForeignDaemonError, call
-from real_robot.daemon.requests import Verb
+from real_robot.daemon.requests import Reply, Verb
 from real_robot.deployment import Deployment
 from real_robot.ipc.messages import Mode
 from real_robot.rl.session import RobotSession, RobotSessionError
@@ -75,6 +75,37 @@ def first(tmp_path: Path, folder: Path, deployed: Deployment) -> Iterator[Sessio
     with Session(folder, deployed, out, quiet) as session:
         session.ready()
         yield session
+
+
+class KilledAtTheStart(Session):
+    """Its daemon is killed as soon as (or, `unheard`, before) it has said that the arm runs."""
+
+    unheard = False
+
+    def _ask(self, verb: Verb, seconds: float | None = None) -> Reply:
+        reply = super()._ask(verb, seconds)
+        if verb == Verb.START and reply.ok:
+            os.kill(self.daemon.pid, signal.SIGKILL)
+            if self.unheard:
+                return super()._ask(Verb.STATUS)
+        return reply
+
+
+@pytest.mark.parametrize("unheard", [False, True])
+def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
+    tmp_path: Path, folder: Path, deployed: Deployment, unheard: bool
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with KilledAtTheStart(folder, deployed, out, quiet) as session:
+        session.unheard = unheard
+        session.ready()
+        with pytest.raises(Stopped, match="the daemon died") as stopped:
+            session.run(1, 5.0, home=False)
+        session.stop()
+    (episode,) = session.summary()["episodes"]
+    assert episode["end"] == str(stopped.value) and not episode["recorded"]
+    assert "whether it was recorded" in episode["unkept"]
 
 
 def other(deployed: Deployment, where: Path) -> Deployment:
