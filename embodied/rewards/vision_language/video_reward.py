@@ -93,6 +93,7 @@ class VideoReward(Reward):
     """Asks `question` about every episode."""
 
     frozen = False
+    needs_local_env = True
 
     def __init__(self, config: VideoConfig, question: VideoQuestion, spec: Spec, folder: Path):
         if distributed.world() > 1:
@@ -139,8 +140,6 @@ class VideoReward(Reward):
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Submit the episodes that ended."""
-        if not self.recorder.running:
-            raise ConfigError("this reward records videos in the training process: data.actors=0")
         for video in self.recorder.take():
             key = str(video.numbers[-1])
             self.waiting[key] = video
