@@ -89,6 +89,40 @@ def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "failures taken for successes: episodes 1, 2" in shown
 
 
+def test_the_length_of_episodes_is_a_control_of_the_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A constant reward below 0 is a perfect sum where episodes end at success; so is the length,
+    which the command says."""
+    source, out = tmp_path / "demos", tmp_path / "out"
+    with EpisodeWriter(source, SPEC, images="png") as writer:
+        for steps in (2, 3, 5, 5):
+            writer.add(standing(steps, won=steps < 5))
+    score(str(source), "reward=shaping", "reward.potential={of: value, a: [1.0], b: null}",
+          "reward.env_weight=0", "gamma=0.5", f"out={out}")  # fmt: skip
+    facts = read(out)["summary"]
+    assert facts["auc_length"]["value"] == 1.0
+    assert facts["auc_mean"]["value"] == 0.5
+    assert "the length alone (shorter is better), a control of the sum: 1.000" in (
+        capsys.readouterr().out
+    )
+
+
+def standing(steps: int, won: bool) -> dict[str, Tensor]:
+    """An episode in which nothing moves."""
+    x, over = torch.zeros(steps + 1), torch.arange(steps) == steps - 1
+    views = {"state": x[:, None], "front": picture(x), "wrist": picture(x)}
+    return {
+        **{f"obs/{name}": value[:-1] for name, value in views.items()},
+        **{f"next_obs/{name}": value[-1] for name, value in views.items()},
+        "action": torch.zeros(steps, 1),
+        "reward": (over & won).float(),
+        "terminated": over & False,
+        "truncated": over,
+        "success": over & won,
+    }
+
+
 def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
     """The wrist sees nothing change; the front's values are those of the encoder itself."""
     source = recorded(tmp_path / "demos", (True,))
