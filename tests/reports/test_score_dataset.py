@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.rewards.vision_language.clip import Clip
 from embodied.rewards.vision_language.clip import Config as ClipConfig
-from tests.llm.server import says, serving
+from tests.llm.server import Told, says, serving
 
 CAMERA = Leaf((16, 16, 3), "uint8")
 SPEC = Spec(
@@ -154,6 +154,25 @@ def test_several_cameras_are_scored_and_compared(
     assert other["about"]["node"]["picture"] == "wrist"
     assert "rank correlation of front and wrist: " in capsys.readouterr().out
     assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask", "line"),
+    [
+        (Told({}, status=401), "score", "check chat.url, chat.key and chat.model"),
+        (says("True"), "probability", "(reward.ask=score), or another server"),
+    ],
+)
+def test_a_server_that_cannot_answer_ends_in_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Told, ask: str, line: str
+) -> None:
+    """Without the advice on observations that are not recorded."""
+    source = recorded(tmp_path / "demos", (True,))
+    with serving(answer) as server:
+        words = ["reward=vlm_success", "reward.goal=make it red", f"reward.ask={ask}"]
+        words += [f"reward.chat.url={server.url}", "reward.chat.cache=null"]
+        score(str(source), *words, "reward.picture=front", f"out={tmp_path / 'out'}", code=2)
+    assert capsys.readouterr().err.strip().endswith(line)
 
 
 def test_without_recorded_success_there_is_no_area(

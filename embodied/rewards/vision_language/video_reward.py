@@ -28,7 +28,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.llm.chat import BudgetSpent, Chat, ChatError
+from embodied.llm.chat import BudgetSpent, Chat, ChatError, ServerUnusable
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
 from embodied.rewards.demonstrations.progress_hops import SHAPINGS
@@ -132,7 +132,7 @@ class VideoReward(Reward):
         try:
             self._take_in(video, self._progress_of(video))
         except BudgetSpent as error:
-            raise ConfigError(str(error)) from error
+            raise ServerUnusable(str(error)) from error
         except ChatError as error:
             self.counts["abstained"] += 1
             logger.warning("no answer about a recorded episode: %s", error)
