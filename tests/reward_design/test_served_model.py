@@ -78,7 +78,8 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     model = write_model(tmp_path / "fitted", conversations, updates=150)
     with served(model) as url:
         design(0, *endpoint(url, model, tmp_path), f"output={out}")
-    assert "seed 1000: " in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert "seed 1000: " in shown and shown.count(f"returned  {REASON}") == 2
     for origin in origins(out):
         assert origin["refused"][0].startswith(REASON) and not origin["cached"]
         assert REASON in origin["asked"][3][1]
