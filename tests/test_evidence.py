@@ -69,6 +69,8 @@ def test_intervals_need_five_seeds_on_which_nothing_was_chosen() -> None:
     assert "not recorded" in rules.seeds_alone(fair(tuning_seeds=None), (1, 2, 3, 4, 5))
     chosen = fair(tuning_seeds=[2])
     assert "chosen" in rules.seeds_alone(chosen, chosen.seeds)
+    older = fair(tuning_seeds=[7, 8])  # named after the result was stored
+    assert "chosen" in rules.seeds_alone(older, (1, 2, 3, 4, 7))
     assert "reported seeds: [2]" in rules.tuning_problems(chosen)[0]
 
 

@@ -52,7 +52,7 @@ def seeds_alone(study: Study, seeds: Sequence[int]) -> str:
         return f"{len(seeds)} seeds"
     if study.tuning_seeds is None:
         return "tuning seeds were not recorded"
-    if tuning_problems(study):
+    if set(study.tuning_seeds) & set(seeds):
         return "settings were chosen on one of them"
     return ""
 
