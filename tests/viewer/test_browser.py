@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from embodied.core import checkpoint
 from embodied.core.build import build
@@ -203,6 +204,29 @@ def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> No
     page.press("n")
     until(lambda: viewer.session.episode.seed == 4)
     page.wait("document.body.innerText.includes('Step 0 of 0')")
+
+
+def test_arrow_keys_step_and_leave_the_camera_where_it_is(page: Browser, viewer: Viewer) -> None:
+    viewer.reset(3)
+    (client,) = viewer.server.get_clients().values()
+
+    def moved_by(key: str) -> NDArray[np.float64]:
+        """From where it looks, once `key` has moved the camera."""
+        before = client.camera.position.copy()
+
+        def moved() -> bool:
+            page.press(key, 0.5)
+            return bool(np.linalg.norm(client.camera.position - before) > 1e-2)
+
+        until(moved)
+        offset = client.camera.position - client.camera.look_at
+        return offset[:2] / np.linalg.norm(offset[:2])
+
+    # Up and down move it in a vertical plane; what right would do is seen from there.
+    first = moved_by("up")
+    page.press("right", 2.0)
+    until(lambda: viewer.session.at > 0)
+    np.testing.assert_allclose(moved_by("down"), first, atol=1e-3)
 
 
 def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer) -> None:
