@@ -19,6 +19,7 @@ from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
+from embodied.viewer.scene.cameras import fitted
 from embodied.viewer.server.server import PageServer
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.sessions import alone
@@ -245,6 +246,25 @@ def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer)
     page.run(f"{option}.click()")
     until(lambda: viewer.session.chosen == "checkpoint 00000010")
     page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
+
+
+def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
+    before = set(viewer.server.get_clients())
+    with Browser(viewer.url, PHONE) as phone:
+        phone.resize(*PHONE, mobile=True)
+        until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
+        client = viewer.server.get_clients()[max(viewer.server.get_clients())]
+        eye = viewer.page.scene.model.viewpoint()
+        far = fitted(eye, PHONE[0] / PHONE[1]).place
+
+        def there() -> bool:
+            return bool(np.linalg.norm(client.camera.position - far) < 0.1)
+
+        until(there)
+        # What happens where the page takes the viewpoint that all clients get after its own.
+        client.camera.position, client.camera.look_at = eye.place, eye.target
+        until(lambda: not there())
+        until(there)
 
 
 def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:
