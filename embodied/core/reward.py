@@ -14,6 +14,7 @@ that stage of training as well.
 | `Stateful` | `get_state`, `set_state` | at every checkpoint and on resume |
 | `HasComponents` | `components` | by logs, plots and the viewer |
 | `NeedsColumns` | `extra_columns` | once: transitions get these flags |
+| `NeedsLocalEnv` | `needs_local_env` | once: actors are refused |
 """
 
 from __future__ import annotations
@@ -129,6 +130,19 @@ class NeedsColumns(Protocol):
     extra_columns: tuple[str, ...]
     """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
     where the recordings do not have them, they are true."""
+
+
+@runtime_checkable
+class NeedsLocalEnv(Protocol):
+    """A reward into which its augmented environment writes: a store of images, a vocabulary."""
+
+    needs_local_env: bool
+    """Whether the environment has to run in the reward's own process, and not in actors."""
+
+
+def needs_local_env(reward: Reward) -> bool:
+    """Whether the environment of `reward` must run in its process; false for most."""
+    return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
 
 
 def extra_columns(reward: Reward | None) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from embodied.core.build import ConfigError
+
 
 @dataclass(frozen=True)
 class Message:
@@ -40,6 +42,11 @@ class ChatError(RuntimeError):
 
 class BudgetSpent(ChatError):
     """The allowed number of calls or tokens is used up."""
+
+
+class ServerUnusable(ConfigError):
+    """No later request would succeed: a wrong key, model or address, no log probabilities, or a
+    spent budget where all answers are needed."""
 
 
 class Chat(Protocol):

@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
 from embodied.llm.budget import Budget
 from embodied.llm.cache import Cache, Record, answer_from, missing
-from embodied.llm.chat import Answer, Chat, ChatError, Message
+from embodied.llm.chat import Answer, Chat, ChatError, Message, ServerUnusable
 from embodied.llm.http import HttpClient, HttpError
 from embodied.llm.limits import Deadline, Limits
 from embodied.llm.request import Request, parse_json
@@ -237,14 +237,14 @@ def _protocol_messages(request: Request) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: Mapping[str, Any], model: str) -> tuple[dict[str, float], ...]:
-    """The alternatives of each token of a response; ConfigError if it has none."""
+    """The alternatives of each token of a response; ServerUnusable if it has none."""
     tokens = (answer["choices"][0].get("logprobs") or {}).get("content") or ()
     found = tuple(
         {str(one["token"]): float(one["logprob"]) for one in token.get("top_logprobs") or ()}
         for token in tokens
     )
     if not any(found):
-        raise ConfigError(
+        raise ServerUnusable(
             f"the server of {model} reports no log probabilities of tokens: choose a question "
             "that does not need them (reward.ask=score), or another server"
         )

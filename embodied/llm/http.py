@@ -27,7 +27,7 @@ import httpx
 
 from embodied.core.build import ConfigError
 from embodied.llm.budget import Budget
-from embodied.llm.chat import ChatError
+from embodied.llm.chat import ChatError, ServerUnusable
 from embodied.llm.limits import Deadline, Limits
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class HttpClient:
 
     def post(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
         """The JSON object of a successful response; HttpError for an invalid request, BudgetSpent,
-        ConfigError for a wrong key, model or address, DeadlinePassed,
+        ServerUnusable for a wrong key, model or address, DeadlinePassed,
         or ChatError if all attempts failed."""
         problem, wait = "", 0.0
         for attempt in range(self.limits.retries + 1):
@@ -85,15 +85,16 @@ class HttpClient:
             try:
                 response = self._sent(path, body, deadline)
             except httpx.TransportError as error:
-                problem, after = self._failed(error), 0.0
-                deadline.require(self.url, "" if isinstance(error, httpx.ReadTimeout) else problem)
+                silent, after = isinstance(error, httpx.ReadTimeout), 0.0
+                before, problem = problem, self._failed(error)
+                deadline.require(self.url, before if silent else problem)
             else:
                 if response.status_code == 200 and (found := _object(response)) is not None:
                     self.budget.require_usage(found.get("usage"))
                     return found
                 problem, after = self._error_text(response), retry_after(response.headers)
                 if response.status_code in SETUP:
-                    raise ConfigError(f"{problem}; check chat.url, chat.key and chat.model")
+                    raise ServerUnusable(f"{problem}; check chat.url, chat.key and chat.model")
                 if response.status_code not in (200, *RETRIED):
                     raise HttpError(response.status_code, problem)
             if after > self.limits.patience:

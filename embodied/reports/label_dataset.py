@@ -26,6 +26,7 @@ from embodied.datasets.lerobot.index import read_info
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import columns_of_info
 from embodied.datasets.transitions import observations
+from embodied.llm.chat import ServerUnusable
 from embodied.reports.load_reward import evaluate_reward, make_reward, require_ready
 
 FILE = "reward.yaml"
@@ -71,6 +72,8 @@ def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
     """Rewards [T] of an episode as `Episodes.episode` gives it."""
     try:
         return evaluate_reward(reward, rows_of(augmented(reward, episode), gamma)).cpu()
+    except ServerUnusable:
+        raise
     except ConfigError as error:
         raise ConfigError(
             f"{error}; record it (demos collect with that observation, such as env.cameras), or "

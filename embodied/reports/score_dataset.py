@@ -63,8 +63,8 @@ def _row(values: Numbers) -> Row:
 
 def summary(rows: Sequence[Row], threshold: float | None) -> dict[str, Any]:
     """Means over all episodes. Where success is recorded: how well the reward tells it (areas
-    under the ROC curve), and with a `threshold` of the last step's reward, the counts of right and
-    wrong predictions."""
+    under the ROC curve), how well the episode's length does so alone, and with a `threshold` of the
+    last step's reward, the counts of right and wrong predictions."""
     rises = [row["rise"] for row in rows if row["rise"] is not None]
     facts: dict[str, Any] = {
         "episodes": len(rows),
@@ -79,6 +79,7 @@ def summary(rows: Sequence[Row], threshold: float | None) -> dict[str, Any]:
     facts |= {"successes": int(won.sum()), "failures": int((~won).sum())}
     for name in ("last", "mean", "sum"):
         facts[f"auc_{name}"] = _with_interval(np.array([row[name] for row in known]), won)
+    facts["auc_length"] = _with_interval(np.array([-row["steps"] for row in known]), won)
     if threshold is not None:
         said = np.array([row["last"] >= threshold for row in known])
         facts["threshold"] = threshold

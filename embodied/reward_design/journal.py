@@ -34,6 +34,11 @@ class Candidate:
     trained: bool = False
 
     @property
+    def returned(self) -> list[str]:
+        """The reasons for which earlier versions went back to the model."""
+        return list(self.origin.get("refused") or self.origin.get("reviews") or [])
+
+    @property
     def fitness(self) -> float | None:
         """The best evaluation; None if it was never trained."""
         return max((value for _, value in self.scores), default=None)

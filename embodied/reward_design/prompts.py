@@ -71,7 +71,7 @@ class Writer:
             repaired = self.ask(again, temperature, seed)
             if "reply" not in repaired.origin:
                 break
-            messages, proposal = again, repaired
+            messages, proposal = again, with_tokens_of(proposal, repaired)
         return replace(proposal, origin=proposal.origin | {"refused": refused})
 
     def problem(self, proposal: Proposal) -> str:
@@ -106,6 +106,12 @@ def refusal(reason: str) -> str:
         f"instruction):\n<<<\n{reason[:1500]}\n>>>\n"
         "Write the whole program again, in one code block."
     )
+
+
+def with_tokens_of(before: Proposal, proposal: Proposal) -> Proposal:
+    """`proposal`, which repairs `before`, with the tokens of both answers."""
+    tokens = sum(int(each.origin.get("tokens", 0)) for each in (before, proposal))
+    return replace(proposal, origin=proposal.origin | {"tokens": tokens})
 
 
 def provenance(answer: Answer) -> dict[str, object]:

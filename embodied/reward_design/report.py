@@ -32,7 +32,7 @@ def write(ledger: Journal, settings: dict[str, Any]) -> Path:
         (folder / "fitness.svg").write_text(picture)
         lines += ["![best score after each round](fitness.svg)", ""]
     lines += ["| id | round | best score | AUC | problem | program |", "|---|---|---|---|---|---|"]
-    lines += [_row(c) for c in ledger.candidates.values()]
+    lines += [row_of(c) for c in ledger.candidates.values()]
     file = folder / "report.md"
     file.write_text("\n".join([*lines, ""]))
     return file
@@ -74,10 +74,12 @@ def _best(best: Candidate, ledger: Journal) -> list[str]:
     return [*lines, ""]
 
 
-def _row(c: Candidate) -> str:
+def row_of(c: Candidate) -> str:
+    """The table row of a candidate, with the last reason for which the model had to repair it."""
     fitness = "" if c.fitness is None else f"{c.fitness:.3g}"
     auc = c.report.get("auc")
-    problem = html.escape(c.problem[:120]).replace("|", "/")
+    repaired = "".join(f"repaired: {reason}" for reason in c.returned[-1:])
+    problem = html.escape((c.problem or repaired)[:120]).replace("|", "/")
     link = f"[{c.digest[:8]}](candidates/{c.id:03d}/reward.py)" if c.source else ""
     cells = [str(c.id), str(c.round + 1), fitness, "" if auc is None else f"{auc:.2f}", problem]
     return "| " + " | ".join([*cells, link]) + " |"

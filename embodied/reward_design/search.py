@@ -70,6 +70,8 @@ class Search:
             seen.setdefault(candidate.digest, candidate)
             self._write(candidate)
             self.ledger.put(candidate)
+            for reason in candidate.returned:
+                self.tell(f"  {candidate.id:3d}  returned  {reason[:100]}")
             if candidate.problem:
                 self.tell(f"  {candidate.id:3d}  rejected  {candidate.problem[:100]}")
 

@@ -35,6 +35,7 @@ from embodied.core.reward import (
     Stateful,
     accept_old_methods,
     extra_columns,
+    needs_local_env,
 )
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
@@ -228,4 +229,10 @@ def augment(env: VecEnv, reward: Reward, gamma: float) -> VecEnv:
     """`env` with the observations that `reward` needs, added where the environment runs."""
     if not isinstance(reward, AugmentsEnv):
         return env
-    return env.augmented(gamma) if isinstance(env, RemoteEnv) else reward.augment_env(env)
+    if not isinstance(env, RemoteEnv):
+        return reward.augment_env(env)
+    if needs_local_env(reward):
+        raise ConfigError(
+            "this reward keeps what the environment shows in the training process: data.actors=0"
+        )
+    return env.augmented(gamma)

@@ -42,6 +42,17 @@ def test_retries_end_at_the_deadline(tmp_path: Path) -> None:
         assert chat(server.url, tmp_path / "c.jsonl").ask(ASK).text == "fine"
 
 
+def test_the_deadline_names_the_problem_before_a_silence() -> None:
+    """The server is overloaded once, and then says nothing."""
+    never = threading.Event()
+    silent = Told({}, event=never)
+    with serving(Told({"error": "overloaded"}, 503), silent) as server:
+        with pytest.raises(DeadlinePassed, match=r"within 1 s \(chat\.limits\.deadline\).*503"):
+            chat(server.url, deadline=1.0, backoff=0.01).ask(ASK)
+        assert len(server.asked) == 2
+        never.set()
+
+
 def test_a_pause_that_is_longer_than_the_deadline_is_not_begun() -> None:
     busy = Told({"error": "quota"}, 429, {"Retry-After": "30"})
     with serving(busy) as server, pytest.raises(DeadlinePassed, match="429"):

@@ -114,6 +114,12 @@ def test_what_cannot_be_connected_is_one_line(made: Any) -> None:
         made(joints=wrong).connect()
 
 
+def test_a_damaged_reply_while_it_connects_is_borne_a_few_times(made: Any) -> None:
+    made(damaged=4).connect()
+    with pytest.raises(DriverError, match=r"in 5 attempts .*IndexError.*: look at its cable"):
+        made(damaged=5).connect()
+
+
 def test_without_lerobot_it_says_what_to_type(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     with pytest.raises(DriverError, match="pip install lerobot"):

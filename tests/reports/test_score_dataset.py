@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.rewards.vision_language.clip import Clip
 from embodied.rewards.vision_language.clip import Config as ClipConfig
-from tests.llm.server import says, serving
+from tests.llm.server import Told, says, serving
 
 CAMERA = Leaf((16, 16, 3), "uint8")
 SPEC = Spec(
@@ -89,6 +89,40 @@ def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "failures taken for successes: episodes 1, 2" in shown
 
 
+def test_the_length_of_episodes_is_a_control_of_the_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A constant reward below 0 is a perfect sum where episodes end at success; so is the length,
+    which the command says."""
+    source, out = tmp_path / "demos", tmp_path / "out"
+    with EpisodeWriter(source, SPEC, images="png") as writer:
+        for steps in (2, 3, 5, 5):
+            writer.add(standing(steps, won=steps < 5))
+    score(str(source), "reward=shaping", "reward.potential={of: value, a: [1.0], b: null}",
+          "reward.env_weight=0", "gamma=0.5", f"out={out}")  # fmt: skip
+    facts = read(out)["summary"]
+    assert facts["auc_length"]["value"] == 1.0
+    assert facts["auc_mean"]["value"] == 0.5
+    assert "the length alone (shorter is better), a control of the sum: 1.000" in (
+        capsys.readouterr().out
+    )
+
+
+def standing(steps: int, won: bool) -> dict[str, Tensor]:
+    """An episode in which nothing moves."""
+    x, over = torch.zeros(steps + 1), torch.arange(steps) == steps - 1
+    views = {"state": x[:, None], "front": picture(x), "wrist": picture(x)}
+    return {
+        **{f"obs/{name}": value[:-1] for name, value in views.items()},
+        **{f"next_obs/{name}": value[-1] for name, value in views.items()},
+        "action": torch.zeros(steps, 1),
+        "reward": (over & won).float(),
+        "terminated": over & False,
+        "truncated": over,
+        "success": over & won,
+    }
+
+
 def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
     """The wrist sees nothing change; the front's values are those of the encoder itself."""
     source = recorded(tmp_path / "demos", (True,))
@@ -120,6 +154,25 @@ def test_several_cameras_are_scored_and_compared(
     assert other["about"]["node"]["picture"] == "wrist"
     assert "rank correlation of front and wrist: " in capsys.readouterr().out
     assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask", "line"),
+    [
+        (Told({}, status=401), "score", "check chat.url, chat.key and chat.model"),
+        (says("True"), "probability", "(reward.ask=score), or another server"),
+    ],
+)
+def test_a_server_that_cannot_answer_ends_in_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Told, ask: str, line: str
+) -> None:
+    """Without the advice on observations that are not recorded."""
+    source = recorded(tmp_path / "demos", (True,))
+    with serving(answer) as server:
+        words = ["reward=vlm_success", "reward.goal=make it red", f"reward.ask={ask}"]
+        words += [f"reward.chat.url={server.url}", "reward.chat.cache=null"]
+        score(str(source), *words, "reward.picture=front", f"out={tmp_path / 'out'}", code=2)
+    assert capsys.readouterr().err.strip().endswith(line)
 
 
 def test_without_recorded_success_there_is_no_area(

@@ -89,7 +89,7 @@ def test_automc_pays_signs_and_its_critic_has_facts(
     assert "Measured: sparse" in chat.asked[2][1].text
     assert "look at the wall" in chat.asked[3][3].text
     reviews = best.origin["reviews"]
-    assert len(reviews) == 2
+    assert len(reviews) == 2 and best.origin["tokens"] == 3 * 7
     given = {"x": torch.tensor([0.2, 0.5, 0.9]), "next_x": torch.tensor([0.25, 0.4, 0.95])}
     paid = sandbox.gate(str(best.source), given)(given)
     torch.testing.assert_close(paid.total, torch.tensor([0.1, -0.1, 1.1]))

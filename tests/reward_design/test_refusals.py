@@ -10,6 +10,7 @@ import pytest
 from embodied.core.env import VecEnv
 from embodied.reward_design.designers import eureka
 from embodied.reward_design.experience import Experience
+from embodied.reward_design.report import row_of
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import BAD, LOOPS, board, search
 from tests.reward_design.recorded import Recital
@@ -39,8 +40,12 @@ def test_a_refusal_is_returned_to_the_model_once(
 ) -> None:
     chat = Recital([[wrong, "good"]])
     here = board(tmp_path, env, experience, sandbox)
-    best = search(LOOPS[name](chat), here, 1, 1)[0].run()
+    run, said = search(LOOPS[name](chat), here, 1, 1)
+    best = run.run()
     assert best is not None and best.origin["reply"] == chat.texts["good"]
+    assert any(re.search(f"0  returned  .*{BAD[wrong]}", line) for line in said)
+    assert best.origin["tokens"] == 14  # of both answers
+    assert re.search(f"repaired: .*{BAD[wrong]}", row_of(best).replace("&#x27;", "'"))
     first, second = chat.asked
     assert second[:2] == first and second[2].text == chat.texts[wrong]
     assert re.search(BAD[wrong], second[3].text) and re.search(

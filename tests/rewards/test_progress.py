@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,8 @@ def test_failures_are_no_progress(tmp_path: Path, shown: str) -> None:
         ({}, "reward.demos=DIR"),
         ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
         ({"views": []}, "is empty"),
+        ({"updates": 0}, "reward.updates=0 must be at least 1"),
+        ({"batch_size": 0}, "reward.batch_size=0 must be at least 1"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -243,6 +246,12 @@ def test_what_is_missing_is_said(
     demos = {"demos": shown} if settings else {}
     with pytest.raises(ConfigError, match=message):
         made(tmp_path, **demos, **settings)
+
+
+@pytest.mark.parametrize("updates", [1, 5])
+def test_a_fit_of_few_updates_reports_its_error(tmp_path: Path, shown: str, updates: int) -> None:
+    made(tmp_path, demos=shown, updates=updates)
+    assert json.loads((tmp_path / "progress.json").read_text())["error"] > 0
 
 
 def test_a_demonstration_of_one_step_is_refused(tmp_path: Path) -> None:

@@ -288,14 +288,6 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
         made(server, **settings)
 
 
-def test_environments_in_other_processes_are_refused() -> None:
-    """Their videos are recorded where nobody asks about them."""
-    with serving(says("x")) as server, pytest.raises(ConfigError, match=r"data\.actors=0"):
-        rows = {"reward": torch.zeros(2)}
-        step = Filmed(Config()).step(torch.zeros(2, 1))
-        made(server).observe_step(rows, torch.arange(2), step)
-
-
 def test_a_goal_is_needed() -> None:
     with serving(says("x")) as server, pytest.raises(ConfigError, match=r"reward\.goal"):
         chat = {"_target_": "embodied.llm.client.ChatClient", "url": server.url, "model": "m"}

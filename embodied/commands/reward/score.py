@@ -13,7 +13,12 @@ from embodied.core.build import ConfigError, Node
 
 LEAST = {"episodes": 1, "gamma": 0, "seed": 0, "threads": 1}
 COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
-AREAS = {"last": "the last step's reward", "mean": "the mean reward", "sum": "the sum"}
+AREAS = {
+    "last": "the last step's reward",
+    "mean": "the mean reward",
+    "sum": "the sum",
+    "length": "the length alone (shorter is better), a control of the sum",
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:

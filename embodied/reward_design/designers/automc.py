@@ -93,10 +93,8 @@ class AutoMc(Designer):
         """A program that the critic accepts, or the last one."""
         messages, reviews = self.messages(board, number), list[str]()
         writer = prompts.Writer(self.chat, board.check, "automc", 0, FUNCTIONS, signed)
-        while True:
-            proposal = writer.ask(messages, self.config.temperature, seed)
-            if len(reviews) == self.config.reviews:
-                break
+        proposal = writer.ask(messages, self.config.temperature, seed)
+        while len(reviews) < self.config.reviews:
             critique = self._critique(board, proposal, seed)
             if not critique or "reply" not in proposal.origin:
                 break
@@ -104,6 +102,8 @@ class AutoMc(Designer):
             reply = str(proposal.origin["reply"])
             again = f"{critique}\nWrite the whole program again."
             messages = [*messages[:2], Message("assistant", reply), Message("user", again)]
+            repaired = writer.ask(messages, self.config.temperature, seed)
+            proposal = prompts.with_tokens_of(proposal, repaired)
         return replace(proposal, origin=proposal.origin | {"reviews": reviews})
 
     def messages(self, board: Board, number: int) -> list[Message]:

@@ -81,7 +81,7 @@ def fit(
         loss.backward()
         adam.step()
         slow.step()
-        if update >= 0.9 * how.updates:
+        if update >= int(0.9 * how.updates):
             late.append(loss.item())
     return sum(late) / len(late)
 

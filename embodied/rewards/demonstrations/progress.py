@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
+from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
 from embodied.core.seeding import forked
@@ -86,6 +87,11 @@ class Config:
     swap: float = 0.75  # fraction of start and goal from another episode
     noise: float = 0.1
     shift: int = 2  # pixels by which images are shifted
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"reward.{name}={getattr(self, name)} must be at least 1")
 
 
 class StepwiseProgress(nn.Module, Reward):

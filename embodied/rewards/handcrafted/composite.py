@@ -28,6 +28,7 @@ from embodied.core.reward import (
     Scheduled,
     Stateful,
     accept_old_methods,
+    needs_local_env,
 )
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -129,6 +130,10 @@ class CompositeReward(Reward):
             self.observe_step = self._observe_step
         if any(isinstance(part, Scheduled) for part in parts):
             self.set_step = self._set_step
+
+    @property
+    def needs_local_env(self) -> bool:
+        return any(needs_local_env(part) for part in self.parts.values())
 
     @property
     def _decays(self) -> bool:

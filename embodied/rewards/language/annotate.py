@@ -82,6 +82,7 @@ class Annotate(Reward):
     """Labels are appended to `folder/labels.jsonl` with their provenance, and checkpointed."""
 
     frozen = False
+    needs_local_env = True
 
     def __init__(
         self, config: Config, spec: Spec, folder: Path, seed: int, device: torch.device

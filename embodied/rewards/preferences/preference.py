@@ -84,6 +84,7 @@ class Preference(Reward):
     first labels."""
 
     frozen = False
+    needs_local_env = True
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.llm.chat import BudgetSpent, Chat, ChatError
+from embodied.llm.chat import BudgetSpent, Chat, ChatError, ServerUnusable
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
 from embodied.rewards.demonstrations.progress_hops import SHAPINGS
@@ -93,6 +93,7 @@ class VideoReward(Reward):
     """Asks `question` about every episode."""
 
     frozen = False
+    needs_local_env = True
 
     def __init__(self, config: VideoConfig, question: VideoQuestion, spec: Spec, folder: Path):
         if distributed.world() > 1:
@@ -131,7 +132,7 @@ class VideoReward(Reward):
         try:
             self._take_in(video, self._progress_of(video))
         except BudgetSpent as error:
-            raise ConfigError(str(error)) from error
+            raise ServerUnusable(str(error)) from error
         except ChatError as error:
             self.counts["abstained"] += 1
             logger.warning("no answer about a recorded episode: %s", error)
@@ -139,8 +140,6 @@ class VideoReward(Reward):
 
     def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Submit the episodes that ended."""
-        if not self.recorder.running:
-            raise ConfigError("this reward records videos in the training process: data.actors=0")
         for video in self.recorder.take():
             key = str(video.numbers[-1])
             self.waiting[key] = video

@@ -33,6 +33,7 @@ STATE = struct.Struct("=2d")
 MEASURED, REASON, READY, ORDER = b"m", b"!", b"r", b"o"
 MEASUREMENTS = 40  # at the start, to know how long one takes
 CONNECTS = 5  # LeRobot's `connect` gives up on one lost packet of about a hundred
+LOST = (ConnectionError, RuntimeError, IndexError)  # no reply; none to a ping; a damaged one
 TORQUE = "disable_torque_on_disconnect"
 
 
@@ -131,14 +132,19 @@ class Bridge:
     def connect(self) -> None:
         """Connect, and say how long a measurement takes. What LeRobot gives up for one lost packet
         is tried again; torque stays as it is meanwhile."""
-        for _ in range(CONNECTS - 1):
+        last = ""
+        for _ in range(CONNECTS):
             try:
                 return self.ready(self.attempt())
-            except (ConnectionError, RuntimeError):  # no reply; no reply to a ping
-                for bus in buses(self.device):
-                    if bus.is_connected:
-                        bus.disconnect(disable_torque=False)
-        return self.ready(self.attempt())
+            except LOST as error:
+                last = f"{type(error).__name__}: {error}"
+            for bus in buses(self.device):
+                if bus.is_connected:
+                    bus.disconnect(disable_torque=False)
+        raise Refused(
+            f"it did not connect in {CONNECTS} attempts (the last: {last}): look at its cable and "
+            "power"
+        )
 
     def ready(self, spent: list[float]) -> None:
         """Tell the driver that the device is connected; `spent`: how long measurements took, s."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import configs
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite
@@ -147,6 +148,28 @@ def test_bad_settings_are_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         run(tmp_path, {**NODE, **more}, data)
+
+
+def kept(name: str, inside: bool = False) -> dict[str, Any]:
+    """A reward that keeps what the environment shows; `inside`: as a term of a sum."""
+    node = yaml.safe_load((Path(configs.__file__).parent / "reward" / f"{name}.yaml").read_text())
+    if not inside:
+        return node
+    target = "embodied.rewards.handcrafted.composite.CompositeReward"
+    return {"_target_": target, "terms": {name: {"reward": node}}}
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [kept("preference"), kept("annotate"), kept("vlm_progress"), kept("preference", inside=True)],
+    ids=["preference", "annotate", "vlm_progress", "composite"],
+)
+def test_a_reward_that_keeps_what_is_seen_needs_the_environment_here(
+    tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    """An actor's observations would be kept in the actor, and the learner would label none."""
+    with pytest.raises(ConfigError, match=r"keeps what the environment shows.*data\.actors=0"):
+        run(tmp_path, {**NODE, "reward": reward}, {"actors": 2})
 
 
 def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None:
