@@ -254,6 +254,7 @@ def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) ->
         phone.resize(*PHONE, mobile=True)
         until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
         client = viewer.server.get_clients()[max(viewer.server.get_clients())]
+        assert viewer.page.scene is not None
         eye = viewer.page.scene.model.viewpoint()
         far = fitted(eye, PHONE[0] / PHONE[1]).place
 
