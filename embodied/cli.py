@@ -156,11 +156,15 @@ def _allow_again(words: Sequence[str]) -> None:
 
 
 def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
-    """A `warnings.showwarning` that prints our warnings in one line, without source code."""
+    """A `warnings.showwarning` that prints our warnings in one line, without source code, and once
+    where both the environment of training and that of evaluation are warned about."""
+    printed: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, (MovedWarning, ShadowWarning, ContractWarning)):
-            print(f"embodied: {message}", file=sys.stderr)
+            if str(message) not in printed:
+                print(f"embodied: {message}", file=sys.stderr)
+            printed.add(str(message))
         else:
             usual(message, category, *where, **more)
 

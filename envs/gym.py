@@ -20,7 +20,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from envs.gym_errors import reset_observation, wrong_observation, wrong_step
+from envs.gym_errors import reset_observation, warn_of_dtypes, wrong_observation, wrong_step
 from envs.gym_id import PREFIX, require_known_id
 
 try:
@@ -81,6 +81,7 @@ class Gym(VecEnv):
             text=config.text,
         )
         self._now: Tensors = {}
+        self._dtypes_checked = False
         self._knows_success = False
 
     def make_one(self) -> gymnasium.Env:
@@ -189,8 +190,17 @@ class Gym(VecEnv):
         for place, row in enumerate(rows):
             begin = None if seed is None and self._now else row_noise(seed, int(row))
             obs = reset_observation(self.config.id, self.envs[row], begin)
+            self._check_dtypes(obs)
             self._write(arrays, place, obs)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _check_dtypes(self, obs: Any) -> None:
+        """Of the first observation: conversions cost little, but a wrong type may lose digits."""
+        if self._dtypes_checked:
+            return
+        self._dtypes_checked = True
+        space = self.envs[0].observation_space
+        warn_of_dtypes(self.config.id, space, self._entries, obs)
 
     def _arrays(self, n: int) -> dict[str, np.ndarray]:
         return {name: np.empty((n, *shape), dtype) for name, _, shape, dtype in self._plans}

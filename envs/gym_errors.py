@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from embodied.core.errors import ContractError
+from embodied.core.errors import ContractError, ContractWarning
+from envs.spaces import Entry
 
 RETURNED = "obs, reward, terminated, truncated, info"
 
@@ -49,6 +51,21 @@ def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) ->
     return ContractError(
         f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
     )
+
+
+def warn_of_dtypes(name: str, space: Any, entries: Sequence[Entry], obs: Any) -> None:
+    """A line for each array in `obs` that is converted, as it has not the type of its Box."""
+    for entry in entries:
+        box, value = entry.pick(space), entry.pick(obs)
+        if not isinstance(box, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
+            continue
+        if value.dtype != box.dtype:
+            warnings.warn(
+                f"{name}: the observation {entry.name} is {value.dtype}, observation_space says "
+                f"{box.dtype}: write .astype(np.{box.dtype})",
+                ContractWarning,
+                stacklevel=2,
+            )
 
 
 def _what(value: Any) -> str:

@@ -17,7 +17,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.env_contract import errors_in_one_line, innermost, random_actions, wrong
-from embodied.core.errors import ContractError
+from embodied.core.errors import ContractError, ContractWarning
 
 NUM_ENVS = 2
 SEEDED_STEPS = 4
@@ -45,9 +45,14 @@ class EnvSubject:
 
 @contextmanager
 def opened(subject: EnvSubject) -> Iterator[VecEnv]:
-    """The environment; exceptions of its code become one line."""
-    with errors_in_one_line(subject.env, "reset or step"):
-        yield subject.env
+    """The environment; exceptions of its code become one line, warnings about it are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ContractWarning)
+        with errors_in_one_line(subject.env, "reset or step"):
+            try:
+                yield subject.env
+            except ContractWarning as line:
+                raise ContractError(str(line)) from line
 
 
 def it_can_be_built(subject: EnvSubject) -> None:
@@ -91,7 +96,7 @@ def steps_do_not_change_what_was_returned(subject: EnvSubject) -> None:
             before = tt.each(dict(obs), torch.clone)
             step = env.step(action)
             for name, value in before.items():
-                if not torch.equal(value, obs[name]):
+                if not env_contract.same(value, obs[name]):
                     wrong(env, f'step changes the obs["{name}"] of the step before: return a copy')
             obs = step.obs
 

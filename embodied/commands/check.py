@@ -49,12 +49,16 @@ def check(kind: str, name: str, words: list[str], folders: list[str]) -> bool:
     from embodied.checks.subjects import subjects
 
     wrong = count = 0
+    printed: set[str] = set()  # the same mistake fails several checks
     for checked in subjects(kind, name, words, folders):
         if checked.title:
             print(checked.title)
         for result in run_checks(checked.checks, checked.subject):
             count += 1
             wrong += result.kind == "wrong"
+            if result.kind == "wrong" and result.line in printed:
+                continue
+            printed.add(result.line)
             line = {"ok": result.says, "skipped": f"{result.says}: not checked, {result.line}"}
             print(f"{result.kind:>7}  {line.get(result.kind, result.line)}", flush=True)
     print(f"{name}: {wrong} of {count} checks found something wrong" if wrong else f"{name}: sound")

@@ -95,7 +95,7 @@ def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
 def _export(
     file: Path, run: Path | None, env: dict[str, Any] | None, against: str | None, seed: int
 ) -> None:
-    from embodied.viewer.export.export import export, require_kind
+    from embodied.viewer.export.export import export, label, require_kind
     from embodied.viewer.launch import open_session
 
     require_kind(file)
@@ -106,7 +106,7 @@ def _export(
     finally:
         session.close()
     ends = ", ".join(
-        f"{each.episode.policy_name}: {each.episode.steps} steps, {OUTCOME[each.episode.success]}"
+        f"{label(each)}: {each.episode.steps} steps, {OUTCOME[each.episode.success]}"
         for each in session.sessions
     )
     print(f"{file}  {file.stat().st_size / 1e6:.1f} MB  ({ends})", flush=True)

@@ -109,11 +109,13 @@ def require_tensor(
         wrong(env, f"{name} is a {type(value).__name__}, should be a tensor: torch.as_tensor(...)")
     if tuple(value.shape) != full:
         squeezed = tuple(value.shape) == (*full, 1)
-        mend = f"write {name}.squeeze(-1)" if squeezed else "one for each parallel env"
+        what = name.removeprefix("the reset's ")
+        mend = f"write {what}.squeeze(-1)" if squeezed else "one for each parallel env"
         wrong(env, f"{name} is of shape {list(value.shape)}, should be {list(full)}: {mend}")
     if value.dtype != getattr(torch, dtype):
         kind = str(value.dtype).removeprefix("torch.")
-        wrong(env, f"{name} is {kind}, should be {dtype}: write {name}.to(torch.{dtype})")
+        what = name.removeprefix("the reset's ")
+        wrong(env, f"{name} is {kind}, should be {dtype}: write {what}.to(torch.{dtype})")
 
 
 def require_step(env: VecEnv, step: Step) -> None:
@@ -192,11 +194,16 @@ def _change(one: Tensors, other: Tensors) -> Tensor:
     return torch.cat(parts, 1).amax(1)
 
 
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether all values are equal; one that is not a number is equal to itself."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
 def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
     """The same seed and actions give the same episodes."""
     one, other = (_episode(env, seed, steps) for _ in range(2))
     for at, (here, there) in enumerate(zip(one, other, strict=True)):
-        if any(not torch.equal(here[k], there[k]) for k in here):
+        if any(not same(here[k], there[k]) for k in here):
             when = "the reset" if at == 0 else f"step {at}"
             wrong(
                 env,
@@ -236,8 +243,8 @@ def require_bounded_actions(env: VecEnv, seed: int) -> None:
             beyond = env.step(sign * BEYOND * ones)
         except (ConfigError, ValueError):
             continue
-        same = torch.allclose(at_bound.reward, beyond.reward, atol=1e-5)
-        if not same or float(_change(at_bound.next_obs, beyond.next_obs).max()) > 1e-5:
+        rewarded = torch.allclose(at_bound.reward, beyond.reward, atol=1e-5, equal_nan=True)
+        if not rewarded or float(_change(at_bound.next_obs, beyond.next_obs).max()) > 1e-5:
             wrong(
                 env,
                 f"an action of {sign * BEYOND:g} does more than {sign:g}, the bound: write "

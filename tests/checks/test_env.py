@@ -58,6 +58,15 @@ def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str
     assert code == 1 and any(says(line, 2) in each for each in found), found
 
 
+def test_check_says_each_mistake_once(capsys: pytest.CaptureFixture[str]) -> None:
+    embodied("check", "env", "tests.checks.wrong_envs.NanObs")
+    found = [each for each in capsys.readouterr().out.splitlines() if " wrong " in f" {each} "]
+    assert len(set(found)) == len(found) > 0
+    assert all("not finite" in each or "something wrong" in each for each in found), found
+    embodied("check", "env", "tests.checks.wrong_envs.ResetDouble")
+    assert 'write obs["state"].to(torch.float32)' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", SOUND)
 def test_check_finds_nothing_in_a_sound_one(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"tests.checks.wrong_envs.{kind.__name__}"

@@ -21,9 +21,19 @@ WRONG = [
     (wrong.OldReset, "reset returned an array [2]: write return obs, info"),
     (wrong.NoSeed, "write def reset(self, seed=None, options=None)"),
 ]
+CONVERTED = [  # trained in, with a warning
+    (
+        wrong.ObsDouble,
+        "the observation state is float64, observation_space says float32: write .as",
+    ),
+    (
+        wrong.ObsWhole,
+        "the observation state is int64, observation_space says float32: write .astyp",
+    ),
+]
 
 
-@pytest.mark.parametrize(("kind", "line"), WRONG)
+@pytest.mark.parametrize(("kind", "line"), [*WRONG, *CONVERTED])
 def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["check", "env", f"{wrong.__name__}:{kind.__name__}-v0", "allow=[tests]"])
@@ -37,6 +47,18 @@ def test_training_names_it(kind: type, line: str, tmp_path: Path) -> None:
         em.train(env=kind, learner="sac", size="debug", out=str(tmp_path / "run"), verbose=False)
     said = mistake(caught.value)
     assert said is not None and line in said and "\n" not in said
+
+
+@pytest.mark.parametrize(("kind", "line"), CONVERTED)
+def test_training_warns_of_it(
+    kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env=gym", f"env.id={wrong.__name__}:{kind.__name__}-v0", "policy=gaussian"]
+    words += ["learner=sac", "size=debug", "video=false", f"output={tmp_path}/run", "steps=120"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *words, "allow=[tests]"])
+    err = capsys.readouterr().err
+    assert stopped.value.code == 0 and line in err and err.count("\n") == 1, err
 
 
 def test_a_sound_one_is_trained_in(tmp_path: Path) -> None:

@@ -99,6 +99,11 @@ class ObsDouble(Plane):
         return replace(step, obs={"state": step.obs["state"].double()})
 
 
+class ResetDouble(Plane):
+    def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
+        return {"state": super().reset(seed)["state"].double()}
+
+
 class FlagsAsNumbers(Plane):
     def step(self, action: torch.Tensor) -> Step:
         step = super().step(action)

@@ -61,6 +61,16 @@ class ObsShape(Sound):
         return np.zeros(3, np.float32)
 
 
+class ObsDouble(Sound):
+    def observe(self) -> Any:
+        return self.place
+
+
+class ObsWhole(Sound):
+    def observe(self) -> Any:
+        return (10 * self.place).astype(np.int64)
+
+
 class OldStep(Sound):
     def step(self, action: Any) -> Any:
         obs, reward, _, ended, info = super().step(action)

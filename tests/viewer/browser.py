@@ -34,6 +34,7 @@ FLAGS = (
 KEYS = {
     "space": (" ", "Space", 32), "left": ("ArrowLeft", "ArrowLeft", 37),
     "right": ("ArrowRight", "ArrowRight", 39), "home": ("Home", "Home", 36),
+    "up": ("ArrowUp", "ArrowUp", 38), "down": ("ArrowDown", "ArrowDown", 40),
     "end": ("End", "End", 35), "r": ("r", "KeyR", 82), "n": ("n", "KeyN", 78),
     "b": ("b", "KeyB", 66),
 }  # fmt: skip
@@ -124,10 +125,12 @@ class Browser:
         until(happened, limit, lambda: f"{code}: {found}; the page said {self.said}")
         return found[0]
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, seconds: float = 0.0) -> None:
+        """Hold a key for `seconds`."""
         text, code, number = KEYS[key]
         about = {"key": text, "code": code, "windowsVirtualKeyCode": number}
         self.send("Input.dispatchKeyEvent", type="rawKeyDown", **about)
+        time.sleep(seconds)
         self.send("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def drag(self, *points: tuple[float, float]) -> None:

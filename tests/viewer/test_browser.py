@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from embodied.core import checkpoint
 from embodied.core.build import build
@@ -18,6 +19,7 @@ from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
+from embodied.viewer.scene.cameras import fitted
 from embodied.viewer.server.server import PageServer
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.sessions import alone
@@ -205,6 +207,29 @@ def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> No
     page.wait("document.body.innerText.includes('Step 0 of 0')")
 
 
+def test_arrow_keys_step_and_leave_the_camera_where_it_is(page: Browser, viewer: Viewer) -> None:
+    viewer.reset(3)
+    (client,) = viewer.server.get_clients().values()
+
+    def moved_by(key: str) -> NDArray[np.float64]:
+        """From where it looks, once `key` has moved the camera."""
+        before = client.camera.position.copy()
+
+        def moved() -> bool:
+            page.press(key, 0.5)
+            return bool(np.linalg.norm(client.camera.position - before) > 1e-2)
+
+        until(moved)
+        offset = client.camera.position - client.camera.look_at
+        return offset[:2] / np.linalg.norm(offset[:2])
+
+    # Up and down move it in a vertical plane; what right would do is seen from there.
+    first = moved_by("up")
+    page.press("right", 2.0)
+    until(lambda: viewer.session.at > 0)
+    np.testing.assert_allclose(moved_by("down"), first, atol=1e-3)
+
+
 def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer) -> None:
     viewer.choose("checkpoint 00000020")
     find = "[...document.querySelectorAll('input')].find(i => i.value.startsWith('checkpoint'))"
@@ -221,6 +246,26 @@ def test_another_checkpoint_is_chosen_in_the_page(page: Browser, viewer: Viewer)
     page.run(f"{option}.click()")
     until(lambda: viewer.session.chosen == "checkpoint 00000010")
     page.wait("document.body.innerText.includes('Policy: checkpoint 00000010')")
+
+
+def test_on_a_phone_the_camera_is_as_far_away_as_it_has_to_be(viewer: Viewer) -> None:
+    before = set(viewer.server.get_clients())
+    with Browser(viewer.url, PHONE) as phone:
+        phone.resize(*PHONE, mobile=True)
+        until(lambda: len(set(viewer.server.get_clients()) - before) == 1)
+        client = viewer.server.get_clients()[max(viewer.server.get_clients())]
+        assert viewer.page.scene is not None
+        eye = viewer.page.scene.model.viewpoint()
+        far = fitted(eye, PHONE[0] / PHONE[1]).place
+
+        def there() -> bool:
+            return bool(np.linalg.norm(client.camera.position - far) < 0.1)
+
+        until(there)
+        # What happens where the page takes the viewpoint that all clients get after its own.
+        client.camera.position, client.camera.look_at = eye.place, eye.target
+        until(lambda: not there())
+        until(there)
 
 
 def test_the_page_works_on_a_phone(page: Browser, viewer: Viewer) -> None:

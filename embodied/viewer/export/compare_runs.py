@@ -89,7 +89,7 @@ def _colour(index: int) -> str:
 
 def _success(runs: Sequence[RunData]) -> str:
     """The last evaluation of each run, with its interval as a bar."""
-    lines = []
+    lines, heads = [], ("run", "success [95%]", "return", "length", "trained", "time")
     for i, run in enumerate(runs):
         ends = [row for row in run.rows if "eval/return" in row]
         last = ends[-1] if ends else {}
@@ -100,11 +100,11 @@ def _success(runs: Sequence[RunData]) -> str:
             f"{run.rows[-1]['step']:,} {run.counts.split()[-1]}",
             f"{run.rows[-1].get('seconds', 0) / 60:.1f} min",
         ]
-        lines.append("".join(f"<td>{cell}</td>" for cell in cells))
-    heads = "run", "success [95%]", "return", "length", "trained", "time"
+        named = zip(heads, cells, strict=True)
+        lines.append("".join(f'<td data-head="{name}">{cell}</td>' for name, cell in named))
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<h2>Last evaluation</h2><table><tr>{head}</tr>{body}</table>"
+    return f"<h2>Last evaluation</h2><table class='last'><tr>{head}</tr>{body}</table>"
 
 
 def _bar(row: dict[str, Any], colour: str) -> str:
@@ -223,7 +223,9 @@ def _settings(runs: Sequence[RunData]) -> str:
     keys = dict.fromkeys(key for one in flat for key in one)
     differs = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     lines = [("components", [_components(run.config) for run in runs])]
-    lines += [(key, [str(one.get(key, "-")) for one in flat]) for key in differs if key != "output"]
+    lines += [
+        (key, [_value(one.get(key, "-")) for one in flat]) for key in differs if key != "output"
+    ]
     head = "".join(
         f'<th style="color:{_colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
     )
@@ -232,6 +234,13 @@ def _settings(runs: Sequence[RunData]) -> str:
         for key, values in lines
     )
     return f"<h2>Differing settings</h2><table><tr><th></th>{head}</tr>{body}</table>"
+
+
+def _value(value: Any) -> str:
+    """As it is written in YAML."""
+    return (
+        str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    )
 
 
 def _components(config: dict[str, Any]) -> str:
@@ -256,7 +265,13 @@ MORE = """
 .films { display: grid; gap: 14px; } .films figure { margin: 0; } .films video { width: 100%; }
 @media (max-width: 560px) {
   .films { grid-template-columns: 1fr !important; }
-  table { display: block; } td, th { white-space: nowrap; padding: 8px 10px; }
+  table { display: block; } td, th { padding: 6px; font-size: 12px; min-width: 13ch; }
+  svg { overflow: visible; } svg text { font-size: 15px; }
+  .last tr { display: flex; flex-wrap: wrap; gap: 2px 16px; padding: 8px 12px; }
+  .last tr + tr + tr { border-top: 1px solid var(--edge); }
+  .last td { border: 0; padding: 0; min-width: 0; } .last th { display: none; }
+  .last td:nth-child(2) { flex: 1 0 60%; }
+  .last td:nth-child(n + 3)::before { content: attr(data-head) " "; color: var(--soft); }
 }
 h1 span { font-size: 24px; }
 table { overflow-x: auto; }

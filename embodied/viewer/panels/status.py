@@ -14,7 +14,8 @@ def status(session: Session, undrawn: int, known: str, problem: str) -> str:
     step = session.episode.moments[0].step + session.at
     lines = [f"Step **{step}** of {session.length - 1} · {step * session.spec.dt:.2f} s"]
     lines += [standing(each, len(session.sessions) > 1) for each in session.sessions]
-    lines.append(f"Policy: {session.chosen}{last_action(session)}")
+    whose = f" of {session.name}" if len(session.sessions) > 1 and session.name else ""
+    lines.append(f"Policy{whose}: {session.chosen}{last_action(session)}")
     if undrawn:
         lines.append(f"{undrawn} shapes are not drawn (height fields, for example)")
     trial = session.trial and f"Disturbances: {session.trial}"
@@ -33,7 +34,7 @@ def standing(player: Player, named: bool) -> str:
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
     text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
     text = f"{text} · *{past[-1].end}*" if past[-1].end else text
-    return f"{player.name or player.chosen}: {text}" if named else text
+    return f"{player.name or player.chosen}: r{text[1:]}" if named else text
 
 
 def last_action(player: Player) -> str:

@@ -14,6 +14,12 @@ from embodied.viewer.session.session import Session
 
 MARKS = 12
 """How many successes, and safety interventions, are marked."""
+KEEP_CAMERA = """<img src="data:," alt="" hidden onerror="
+document.documentElement.addEventListener('keydown', event => {
+  if (event.code === 'ArrowLeft' || event.code === 'ArrowRight') event.stopPropagation();
+})">"""
+"""viser turns the camera while an arrow key is held, and cannot be set not to: the shortcuts listen
+on the page's root, the camera above it. A script element would not run in inserted HTML."""
 
 
 class Timeline:
@@ -31,6 +37,7 @@ class Timeline:
         )
         self.marked: tuple[tuple[int, str], ...] = ()
         self.keys = [self._key(*each) for each in self._shortcuts()]
+        server.gui.add_html(KEEP_CAMERA)
 
         async def moved(event: Any) -> None:
             value = self.slider.value

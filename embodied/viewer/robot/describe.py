@@ -74,6 +74,8 @@ def policy(monitor: RobotMonitor) -> str:
     """The age of the observation that the newest chunk was computed from."""
     if monitor.state is None or monitor.chunk is None:
         return "no action chunk yet"
+    if not monitor.alive:
+        return f"chunk {int(monitor.chunk['number'])} (the last)"
     age = monitor.clock() - float(monitor.chunk["seen"])
     starved = ", starved" if bool(monitor.state["starved"]) and monitor.mode == "RUNNING" else ""
     return f"newest observation {age:.2f} s old, chunk {int(monitor.chunk['number'])}{starved}"
@@ -100,7 +102,7 @@ def notes(monitor: RobotMonitor) -> str:
     lines: list[str] = []
     for note in monitor.status.get("notes", [])[-NOTES:]:
         when, _, text = note.partition(" ")
-        lines.append(f"{monitor.clock() - float(when):6.0f} s ago  {text}")
+        lines.append(f"{monitor.clock() - float(when):4.0f} s ago  {text}")
     return code("\n".join(reversed(lines))) if lines else ""
 
 

@@ -22,6 +22,8 @@ from embodied.viewer.scene.viser_scene import ViserScene
 ROOT, RADIUS = "/world", 0.012
 PLAN, TRAIL = "/paths/plan", "/paths/trail"
 LINES = {PLAN: (CHOSEN, 5.0), TRAIL: (GONE, 2.5)}
+WRAP = "<style>pre, pre code { white-space: pre-wrap; overflow-wrap: anywhere; }</style>"
+"""Text from the deployment is in code blocks, which viser would cut at the panel's edge."""
 MARK, TOOL = (22, 163, 74), (213, 94, 0)
 
 
@@ -37,6 +39,7 @@ class RobotPage:
         self.lines: list[str] = []
         self.marks: dict[str, Any] = {}
         self.missing = ""
+        server.gui.add_html(WRAP)
         self.head = server.gui.add_markdown("")
         self.figures = server.gui.add_markdown("")
         self.folder: Any = None

@@ -27,11 +27,20 @@ class SceneCameras:
         self.eye = eye
         turn(self.server.initial_camera, eye)
         for client in self.server.get_clients().values():
-            self._connected(client)
+            turn(client.camera, fitted(eye, client.camera.aspect))
 
     def _connected(self, client: ClientHandle) -> None:
         if self.eye is not None:
             turn(client.camera, fitted(self.eye, client.camera.aspect))
+        client.camera.on_update(self._moved)
+
+    def _moved(self, camera: CameraHandle) -> None:
+        """A page may take the viewpoint that is sent to all clients after its own: once more."""
+        eye = self.eye
+        if eye is None or camera.aspect >= 1.0:
+            return
+        if np.allclose(camera.position, eye.place, atol=1e-3):
+            turn(camera, fitted(eye, camera.aspect))
 
 
 def turn(camera: InitialCameraConfig | CameraHandle, eye: Viewpoint) -> None:
