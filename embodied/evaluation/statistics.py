@@ -33,7 +33,13 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 def rate(successes: int, trials: int) -> str:
     """ "73% [66%, 79%]": a success rate and its 95% Wilson interval."""
     low, high = wilson(successes, trials)
-    return f"{successes / max(trials, 1):.0%} [{low:.0%}, {high:.0%}]"
+    return f"{_percent(successes / max(trials, 1))} [{_percent(low)}, {_percent(high)}]"
+
+
+def _percent(share: float) -> str:
+    """Rounded to a percent, near 0 and 1 to a tenth: 100% should mean all."""
+    near = 0 < share <= 0.005 or 0.995 <= share < 1
+    return f"{share:.1%}" if near else f"{share:.0%}"
 
 
 def iqm(scores: ArrayLike) -> float:

@@ -56,6 +56,8 @@ def test_wilson_covers_the_truth_as_often_as_it_says(truth: float) -> None:
 
 def test_rate_is_what_people_read() -> None:
     assert rate(5, 10) == "50% [24%, 76%]"
+    assert rate(199, 200) == "99.5% [97%, 99.9%]", "100% is said of all only"
+    assert rate(1, 200).startswith("0.5% [") and rate(200, 200).startswith("100% [")
 
 
 def test_iqm_by_hand() -> None:
