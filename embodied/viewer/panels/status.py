@@ -32,9 +32,9 @@ def standing(player: Player, named: bool) -> str:
     """Return and success of an episode up to the displayed step."""
     past = player.episode.moments[: player.at + 1]
     success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
-    text = f"Return **{sum(moment.reward for moment in past):.3g}** · success {success}"
-    text = f"{text} · *{past[-1].end}*" if past[-1].end else text
-    return f"{player.name or player.chosen}: r{text[1:]}" if named else text
+    head = f"{player.name or player.chosen}: return" if named else "Return"
+    text = f"{head} **{sum(moment.reward for moment in past):.3g}** · success {success}"
+    return f"{text} · *{past[-1].end}*" if past[-1].end else text
 
 
 def last_action(player: Player) -> str:
