@@ -60,7 +60,15 @@ def command(words: Sequence[str], folder: str) -> list[str]:
     if resumes or (verb == "view" and not serves(words)):
         return short
     added = [word for word in ADDED.get(verb, ()) if word.partition("=")[0] not in given]
+    if "env=robot_reach" in words:
+        added.append("env.patience=5")  # s until it gives up on an arm that latched a fault
     return short + [w.replace("{folder}", folder).replace("{patient}", PATIENT) for w in added]
+
+
+def has_robot(words: Sequence[str]) -> bool:
+    """Whether the command runs a simulated robot in real time."""
+    envs = [word for word in words if word.startswith(("env=robot", "experiment=robot"))]
+    return verb_of(words) == "deploy" or bool(envs)
 
 
 def _fewer(word: str, resumes: bool) -> str:
