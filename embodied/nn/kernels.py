@@ -99,8 +99,8 @@ def is_exact() -> bool:
 
 @cache
 def speed_ratio() -> float:
-    """How many times as fast oneDNN's product is: the lower quartile of interleaved pairs, so that a
-    busy machine seldom chooses what an idle one would not. Measured once: all runs of a process
+    """How many times as fast oneDNN's product is: the lower quartile of interleaved pairs, so that
+    a busy machine seldom chooses what an idle one would not. Measured once: all runs of a process
     use the same product."""
     a, b = _matrices()
 
