@@ -294,8 +294,13 @@ def calibration(site: Site) -> dict[str, Any]:
     """What of a driver's settings says where its joints are, flat."""
     joints = site.deployment.driver.get("joints")
     rows = joints if isinstance(joints, list) else []
-    keys = ("id", "sign", "zero", "low", "high", "ratio")
-    return {f"{row['name']}.{key}": row[key] for row in rows for key in keys if key in row}
+    kept = ("id", "sign", "zero", "low", "high", "ratio")
+    return {
+        f"{row.get('name') or row['key']}.{what}": row[what]  # LeRobot's joints have a key
+        for row in rows
+        for what in kept
+        if what in row
+    }
 
 
 def _arm(site: Site) -> Line:

@@ -7,12 +7,15 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from embodied.core.build import ConfigError, build
+from embodied.deploy.check import calibration
 from real_robot.control.arm_state import Limits
 from real_robot.drivers.driver import Driver, DriverError
 from real_robot.drivers.lerobot.driver import LeRobotDriver
@@ -144,6 +147,17 @@ def test_limits_beyond_its_calibration_are_refused(made: Any) -> None:
     driver.check(limits(1.5))
     with pytest.raises(DriverError, match=r"shoulder_pan: the limits ask for -1.9"):
         driver.check(limits(2.0))
+
+
+@pytest.mark.parametrize("file", sorted(Path("configs/robot").glob("*.yaml")), ids=lambda f: f.stem)
+def test_the_calibration_of_every_driver_can_be_remembered(file: Path) -> None:
+    """After a good deployment, for the next check. LeRobot's joints have keys, others names."""
+    driver = yaml.safe_load(file.read_text()).get("driver", {})
+    site: Any = SimpleNamespace(deployment=SimpleNamespace(driver=driver))
+    signs = [key for key in calibration(site) if key.endswith(".sign")]
+    joints = driver.get("joints")
+    rows = joints if isinstance(joints, list) else []
+    assert len(signs) == sum("sign" in row for row in rows)
 
 
 def test_not_a_number_is_never_sent(made: Any) -> None:
