@@ -50,10 +50,10 @@ def conversations(
     here = replace(here, about=about(env))
     wrong, right = chat.texts["unknown input"], chat.texts["good"]
     verdict = here.check(str(extract(wrong).source))
-    told = prompts.refusal(f"{verdict.layer}: {verdict.problem}")
+    reason = prompts.refusal(f"{verdict.layer}: {verdict.problem}")
     first = eureka.Eureka(eureka.Config(), chat).messages(here, 0)
     first = [*first, Message("assistant", wrong)]
-    return [first, [*first, Message("user", told), Message("assistant", right)]]
+    return [first, [*first, Message("user", reason), Message("assistant", right)]]
 
 
 def design(code: int, *words: str) -> None:
