@@ -85,6 +85,21 @@ def above(a: Tensor, than: float) -> Tensor:
     return (a.flatten(1)[:, 0] > than).float()
 
 
+def within(a: Tensor, limit: float, otherwise: float = 0.0) -> Tensor:
+    """1 where a single element is at most `limit`, else `otherwise`."""
+    return torch.where(a.flatten(1)[:, 0] <= limit, 1.0, otherwise)
+
+
+def fading(a: Tensor, scale: float) -> Tensor:
+    """max(0, 1 - a / scale) of a single element that is 0 or more."""
+    return (1 - a.flatten(1)[:, 0] / scale).clamp(0, 1)
+
+
+def held(a: Tensor, seconds: float, floor: float = 0.5) -> Tensor:
+    """1 less a share of (1 - floor): that of the clocks `a` [N, D] which are below `seconds`."""
+    return 1 - (1 - floor) * (a < seconds).float().mean(1)
+
+
 class Factor:
     """A factor for observations of `spec`, made from a node `{of, weight, ...}`."""
 
@@ -166,4 +181,5 @@ def _require_arguments(
 REGISTRY: dict[str, Callable[..., Tensor]] = {
     f.__name__: f
     for f in (distance, near, proximity, closeness, alignment, heading, effort, value, above)
+    + (within, fading, held)
 }

@@ -1,0 +1,272 @@
+"""Drive: a car follows a winding route past standing, riding and crossing obstacles.
+
+A kinematic car whose acceleration and curvature follow the commands with a lag:
+
+    v' = clip(v + a dt, 0, FAST),   yaw' = clip(v c, +-GRIP / v)
+
+A collision and leaving the road terminate an episode; the end of the route and the time limit
+truncate it. The reward is the change of a driving score, so that the return is the score: the
+percentage of the route that was driven inside the lane and within the speed limit, halved by a
+collision or by leaving the road. Rewards for training read `privileged/events` and `critic/clocks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from envs.row_rng import RowRng
+from envs.toy.drive_map import picture
+from envs.toy.drive_road import CURVATURE, LIMIT, Obstacles, Roads
+from envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
+
+DT = 0.1  # s
+FAST, PUSH, BRAKE, GRIP = 10.0, 2.5, 5.0, 6.0  # m/s, m/s^2
+BEND, LAG = 0.2, 0.5  # 1/m; share of a command that is reached in one step
+LANE, ROAD = 1.75, 3.5  # m on each side of the route
+CENTRE = 0.5  # m from the route within which the car is centred
+TOLERANCE = 0.5  # m/s above the limit that break no rule
+PENALTY = 0.5  # factor of the score after a collision or off the road
+LONG = 20.0  # s: largest value of a clock
+AHEAD = torch.tensor([3.0, 6.0, 10.0, 15.0, 22.0, 30.0])  # m: points of the route that are seen
+SIGNS = torch.tensor([5.0, 15.0])  # m: speed limits that are seen
+STATE = (
+    *("speed", "acceleration", "yaw_rate", "curvature", "offset", "heading"),
+    *("limit", *(f"limit_{int(s)}" for s in SIGNS), "last_throttle", "last_steer"),
+)
+LIMITS = ("longitudinal", "lateral", "jerk", "longitudinal_jerk", "yaw_rate", "yaw_acceleration")
+"""Of a comfortable ride, as in nuPlan: see `_uncomfortable`."""
+CLOCKS = (
+    *("remaining", "time_left", "off_centre_time", "since_conflict"),
+    *(f"since_{name}" for name in LIMITS),
+)
+EVENTS = (
+    *("progress", "collided", "off_road", "off_centre", "over_limit"),
+    *("speed_error", "heading_error", "steering_change"),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`length` of the route (m), `horizon` in steps of 0.1 s; `obstacles` per route, `seen`: how
+    many of them the observation has. `goal_terminates`: the end of the route terminates instead of
+    truncating."""
+
+    num_envs: int = 16
+    length: int = 200
+    horizon: int = 600
+    obstacles: int = 6
+    seen: int = 3
+    goal_terminates: bool = False
+    seed: int = 0
+
+
+class Drive(VecEnv):
+    """Observations: `state`, points of the `route` ahead and the nearest `obstacles` in the car's
+    frame; `critic/clocks`: what remains and how long ago rules were broken (s); `privileged/events`
+    of the last step. Actions: throttle (negative: brake) and steering."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.num_envs, n = config, config.num_envs, config.num_envs
+        self.spec = self._spec()
+        self.every = torch.arange(n)
+        self.streams = RowRng(config.seed, n)
+        self.roads = Roads(n, config.length, config.obstacles)
+        self.car = torch.zeros(n, 7)  # x, y, yaw, speed, acceleration, yaw rate, curvature
+        self.place = torch.zeros(n, 4)  # station, offset, furthest station, legal percentage
+        self.last = torch.zeros(n, 2)
+        self.since = torch.zeros(n, 2 + len(LIMITS))  # off-centre time, since conflict, ...
+        self.broken = torch.zeros(n, dtype=torch.bool)  # whether a rule was broken
+        self.age = torch.zeros(n, dtype=torch.int64)
+        self._begin(self.every)
+
+    def _spec(self) -> Spec:
+        ahead = [f"route_{axis}{int(s)}" for s in AHEAD for axis in "xy"]
+        near = [f"obstacle{i}_{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
+        near += [f"obstacle{i}_v{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
+        leaves = {"state": STATE, "route": ahead, "obstacles": near}
+        leaves |= {"critic/clocks": CLOCKS, "privileged/events": EVENTS}
+        obs = {key: Leaf((len(names),), names=tuple(names)) for key, names in leaves.items()}
+        act = Leaf((2,), low=-1.0, high=1.0, names=("throttle", "steer"))
+        return Spec(obs, act, dt=DT, text="drive to the end of the route and hit nothing")
+
+    def _begin(self, rows: Tensor) -> None:
+        self.roads.begin(self.streams, rows)
+        lots = 2 * self.streams.uniform(3, rows) - 1
+        start = self.roads.look_up(torch.zeros(len(rows), 1), rows)[:, 0]
+        car = torch.zeros(len(rows), 7)
+        yaw, offset = start[:, 2], 0.3 * lots[0]
+        car[:, 0], car[:, 1] = start[:, 0] - offset * yaw.sin(), start[:, 1] + offset * yaw.cos()
+        car[:, 2], car[:, 3] = yaw + 0.1 * lots[1], 2.0 + lots[2]
+        self.car[rows], self.place[rows], self.last[rows] = car, 0.0, 0.0
+        self.place[rows, 1] = offset
+        self.since[rows], self.since[rows, 0] = LONG, 0.0
+        self.broken[rows], self.age[rows] = False, 0
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.every if mask is None else mask.nonzero().flatten()
+        if seed is not None:
+            self.streams.seed(seed, rows)
+        self._begin(rows)
+        return self._look(self.every, self._obstacles(self.every))
+
+    def step(self, action: Tensor) -> Step:
+        action = action.clamp(-1, 1)
+        before, furthest = self.car, self.place[:, 2]
+        self._drive(action)
+        obstacles = self._obstacles(self.every)
+        steering = (action[:, 1] - self.last[:, 1]).abs()
+        self.last, self.age = action.clone(), self.age + 1
+        following = self._look(self.every, obstacles)
+        events = self._events(obstacles, furthest, steering, following["state"])
+        following["privileged/events"] = events
+        self._tick(before, obstacles)
+        following["critic/clocks"] = self._clocks(self.every)
+        reward = self._score(events)
+        lost = (events[:, 1] + events[:, 2]) > 0
+        won = (self.place[:, 0] >= self.config.length) & ~lost
+        late = (self.age >= self.config.horizon) & ~lost & ~won
+        terminated, truncated = (lost | won, late) if self.config.goal_terminates else (
+            lost,
+            late | won,
+        )
+        log = {"success": won & ~self.broken, "violated": lost}
+        obs = self._restart(terminated | truncated, following)
+        return Step(obs, following, reward, terminated, truncated, log)
+
+    def _restart(self, ended: Tensor, following: Tensors) -> Tensors:
+        """Reset the envs `ended` [B]; observations to act on next."""
+        rows = ended.nonzero().flatten()
+        if not len(rows):
+            return following
+        self._notify_before_reset(ended)
+        self._begin(rows)
+        fresh = self._look(rows, self._obstacles(rows))
+        return {key: value.index_copy(0, rows, fresh[key]) for key, value in following.items()}
+
+    def _drive(self, action: Tensor) -> None:
+        """Move the cars by one step."""
+        x, y, yaw, speed, acceleration, _, curvature = self.car.unbind(1)
+        throttle, steer = action.unbind(1)
+        wanted = torch.where(throttle > 0, PUSH * throttle, BRAKE * throttle)
+        following = (speed + DT * (acceleration + LAG * (wanted - acceleration))).clamp(0, FAST)
+        curvature = curvature + LAG * (BEND * steer - curvature)
+        most = GRIP / following.clamp(min=0.1)
+        rate = torch.minimum(torch.maximum(following * curvature, -most), most)
+        middle = yaw + 0.5 * DT * rate
+        x, y = x + DT * following * middle.cos(), y + DT * following * middle.sin()
+        acceleration, yaw = (following - speed) / DT, yaw + DT * rate
+        self.car = torch.stack([x, y, yaw, following, acceleration, rate, curvature], 1)
+        station, offset = self.roads.project(self.car[:, :2], self.place[:, 0], self.every)
+        furthest = torch.maximum(self.place[:, 2], station.clamp(max=self.config.length))
+        self.place = torch.stack([station, offset, furthest, self.place[:, 3]], 1)
+
+    def _obstacles(self, rows: Tensor) -> Obstacles:
+        return self.roads.obstacles_at(DT * self.age[rows], rows)
+
+    def _events(
+        self, obstacles: Obstacles, furthest: Tensor, steering: Tensor, state: Tensor
+    ) -> Tensor:
+        """EVENTS [B, 8] of the step that led here."""
+        progress = 100 / self.config.length * (self.place[:, 2] - furthest)
+        away = obstacles.place - self.car[:, None, :2]
+        collided = (away.square().sum(2) < CONTACT**2).any(1)
+        offset, heading, limit = self.place[:, 1], state[:, 5], state[:, 6]
+        speed = self.car[:, 3]
+        bend = self.roads.look_up(self.place[:, :1] + SIGNS[:1], self.every)[:, 0, CURVATURE]
+        wanted = desired_speed(obstacles, self.place, limit, bend)
+        columns = [progress, collided, offset.abs() > ROAD, offset.abs(), (speed - limit).relu()]
+        columns += [(speed - wanted).abs(), heading.abs(), steering]
+        return torch.stack([column.float() for column in columns], 1)
+
+    def _tick(self, before: Tensor, obstacles: Obstacles) -> None:
+        """Advance the clocks; a rule that is broken now sets its own to 0."""
+        now = self.since + DT
+        off_centre = self.place[:, 1].abs() > CENTRE
+        broken = torch.cat([conflict(self.car, obstacles)[:, None], _uncomfortable(before, self.car)], 1)
+        held = torch.where(broken, 0.0, now[:, 1:])
+        centre = torch.where(off_centre, now[:, 0], 0.0)
+        self.since = torch.cat([centre[:, None], held], 1).clamp(max=LONG)
+
+    def _score(self, events: Tensor) -> Tensor:
+        """The change [B] of the driving score."""
+        progress, collided, off_road, off_centre, over_limit, *_ = events.unbind(1)
+        illegal = (off_centre > LANE) | (over_limit > TOLERANCE)
+        self.broken = self.broken | illegal
+        before = self.place[:, 3].clone()
+        legal = before + progress * ~illegal
+        self.place[:, 3] = legal
+        lost = (collided + off_road) > 0
+        return torch.where(lost, PENALTY * legal, legal) - before
+
+    def _clocks(self, rows: Tensor) -> Tensor:
+        left = 1 - self.place[rows, 2] / self.config.length
+        time = 1 - self.age[rows] / self.config.horizon
+        return torch.cat([left[:, None], time[:, None], self.since[rows]], 1)
+
+    def _look(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
+        """Observations of `rows` [n], without events."""
+        car, place = self.car[rows], self.place[rows]
+        here = self.roads.look_up(torch.cat([place[:, :1], place[:, :1] + SIGNS], 1), rows)
+        heading = car[:, 2] - here[:, 0, 2]
+        own = [car[:, 3:], place[:, 1:2], heading[:, None], here[..., LIMIT], self.last[rows]]
+        ahead = self.roads.look_up(place[:, :1] + AHEAD, rows)[..., :2] - car[:, None, :2]
+        return {
+            "state": torch.cat(own, 1),
+            "route": turned(ahead, car[:, 2]).flatten(1),
+            "obstacles": nearest(car, place[:, 0], obstacles, self.config.seen),
+            "critic/clocks": self._clocks(rows),
+            "privileged/events": torch.zeros(len(rows), len(EVENTS)),
+        }
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"generator": None})
+
+    def get_state(self) -> Tensors:
+        kept = {"car": self.car, "place": self.place, "last": self.last, "since": self.since}
+        kept |= {"broken": self.broken, "age": self.age, "generator": self.streams.state}
+        kept |= {"road": self.roads.table, "traffic": self.roads.traffic}
+        return {name: value.clone() for name, value in kept.items()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        here = {name: value.clone() for name, value in state.items()}
+        self.car, self.place, self.last = here["car"], here["place"], here["last"]
+        self.since, self.broken, self.age = here["since"], here["broken"], here["age"]
+        self.streams.state = here["generator"]
+        self.roads.table, self.roads.traffic = here["road"], here["traffic"]
+        return self._look(self.every, self._obstacles(self.every))
+
+    def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
+        """A map around the car: the lane light, obstacles orange, the car red."""
+        rows = self.every[row : row + 1]
+        obstacles = self._obstacles(rows).place[0]
+        route = self.roads.table[row, : self.config.length, :2]
+        return picture(self.car[row], obstacles, route, (LANE, ROAD), (width, height))
+
+    def describe(self, row: int = 0) -> str:
+        station, offset, _, legal = self.place[row].tolist()
+        side = "left" if offset > 0 else "right"
+        return (
+            f"The car is at metre {station:.0f} of {self.config.length}, {abs(offset):.1f} m to the "
+            f"{side} of the route, at {float(self.car[row, 3]):.1f} m/s; its score is {legal:.0f}."
+        )
+
+
+def _uncomfortable(before: Tensor, now: Tensor) -> Tensor:
+    """Which limits of a comfortable ride [n, 6] (m/s^2, m/s^3, rad/s, rad/s^2) are exceeded."""
+    a, old = now[:, 4], before[:, 4]
+    rate, old_rate = now[:, 5], before[:, 5]
+    lateral, old_lateral = now[:, 3] * rate, before[:, 3] * old_rate
+    jerk = (a - old) / DT
+    total = (jerk.square() + ((lateral - old_lateral) / DT).square()).sqrt()
+    limits = [(a > 2.40) | (a < -4.05), lateral.abs() > 4.89, total > 8.37, jerk.abs() > 4.13]
+    limits += [rate.abs() > 0.95, (rate - old_rate).abs() / DT > 1.93]
+    return torch.stack(limits, 1)
