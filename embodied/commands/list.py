@@ -28,7 +28,7 @@ PURPOSES = {
         *("envpool_g1", "envpool_h1", "envpool_go1", "envpool_walker", "envpool_halfcheetah"),
     ),
     "fly": ("quadrotor",),
-    "drive": ("race",),
+    "drive": ("drive", "race"),
     "balance": ("pendulum", "cartpole", "inverted_pendulum"),
     "navigate, explore and survive": (
         *("maze", "minigrid", "babyai", "envpool_doorkey", "crafter", "rooms", "two_gap"),

@@ -22,7 +22,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.row_rng import RowRng
 from envs.toy.drive_map import picture
-from envs.toy.drive_road import CURVATURE, LIMIT, Obstacles, Roads
+from envs.toy.drive_road import CURVATURE, HEADING, LIMIT, Obstacles, Roads
 from envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
 
 DT = 0.1  # s
@@ -42,13 +42,14 @@ STATE = (
 LIMITS = ("longitudinal", "lateral", "jerk", "longitudinal_jerk", "yaw_rate", "yaw_acceleration")
 """Of a comfortable ride, as in nuPlan: see `_uncomfortable`."""
 CLOCKS = (
-    *("remaining", "time_left", "off_centre_time", "since_conflict"),
+    *("remaining", "off_centre_time", "since_conflict"),
     *(f"since_{name}" for name in LIMITS),
 )
 EVENTS = (
     *("progress", "collided", "off_road", "off_centre", "over_limit"),
     *("speed_error", "heading_error", "steering_change"),
 )
+COLLIDED, OFF_ROAD = EVENTS.index("collided"), EVENTS.index("off_road")
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Config:
 
 class Drive(VecEnv):
     """Observations: `state`, points of the `route` ahead and the nearest `obstacles` in the car's
-    frame; `critic/clocks`: what remains and how long ago rules were broken (s); `privileged/events`
-    of the last step. Actions: throttle (negative: brake) and steering."""
+    frame; `critic/clocks`: what remains of the route and for how long the car has been off centre and
+    how long ago other rules were broken (s); `critic/time_left`; `privileged/events` of the last step. Actions: throttle (negative: brake) and steering."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs, n = config, config.num_envs, config.num_envs
@@ -82,6 +83,8 @@ class Drive(VecEnv):
         self.last = torch.zeros(n, 2)
         self.since = torch.zeros(n, 2 + len(LIMITS))  # off-centre time, since conflict, ...
         self.broken = torch.zeros(n, dtype=torch.bool)  # whether a rule was broken
+        self.events = torch.zeros(n, len(EVENTS))  # of the last step
+        self.time = torch.zeros(n)  # s since the obstacles started
         self.age = torch.zeros(n, dtype=torch.int64)
         self._begin(self.every)
 
@@ -90,7 +93,8 @@ class Drive(VecEnv):
         near = [f"obstacle{i}_{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
         near += [f"obstacle{i}_v{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
         leaves = {"state": STATE, "route": ahead, "obstacles": near}
-        leaves |= {"critic/clocks": CLOCKS, "privileged/events": EVENTS}
+        leaves |= {"critic/clocks": CLOCKS, "critic/time_left": ("time_left",)}
+        leaves |= {"privileged/events": EVENTS}
         obs = {key: Leaf((len(names),), names=tuple(names)) for key, names in leaves.items()}
         act = Leaf((2,), low=-1.0, high=1.0, names=("throttle", "steer"))
         return Spec(obs, act, dt=DT, text="drive to the end of the route and hit nothing")
@@ -106,7 +110,8 @@ class Drive(VecEnv):
         self.car[rows], self.place[rows], self.last[rows] = car, 0.0, 0.0
         self.place[rows, 1] = offset
         self.since[rows], self.since[rows, 0] = LONG, 0.0
-        self.broken[rows], self.age[rows] = False, 0
+        self.broken[rows], self.events[rows] = False, 0.0
+        self.time[rows], self.age[rows] = 0.0, 0
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -121,24 +126,20 @@ class Drive(VecEnv):
         action = action.clamp(-1, 1)
         before, furthest = self.car, self.place[:, 2]
         self._drive(action)
+        self.time, self.age = self.time + DT, self.age + 1
         obstacles = self._obstacles(self.every)
-        steering = (action[:, 1] - self.last[:, 1]).abs()
-        self.last, self.age = action.clone(), self.age + 1
-        following = self._look(self.every, obstacles)
-        events = self._events(obstacles, furthest, steering, following["state"])
-        following["privileged/events"] = events
         self._tick(before, obstacles)
-        following["critic/clocks"] = self._clocks(self.every)
-        reward = self._score(events)
-        lost = (events[:, 1] + events[:, 2]) > 0
+        self.events = self._events(obstacles, furthest, action)
+        self.last = action.clone()
+        reward = self._score()
+        lost = (self.events[:, COLLIDED] + self.events[:, OFF_ROAD]) > 0
         won = (self.place[:, 0] >= self.config.length) & ~lost
         late = (self.age >= self.config.horizon) & ~lost & ~won
-        terminated, truncated = (lost | won, late) if self.config.goal_terminates else (
-            lost,
-            late | won,
-        )
-        log = {"success": won & ~self.broken, "violated": lost}
+        stops = self.config.goal_terminates
+        terminated, truncated = (lost | won, late) if stops else (lost, late | won)
+        following = self._look(self.every, obstacles)
         obs = self._restart(terminated | truncated, following)
+        log = {"success": won & ~self.broken, "violated": lost}
         return Step(obs, following, reward, terminated, truncated, log)
 
     def _restart(self, ended: Tensor, following: Tensors) -> Tensors:
@@ -169,35 +170,35 @@ class Drive(VecEnv):
         self.place = torch.stack([station, offset, furthest, self.place[:, 3]], 1)
 
     def _obstacles(self, rows: Tensor) -> Obstacles:
-        return self.roads.obstacles_at(DT * self.age[rows], rows)
+        return self.roads.obstacles_at(self.time[rows], rows)
 
-    def _events(
-        self, obstacles: Obstacles, furthest: Tensor, steering: Tensor, state: Tensor
-    ) -> Tensor:
-        """EVENTS [B, 8] of the step that led here."""
+    def _events(self, obstacles: Obstacles, furthest: Tensor, action: Tensor) -> Tensor:
+        """EVENTS [B, 8] of the step that led here from the stations `furthest` [B]."""
         progress = 100 / self.config.length * (self.place[:, 2] - furthest)
         away = obstacles.place - self.car[:, None, :2]
         collided = (away.square().sum(2) < CONTACT**2).any(1)
-        offset, heading, limit = self.place[:, 1], state[:, 5], state[:, 6]
-        speed = self.car[:, 3]
-        bend = self.roads.look_up(self.place[:, :1] + SIGNS[:1], self.every)[:, 0, CURVATURE]
-        wanted = desired_speed(obstacles, self.place, limit, bend)
-        columns = [progress, collided, offset.abs() > ROAD, offset.abs(), (speed - limit).relu()]
-        columns += [(speed - wanted).abs(), heading.abs(), steering]
+        station, offset, speed = self.place[:, :1], self.place[:, 1].abs(), self.car[:, 3]
+        road = self.roads.look_up(torch.cat([station, station + SIGNS[:1]], 1), self.every)
+        limit = road[:, 0, LIMIT]
+        wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
+        columns = [progress, collided, offset > ROAD, offset, (speed - limit).relu()]
+        columns += [(speed - wanted).abs(), (self.car[:, 2] - road[:, 0, HEADING]).abs()]
+        columns += [(action[:, 1] - self.last[:, 1]).abs()]
         return torch.stack([column.float() for column in columns], 1)
 
     def _tick(self, before: Tensor, obstacles: Obstacles) -> None:
         """Advance the clocks; a rule that is broken now sets its own to 0."""
         now = self.since + DT
         off_centre = self.place[:, 1].abs() > CENTRE
-        broken = torch.cat([conflict(self.car, obstacles)[:, None], _uncomfortable(before, self.car)], 1)
+        danger = conflict(self.car, obstacles)[:, None]
+        broken = torch.cat([danger, _uncomfortable(before, self.car)], 1)
         held = torch.where(broken, 0.0, now[:, 1:])
         centre = torch.where(off_centre, now[:, 0], 0.0)
         self.since = torch.cat([centre[:, None], held], 1).clamp(max=LONG)
 
-    def _score(self, events: Tensor) -> Tensor:
-        """The change [B] of the driving score."""
-        progress, collided, off_road, off_centre, over_limit, *_ = events.unbind(1)
+    def _score(self) -> Tensor:
+        """The change [B] of the driving score by the last step."""
+        progress, collided, off_road, off_centre, over_limit, *_ = self.events.unbind(1)
         illegal = (off_centre > LANE) | (over_limit > TOLERANCE)
         self.broken = self.broken | illegal
         before = self.place[:, 3].clone()
@@ -206,24 +207,21 @@ class Drive(VecEnv):
         lost = (collided + off_road) > 0
         return torch.where(lost, PENALTY * legal, legal) - before
 
-    def _clocks(self, rows: Tensor) -> Tensor:
-        left = 1 - self.place[rows, 2] / self.config.length
-        time = 1 - self.age[rows] / self.config.horizon
-        return torch.cat([left[:, None], time[:, None], self.since[rows]], 1)
-
     def _look(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
-        """Observations of `rows` [n], without events."""
+        """Observations of `rows` [n]."""
         car, place = self.car[rows], self.place[rows]
         here = self.roads.look_up(torch.cat([place[:, :1], place[:, :1] + SIGNS], 1), rows)
         heading = car[:, 2] - here[:, 0, 2]
         own = [car[:, 3:], place[:, 1:2], heading[:, None], here[..., LIMIT], self.last[rows]]
+        remaining = 1 - place[:, 2:3] / self.config.length
         ahead = self.roads.look_up(place[:, :1] + AHEAD, rows)[..., :2] - car[:, None, :2]
         return {
             "state": torch.cat(own, 1),
             "route": turned(ahead, car[:, 2]).flatten(1),
             "obstacles": nearest(car, place[:, 0], obstacles, self.config.seen),
-            "critic/clocks": self._clocks(rows),
-            "privileged/events": torch.zeros(len(rows), len(EVENTS)),
+            "critic/clocks": torch.cat([remaining, self.since[rows]], 1),
+            "critic/time_left": 1 - self.age[rows, None] / self.config.horizon,
+            "privileged/events": self.events[rows],
         }
 
     @property
@@ -232,14 +230,16 @@ class Drive(VecEnv):
 
     def get_state(self) -> Tensors:
         kept = {"car": self.car, "place": self.place, "last": self.last, "since": self.since}
-        kept |= {"broken": self.broken, "age": self.age, "generator": self.streams.state}
+        kept |= {"broken": self.broken, "events": self.events, "generator": self.streams.state}
+        kept |= {"time": self.time, "age": self.age}
         kept |= {"road": self.roads.table, "traffic": self.roads.traffic}
         return {name: value.clone() for name, value in kept.items()}
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {name: value.clone() for name, value in state.items()}
         self.car, self.place, self.last = here["car"], here["place"], here["last"]
-        self.since, self.broken, self.age = here["since"], here["broken"], here["age"]
+        self.since, self.broken, self.events = here["since"], here["broken"], here["events"]
+        self.time, self.age = here["time"], here["age"]
         self.streams.state = here["generator"]
         self.roads.table, self.roads.traffic = here["road"], here["traffic"]
         return self._look(self.every, self._obstacles(self.every))
@@ -255,7 +255,7 @@ class Drive(VecEnv):
         station, offset, _, legal = self.place[row].tolist()
         side = "left" if offset > 0 else "right"
         return (
-            f"The car is at metre {station:.0f} of {self.config.length}, {abs(offset):.1f} m to the "
+            f"The car is at metre {station:.0f} of {self.config.length}, {abs(offset):.1f} m "
             f"{side} of the route, at {float(self.car[row, 3]):.1f} m/s; its score is {legal:.0f}."
         )
 

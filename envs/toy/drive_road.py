@@ -1,6 +1,6 @@
 """Roads of Drive: a winding route with speed limits and obstacles for each parallel env.
 
-    heading(s) = sum_k a_k sin(2 pi s / l_k + f_k),   |heading| < pi / 2: a route never crosses itself
+    heading(s) = sum_k a_k sin(2 pi s / l_k + f_k),   |heading| < pi / 2: it never crosses itself
 
 Stations s are metres along the route. Tables have one entry per metre; between entries the route is
 an arc. Offsets d are metres to the left of the route.

@@ -1,4 +1,4 @@
-"""What Drive's car makes of obstacles: the nearest ones, conflicts, the speed of a careful driver."""
+"""Obstacles from the view of Drive's car: the nearest, conflicts, the speed of a careful driver."""
 
 from __future__ import annotations
 

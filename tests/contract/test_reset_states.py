@@ -60,7 +60,7 @@ COUNTS: dict[str, dict[str, set[int]]] = {
     "Crafter": {"numbers": {2}, "vitals": {0, 1, 2, 3}},
 }
 """Columns that grow with every step and are no clocks of an episode."""
-TELLS_TIME = {"clock"}  # the observation of rooms that says how late in the episode it is
+TELLS_TIME = {"clock", "critic/time_left"}  # observations that say how late in the episode it is
 
 
 def test_every_environment_class_is_put_to_the_test() -> None:

@@ -180,6 +180,8 @@ def _require_arguments(
 
 REGISTRY: dict[str, Callable[..., Tensor]] = {
     f.__name__: f
-    for f in (distance, near, proximity, closeness, alignment, heading, effort, value, above)
-    + (within, fading, held)
+    for f in (
+        *(distance, near, proximity, closeness, alignment, heading, effort, value, above),
+        *(within, fading, held),
+    )
 }
