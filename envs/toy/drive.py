@@ -69,8 +69,10 @@ class Config:
 
 class Drive(VecEnv):
     """Observations: `state`, points of the `route` ahead and the nearest `obstacles` in the car's
-    frame; `critic/clocks`: what remains of the route and for how long the car has been off centre and
-    how long ago other rules were broken (s); `critic/time_left`; `privileged/events` of the last step. Actions: throttle (negative: brake) and steering."""
+    frame; `critic/clocks`: what remains of the route, for how long the car has been off centre and
+    how long ago other rules were broken (s); `critic/time_left`; `privileged/events` of the last
+    step. Actions: throttle (negative: brake) and steering.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs, n = config, config.num_envs, config.num_envs
