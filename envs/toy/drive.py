@@ -86,9 +86,9 @@ class Drive(VecEnv):
         self.since = torch.zeros(n, 2 + len(LIMITS))  # off-centre time, since conflict, ...
         self.broken = torch.zeros(n, dtype=torch.bool)  # whether a rule was broken
         self.events = torch.zeros(n, len(EVENTS))  # of the last step
-        self.time = torch.zeros(n)  # s since the obstacles started
         self.age = torch.zeros(n, dtype=torch.int64)
         self._begin(self.every)
+        self.obs = self._look(self.every, self.roads.obstacles_of(self.every))
 
     def _spec(self) -> Spec:
         ahead = [f"route_{axis}{int(s)}" for s in AHEAD for axis in "xy"]
@@ -112,8 +112,7 @@ class Drive(VecEnv):
         self.car[rows], self.place[rows], self.last[rows] = car, 0.0, 0.0
         self.place[rows, 1] = offset
         self.since[rows], self.since[rows, 0] = LONG, 0.0
-        self.broken[rows], self.events[rows] = False, 0.0
-        self.time[rows], self.age[rows] = 0.0, 0
+        self.broken[rows], self.events[rows], self.age[rows] = False, 0.0, 0
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -122,14 +121,16 @@ class Drive(VecEnv):
         if seed is not None:
             self.streams.seed(seed, rows)
         self._begin(rows)
-        return self._look(self.every, self._obstacles(self.every))
+        self.obs = self._with_fresh(self.obs, rows)
+        return self.obs
 
     def step(self, action: Tensor) -> Step:
         action = action.clamp(-1, 1)
         before, furthest = self.car, self.place[:, 2]
         self._drive(action)
-        self.time, self.age = self.time + DT, self.age + 1
-        obstacles = self._obstacles(self.every)
+        self.roads.advance(DT)
+        self.age = self.age + 1
+        obstacles = self.roads.obstacles_of(self.every)
         self._tick(before, obstacles)
         self.events = self._events(obstacles, furthest, action)
         self.last = action.clone()
@@ -139,20 +140,20 @@ class Drive(VecEnv):
         late = (self.age >= self.config.horizon) & ~lost & ~won
         stops = self.config.goal_terminates
         terminated, truncated = (lost | won, late) if stops else (lost, late | won)
-        following = self._look(self.every, obstacles)
-        obs = self._restart(terminated | truncated, following)
+        following = self.obs = self._look(self.every, obstacles)
+        ended = terminated | truncated
+        if ended.any():
+            self._notify_before_reset(ended)
+            rows = ended.nonzero().flatten()
+            self._begin(rows)
+            self.obs = self._with_fresh(following, rows)
         log = {"success": won & ~self.broken, "violated": lost}
-        return Step(obs, following, reward, terminated, truncated, log)
+        return Step(self.obs, following, reward, terminated, truncated, log)
 
-    def _restart(self, ended: Tensor, following: Tensors) -> Tensors:
-        """Reset the envs `ended` [B]; observations to act on next."""
-        rows = ended.nonzero().flatten()
-        if not len(rows):
-            return following
-        self._notify_before_reset(ended)
-        self._begin(rows)
-        fresh = self._look(rows, self._obstacles(rows))
-        return {key: value.index_copy(0, rows, fresh[key]) for key, value in following.items()}
+    def _with_fresh(self, obs: Tensors, rows: Tensor) -> Tensors:
+        """A copy of `obs` in which `rows` [n] are at the start of an episode."""
+        fresh = self._look(rows, self.roads.obstacles_of(rows))
+        return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
 
     def _drive(self, action: Tensor) -> None:
         """Move the cars by one step."""
@@ -170,9 +171,6 @@ class Drive(VecEnv):
         station, offset = self.roads.project(self.car[:, :2], self.place[:, 0], self.every)
         furthest = torch.maximum(self.place[:, 2], station.clamp(max=self.config.length))
         self.place = torch.stack([station, offset, furthest, self.place[:, 3]], 1)
-
-    def _obstacles(self, rows: Tensor) -> Obstacles:
-        return self.roads.obstacles_at(self.time[rows], rows)
 
     def _events(self, obstacles: Obstacles, furthest: Tensor, action: Tensor) -> Tensor:
         """EVENTS [B, 8] of the step that led here from the stations `furthest` [B]."""
@@ -233,23 +231,23 @@ class Drive(VecEnv):
     def get_state(self) -> Tensors:
         kept = {"car": self.car, "place": self.place, "last": self.last, "since": self.since}
         kept |= {"broken": self.broken, "events": self.events, "generator": self.streams.state}
-        kept |= {"time": self.time, "age": self.age}
-        kept |= {"road": self.roads.table, "traffic": self.roads.traffic}
+        kept |= {"age": self.age, "road": self.roads.table, "traffic": self.roads.traffic}
+        kept |= {f"obs/{name}": value for name, value in self.obs.items()}
         return {name: value.clone() for name, value in kept.items()}
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {name: value.clone() for name, value in state.items()}
         self.car, self.place, self.last = here["car"], here["place"], here["last"]
         self.since, self.broken, self.events = here["since"], here["broken"], here["events"]
-        self.time, self.age = here["time"], here["age"]
-        self.streams.state = here["generator"]
+        self.age, self.streams.state = here["age"], here["generator"]
         self.roads.table, self.roads.traffic = here["road"], here["traffic"]
-        return self._look(self.every, self._obstacles(self.every))
+        self.obs = {name: here[f"obs/{name}"] for name in self.spec.obs}
+        return self.obs
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A map around the car: the lane light, obstacles orange, the car red."""
         rows = self.every[row : row + 1]
-        obstacles = self._obstacles(rows).place[0]
+        obstacles = self.roads.obstacles_of(rows).place[0]
         route = self.roads.table[row, : self.config.length, :2]
         return picture(self.car[row], obstacles, route, (LANE, ROAD), (width, height))
 

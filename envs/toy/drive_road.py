@@ -36,7 +36,7 @@ class Obstacles:
 
 class Roads:
     """`table` [B, entries, 5]: x, y, heading, curvature, speed limit; `traffic` [B, K, 6]: of each
-    obstacle the station at the start, speed, mean offset, amplitude, rate and phase."""
+    obstacle the station, speed, mean offset, and amplitude, rate and phase of its crossing."""
 
     def __init__(self, num_envs: int, length: int, obstacles: int) -> None:
         self.length, self.obstacles = length, obstacles
@@ -106,13 +106,16 @@ class Roads:
         station = window.gather(1, best).squeeze(1) + ahead
         return station, left - 0.5 * entry[:, CURVATURE] * ahead.square()
 
-    def obstacles_at(self, time: Tensor, rows: Tensor) -> Obstacles:
-        """Where the obstacles of the envs `rows` are at `time` [n] (s since the start)."""
-        start, speed, mean, amplitude, rate, phase = self.traffic[rows].unbind(2)
-        time = time[:, None]
-        angle = rate * time + phase
-        station, offset = start + speed * time, mean + amplitude * angle.sin()
-        sideways = amplitude * rate * angle.cos()
+    def advance(self, dt: float) -> None:
+        """Move all obstacles by `dt` s."""
+        station, speed, _, _, rate, phase = self.traffic.unbind(2)
+        station.add_(speed, alpha=dt)
+        phase.add_(rate, alpha=dt)
+
+    def obstacles_of(self, rows: Tensor) -> Obstacles:
+        """Where the obstacles of the envs `rows` are."""
+        station, speed, mean, amplitude, rate, phase = self.traffic[rows].unbind(2)
+        offset, sideways = mean + amplitude * phase.sin(), amplitude * rate * phase.cos()
         x, y, heading, _, _ = self.look_up(station, rows).unbind(2)
         cos, sin = heading.cos(), heading.sin()
         place = torch.stack([x - offset * sin, y + offset * cos], 2)
