@@ -43,6 +43,8 @@ def small_run(node: Node, folder: Path) -> Node:
     made["env"] = {**made["env"], "num_envs": min(4, made["env"].get("num_envs", 4))}
     if made["demos"] is None:
         made["demo_episodes"] = None
+    if "schedule" in made["learner"]:  # a linear one depends on the length of the run
+        made["learner"] = {**made["learner"], "schedule": "constant"}
     if "synchronous" in made["reward"]:
         made["reward"] = {**made["reward"], "synchronous": True}
     return made

@@ -10,7 +10,7 @@ from envs.toy.drive_road import Obstacles
 CONTACT = 1.3  # m between centres
 SOON = 1.0  # s to contact below which there is a conflict
 BEHIND, FAR = -3.0, 40.0  # m along the route between which obstacles are seen
-WIDE = 1.5  # m to the side within which an obstacle is in the way
+WIDE = CONTACT  # m to the side within which an obstacle is in the way
 STOP, SLOW = 2.0, 10.0  # m before an obstacle in the way: standing, slowing down
 CORNER = 4.0  # m/s^2 of lateral acceleration in a bend
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from envs.toy.drive import CLOCKS, EVENTS, Config, Drive
+from envs.toy.drive_road import Obstacles
+from envs.toy.drive_traffic import FAR, conflict, desired_speed, nearest
 
 
 class Reference:
@@ -127,3 +129,102 @@ def test_equals_the_reference() -> None:
             )
             alive[row] = not bool(step.ended[row])
     assert alive.count(False) > 6
+
+
+def at(env: Drive, station: float, speed: float) -> None:
+    """Put the car on a straight route at a station."""
+    env.roads.table[..., :4] = 0.0
+    env.roads.table[..., 0] = torch.arange(env.roads.table.shape[1])
+    env.car[:], env.place[:] = 0.0, 0.0
+    env.car[:, 0], env.car[:, 3] = station, speed
+    env.place[:, 0] = env.place[:, 2] = station
+
+
+@pytest.mark.parametrize("goal_terminates", [False, True])
+def test_the_end_of_the_route(goal_terminates: bool) -> None:
+    """It bootstraps, or with `goal_terminates` has the value 0; never both, and it is a success."""
+    env = Drive(Config(num_envs=2, obstacles=0, goal_terminates=goal_terminates))
+    env.reset(0)
+    at(env, 199.5, speed=2.0)
+    rewards, last = 0.0, env.step(torch.zeros(2, 2))
+    while not last.ended.any():
+        rewards, last = rewards + float(last.reward[0]), env.step(torch.zeros(2, 2))
+    assert last.terminated.tolist() == [goal_terminates] * 2
+    assert last.truncated.tolist() == [not goal_terminates] * 2
+    assert last.log["success"].all() and not last.log["violated"].any()
+    assert last.next_obs["critic/clocks"][:, CLOCKS.index("remaining")].abs().max() < 1e-6
+    assert rewards + float(last.reward[0]) == pytest.approx(0.25)  # half a metre of 200
+
+
+def test_the_time_limit_truncates_and_leaving_the_road_terminates() -> None:
+    env = Drive(Config(num_envs=1, obstacles=0, horizon=3))
+    env.reset(0)
+    steps = [env.step(torch.tensor([[-1.0, 0.0]])) for _ in range(3)]
+    assert [bool(step.truncated) for step in steps] == [False, False, True]
+    assert not steps[-1].terminated.any() and not steps[-1].log["success"].any()
+    env = Drive(Config(num_envs=1, obstacles=0))
+    env.reset(0)
+    steps = [env.step(torch.tensor([[1.0, 1.0]]))]
+    while not steps[-1].ended.any():
+        steps.append(env.step(torch.tensor([[1.0, 1.0]])))
+    assert steps[-1].terminated.all() and steps[-1].log["violated"].all()
+    score = sum(float(step.reward) for step in steps)
+    gained = sum(float(s.next_obs["privileged/events"][0, 0]) for s in steps)
+    assert 0 < score <= 0.5 * gained  # halved; metres outside the lane do not count
+
+
+def test_a_collision_terminates_and_halves_the_score() -> None:
+    env = Drive(Config(num_envs=1, obstacles=1))
+    env.reset(0)
+    at(env, 0.0, speed=4.0)
+    env.roads.traffic[:] = torch.tensor([8.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+    env.roads.table[..., 4] = 6.0
+    steps = [env.step(torch.zeros(1, 2))]
+    while not steps[-1].ended.any():
+        steps.append(env.step(torch.zeros(1, 2)))
+    assert steps[-1].terminated.all() and len(steps) == 17  # 6.8 m
+    assert steps[-1].next_obs["privileged/events"][0, EVENTS.index("collided")] == 1
+    assert float(steps[-1].reward) < 0
+    score = sum(float(step.reward) for step in steps)
+    assert score == pytest.approx(0.5 * 0.5 * 6.8, abs=0.05)  # half a percent a metre
+
+
+def straight(*obstacles: tuple[float, float, float, float]) -> Obstacles:
+    """On the x axis as the route: x, y and velocity of each."""
+    values = torch.tensor(obstacles)[None]
+    return Obstacles(values[..., 0], values[..., 1], values[..., :2], values[..., 2:])
+
+
+def test_conflicts_by_hand() -> None:
+    car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])  # 5 m/s along x
+    for obstacle, expected in (
+        ((6.2, 0.0, 0.0, 0.0), True),  # 4.9 m to contact: 0.98 s
+        ((6.4, 0.0, 0.0, 0.0), False),
+        ((3.0, 1.4, 0.0, 0.0), False),  # beside
+        ((3.0, 3.0, 0.0, -5.0), True),  # crosses
+        ((-2.0, 0.0, 0.0, 0.0), False),  # behind
+        ((3.0, 0.0, 6.0, 0.0), False),  # drives away
+    ):
+        assert conflict(car, straight(obstacle)).item() is expected, obstacle
+
+
+def test_what_is_seen_and_how_fast_a_careful_driver_goes() -> None:
+    car = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0]])
+    obstacles = straight((20.0, 1.0, 0.0, 0.0), (6.0, -1.0, 2.0, 0.0), (-5.0, 0.0, 0.0, 0.0))
+    seen = nearest(car, torch.zeros(1), obstacles, 3)[0].tolist()
+    assert seen == [6.0, -1.0, 20.0, 1.0, FAR, 0.0, -3.0, 0.0, -5.0, 0.0, 0.0, 0.0]
+    place, limit = torch.zeros(1, 4), torch.full((1,), 8.0)
+    assert desired_speed(obstacles, place, limit, torch.zeros(1)).item() == 4.0  # 6 of 2 to 10 m
+    beside = straight((6.0, 1.6, 0.0, 0.0))
+    assert desired_speed(beside, place, limit, torch.zeros(1)).item() == 8.0
+    assert desired_speed(beside, place, limit, torch.full((1,), 0.25)).item() == 4.0
+
+
+def test_routes_are_smooth_and_do_not_cross_themselves() -> None:
+    env = Drive(Config(num_envs=64))
+    table = env.roads.table
+    assert (table[:, 1:, 0] > table[:, :-1, 0]).all()  # x always grows
+    length = (table[:, 1:, :2] - table[:, :-1, :2]).norm(dim=2)
+    torch.testing.assert_close(length, torch.ones_like(length), atol=1e-4, rtol=0)
+    turn = table[:, 1:, 2] - table[:, :-1, 2] - 0.5 * (table[:, 1:, 3] + table[:, :-1, 3])
+    assert turn.abs().max() < 1e-3
