@@ -1,4 +1,4 @@
-"""Beta: policy with a Beta distribution over each bounded action element (Chou et al., 2017).
+"""DiagonalBeta: a Beta distribution over each bounded action element (Chou et al., 2017).
 
     a = 2 x - 1,  x ~ Beta(alpha, beta),  alpha, beta = 1 + softplus(net(o)) > 1
     log p(a) = (alpha - 1) log x + (beta - 1) log(1 - x) - log B(alpha, beta) - log 2
@@ -47,7 +47,7 @@ class Config:
     points: PointConfig = field(default_factory=PointConfig)
 
 
-class Beta(Policy):
+class DiagonalBeta(Policy):
     """Beta policy. Noise [n, chunk * A, 2, TRIES, 2]: of both Gamma variables the proposals, each a
     normal and a uniform number; zero for the mean action."""
 
