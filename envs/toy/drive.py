@@ -182,7 +182,7 @@ class Drive(VecEnv):
         limit = road[:, 0, LIMIT]
         wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
         columns = [progress, collided, offset > ROAD, offset, (speed - limit).relu()]
-        columns += [(speed - wanted).abs(), (self.car[:, 2] - road[:, 0, HEADING]).abs()]
+        columns += [(speed - wanted).abs() / limit, (self.car[:, 2] - road[:, 0, HEADING]).abs()]
         columns += [(action[:, 1] - self.last[:, 1]).abs()]
         return torch.stack([column.float() for column in columns], 1)
 
