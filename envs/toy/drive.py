@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -32,6 +33,7 @@ LANE, ROAD = 1.75, 3.5  # m on each side of the route
 CENTRE = 0.5  # m from the route within which the car is centred
 TOLERANCE = 0.5  # m/s above the limit that break no rule
 PENALTY = 0.5  # factor of the score after a collision or off the road
+SHORTEST = 40  # m of route, so that obstacles have room
 LONG = 20.0  # s: largest value of a clock
 AHEAD = torch.tensor([3.0, 6.0, 10.0, 15.0, 22.0, 30.0])  # m: points of the route that are seen
 SIGNS = torch.tensor([5.0, 15.0])  # m: speed limits that are seen
@@ -75,6 +77,8 @@ class Drive(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
+        if config.length < SHORTEST:
+            raise ConfigError(f"drive: length={config.length} must be at least {SHORTEST} m")
         self.config, self.num_envs, n = config, config.num_envs, config.num_envs
         self.spec = self._spec()
         self.every = torch.arange(n)

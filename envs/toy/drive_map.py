@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-HALF = 18.0  # m from the middle of the map to its upper edge
+HALF = 12.0  # m from the middle of the map to its upper edge
 GROUND, SHOULDER, TARMAC = (150, 165, 140), (200, 200, 195), (235, 235, 230)
 OBSTACLE, CAR, NOSE = (230, 140, 40), (200, 60, 50), (120, 30, 25)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
 from embodied.core.spec import NORMALIZED, Leaf, Spec
 from embodied.learners.on_policy.ppo import Ppo
 from policies.diagonal_beta import TRIES, DiagonalBeta, gamma
@@ -22,7 +21,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 def make(spec: Spec = SPEC, **settings: Any) -> DiagonalBeta:
     torch.manual_seed(0)
     node = {"_target_": "policies.diagonal_beta.DiagonalBeta", "hidden": [8], **settings}
-    return build(node, Policy, spec=spec)
+    return build(node, DiagonalBeta, spec=spec)
 
 
 def theirs(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distributions.Distribution:
