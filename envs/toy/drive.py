@@ -83,7 +83,7 @@ class Drive(VecEnv):
         self.spec = self._spec()
         self.every = torch.arange(n)
         self.streams = RowRng(config.seed, n)
-        self.roads = Roads(n, config.length, config.obstacles)
+        self.roads = Roads(n, config.length, config.obstacles, config.seen)
         self.car = torch.zeros(n, 7)  # x, y, yaw, speed, acceleration, yaw rate, curvature
         self.place = torch.zeros(n, 4)  # station, offset, furthest station, legal percentage
         self.last = torch.zeros(n, 2)

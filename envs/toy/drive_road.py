@@ -19,6 +19,7 @@ from envs.row_rng import RowRng
 WAVES, AMPLITUDE, WAVELENGTH = 3, 0.45, (40.0, 100.0)  # rad, m
 LIMITS, SEGMENT = (4.0, 6.0, 8.0), 40  # m/s, m
 TAIL = 40  # m that the route continues behind its end
+NOWHERE = -1000.0  # station of obstacles that are missing
 FIRST = 25.0  # station of the first obstacle
 WINDOW = torch.arange(-1, 4)  # entries around the last one in which the nearest one is looked for
 X, Y, HEADING, CURVATURE, LIMIT = range(5)
@@ -36,12 +37,14 @@ class Obstacles:
 
 class Roads:
     """`table` [B, entries, 5]: x, y, heading, curvature, speed limit; `traffic` [B, K, 6]: of each
-    obstacle the station, speed, mean offset, and amplitude, rate and phase of its crossing."""
+    obstacle the station, speed, mean offset, and amplitude, rate and phase of its crossing. K is at
+    least `seen`: obstacles that are missing stand far behind."""
 
-    def __init__(self, num_envs: int, length: int, obstacles: int) -> None:
+    def __init__(self, num_envs: int, length: int, obstacles: int, seen: int) -> None:
         self.length, self.obstacles = length, obstacles
         self.table = torch.zeros(num_envs, length + TAIL, 5)
-        self.traffic = torch.zeros(num_envs, obstacles, 6)
+        self.traffic = torch.zeros(num_envs, max(obstacles, seen, 1), 6)
+        self.traffic[..., 0] = NOWHERE
 
     def begin(self, streams: RowRng, rows: Tensor) -> None:
         """New roads in the envs `rows` [n]."""
@@ -54,7 +57,8 @@ class Roads:
         limit = torch.tensor(LIMITS)[choice].repeat_interleave(SEGMENT, 1)
         table[..., LIMIT] = limit[:, : self.length + TAIL]
         self.table[rows] = table
-        self.traffic[rows] = self._placed(traffic.unflatten(1, (5, self.obstacles)))
+        placed = self._placed(traffic.unflatten(1, (5, self.obstacles)))
+        self.traffic[rows, : self.obstacles] = placed
 
     def _wind(self, table: Tensor, lots: Tensor) -> None:
         """Fill positions, headings and curvatures in from uniform numbers [n, 3, WAVES]."""

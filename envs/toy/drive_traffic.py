@@ -31,16 +31,10 @@ def nearest(car: Tensor, station: Tensor, obstacles: Obstacles, count: int) -> T
     frame, [n, 4 count]; one that is out of sight stands `FAR` ahead."""
     gap = obstacles.station - station[:, None]
     key = torch.where((gap > BEHIND) & (gap < FAR), gap, torch.inf)
-    if key.shape[1] < count:
-        key = torch.nn.functional.pad(key, (0, count - key.shape[1]), value=torch.inf)
     first, index = key.topk(count, 1, largest=False)
-    hidden = first.isinf()[..., None]
-    index = torch.where(hidden[..., 0], 0, index)[..., None].expand(-1, -1, 2)
-    if not obstacles.place.shape[1]:
-        away = speed = car.new_zeros(len(car), count, 2)
-    else:
-        away = obstacles.place.gather(1, index) - car[:, None, :2]
-        speed = obstacles.velocity.gather(1, index) - _velocity(car)[:, None]
+    hidden, index = first.isinf()[..., None], index[..., None].expand(-1, -1, 2)
+    away = obstacles.place.gather(1, index) - car[:, None, :2]
+    speed = obstacles.velocity.gather(1, index) - _velocity(car)[:, None]
     away = torch.where(hidden, torch.tensor([FAR, 0.0]), turned(away, car[:, 2]))
     speed = torch.where(hidden, 0.0, turned(speed, car[:, 2]))
     return torch.cat([away.flatten(1), speed.flatten(1)], 1)
@@ -63,7 +57,6 @@ def desired_speed(obstacles: Obstacles, place: Tensor, limit: Tensor, bend: Tens
     the closer an obstacle in the way is. `place`: station and offset of the car."""
     gap = obstacles.station - place[:, :1]
     beside = (obstacles.offset - place[:, 1:2]).abs() > WIDE
-    gap = torch.where((gap < 0) | beside, torch.inf, gap)
-    free = gap.amin(1) if gap.shape[1] else torch.full_like(limit, torch.inf)
+    free = torch.where((gap < 0) | beside, torch.inf, gap).amin(1)
     share = ((free - STOP) / (SLOW - STOP)).clamp(0, 1)
     return torch.minimum(limit, (CORNER / bend.abs().clamp(min=1e-3)).sqrt()) * share
