@@ -7,46 +7,21 @@ import shlex
 import shutil
 import signal
 import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from embodied.core.build import ConfigError
+from embodied.study.launcher import Launcher, Training
+from embodied.study.ray_launcher import Ray
 from embodied.study.study import program
 
 WARNED = 120  # s before a job's time limit in which its training saves where it is
 
 
-class Training(Protocol):
-    """A training that runs somewhere, as `subprocess.Popen` has it."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended. subprocess.TimeoutExpired."""
-        ...
-
-
-class Launcher(ABC):
-    """Starts trainings and asks them to save and end."""
-
-    @abstractmethod
-    def start(self, words: Sequence[str], folder: Path) -> Training:
-        """Begin the training `words`. FOLDER.log has what it prints."""
-
-    @abstractmethod
-    def interrupt(self, process: Training, folder: Path) -> None:
-        """SIGINT: the training of `folder` saves a checkpoint and ends."""
-
-    def close(self) -> None:  # noqa: B027  most have nothing to end
-        """After the sweep."""
-
-
 class Here(Launcher):
     """Processes of this machine."""
+
+    terminal = True
 
     def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         with Path(f"{folder}.log").open("a") as log:
@@ -111,6 +86,4 @@ def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto
         raise ConfigError("slurm= has an effect with on=slurm only")
     if on == "here":
         return Here()
-    from embodied.study.ray_launcher import Ray
-
     return Ray(threads, device)

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from embodied.core.build import ConfigError
-from embodied.study.launchers import Launcher, Training
+from embodied.study.launcher import Launcher, Training
 from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED
 from embodied.training.actors.ray_connection import connected, imported

@@ -20,7 +20,7 @@ from threading import Event, Lock
 from typing import Any, Literal
 
 from embodied.core.build import ConfigError
-from embodied.study.launchers import Launcher, Training
+from embodied.study.launcher import Launcher, Training
 from embodied.study.space import Searched
 from embodied.study.study import STOPPED, resume_words, values_of
 
@@ -210,10 +210,10 @@ def _watch(
 
 
 def _interrupt(process: Training, folder: Path, launcher: Launcher) -> None:
-    """Let the training save and end. After Ctrl-C in a terminal it has its own signal, and a second
-    one would end it at once."""
+    """Let the training save and end. After Ctrl-C in a terminal it may have its own signal, and a
+    second one would end it at once."""
     try:
-        process.wait(GRACE)
+        process.wait(GRACE if launcher.terminal else 0)
     except subprocess.TimeoutExpired:
         launcher.interrupt(process, folder)
 
