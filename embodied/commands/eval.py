@@ -180,20 +180,13 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
 def asked_for(policy: Policy, node: Node, saved: Path, trained: Node) -> Policy:
     """The policy to evaluate, by `node`: as trained, with other settings (such as the steps of a
     sampler), or inside a wrapper such as best_of_n, which may use the run's critic."""
-    from embodied.core.build import build, resolve
+    from embodied.core import checkpoint
+    from embodied.core.build import resolve
     from embodied.core.policy import Policy, PolicyWrapper
 
     kind: Any = resolve(node["_target_"], Policy)
     if type(policy) is kind:
-        other = build(node, Policy, spec=policy.spec)
-        try:
-            other.load_state_dict(policy.state_dict())
-        except RuntimeError as error:
-            raise ConfigError(
-                f"the policy settings do not fit the weights in {saved}; change only settings that "
-                "keep their shapes"
-            ) from error
-        return other.eval()
+        return checkpoint.with_settings(policy, node, saved)
     if not issubclass(kind, PolicyWrapper) or not kind.for_evaluation:
         raise ConfigError(
             f"{kind.__name__} cannot be evaluated with the weights of a {type(policy).__name__} "

@@ -23,7 +23,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy, policies_in
 from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, file_hash, referred
 from embodied.core.saved_node import read_saved, require_inside
@@ -148,6 +148,20 @@ def load_policy(
     policy = build(node, Policy, spec=saved)
     _load_weights(policy, weights, parts, folder)
     return policy.to(device).eval()
+
+
+def with_settings(policy: Policy, settings: Mapping[str, Any], path: Path | str) -> Policy:
+    """`policy`, of the folder `path`, with other settings that keep the shapes of its weights, such
+    as the steps of a sampler; ConfigError for other ones."""
+    other = build({**policy.node, **settings}, Policy, spec=policy.spec)
+    try:
+        other.load_state_dict(policy.state_dict())
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the policy settings do not fit the weights in {path}; change only settings that "
+            "keep their shapes"
+        ) from error
+    return other.eval()
 
 
 def references(path: Path | str) -> dict[str, SavedFile]:

@@ -17,7 +17,7 @@ import yaml
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
-from embodied.core.build import Node, build
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked, rng_state, set_rng_state
@@ -33,7 +33,7 @@ Played = tuple[Tensors, str | None]
 @dataclass(frozen=True)
 class CollectConfig:
     """Keep `episodes` episodes (only successful ones, unless `success_only` is false) of `num_envs`
-    parallel envs in the dataset folder `out`."""
+    parallel envs in the dataset folder `out`; `execute` steps of each action chunk (None: all)."""
 
     env: Node
     demonstrator: Node
@@ -42,6 +42,7 @@ class CollectConfig:
     num_envs: int = 16
     seed: int = 0
     success_only: bool = True
+    execute: int | None = None
     images: Literal["mp4", "png"] = "mp4"
 
 
@@ -55,8 +56,10 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
     env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
     try:
         demonstrator = build(config.demonstrator, Policy, spec=env.spec).eval()
+        if not 1 <= (config.execute or 1) <= demonstrator.chunk:
+            raise ConfigError(f"execute={config.execute} is not in 1..{demonstrator.chunk}")
         _require_same_settings(config)
-        episodes = play_with_text(demonstrator, env, config.seed)
+        episodes = play_with_text(demonstrator, env, config.seed, config.execute)
         with EpisodeWriter(config.out, stored(env.spec), images=config.images) as writer:
             return _fill(writer, config, episodes, tell)
     finally:
@@ -106,6 +109,8 @@ def _require_same_settings(config: CollectConfig) -> None:
         "seed": config.seed,
         "success_only": config.success_only,
     }
+    if config.execute is not None:
+        settings["execute"] = config.execute
     file = Path(config.out) / "collect.yaml"
     if file.exists():
         if yaml.safe_load(file.read_text()) != settings:
@@ -129,11 +134,13 @@ def play(policy: Policy, env: VecEnv, seed: int) -> Iterator[Tensors]:
 
 
 @torch.no_grad()
-def play_with_text(policy: Policy, env: VecEnv, seed: int) -> Iterator[Played]:
+def play_with_text(
+    policy: Policy, env: VecEnv, seed: int, execute: int | None = None
+) -> Iterator[Played]:
     """As `play`, each episode with its instruction (None: the one of the Spec)."""
     done: dict[int, Played] = {}
     number = 0
-    for place, episode, text in _as_they_end(policy, env, seed):
+    for place, episode, text in _as_they_end(policy, env, seed, execute):
         done[place] = episode, text
         while number in done:
             yield done.pop(number)
@@ -141,10 +148,10 @@ def play_with_text(policy: Policy, env: VecEnv, seed: int) -> Iterator[Played]:
 
 
 def _as_they_end(
-    policy: Policy, env: VecEnv, seed: int
+    policy: Policy, env: VecEnv, seed: int, execute: int | None
 ) -> Iterator[tuple[int, Tensors, str | None]]:
     rows, instructed = env.num_envs, find_protocol(env, HasInstructions)
-    actor = Actor(policy, rows)
+    actor = Actor(policy, rows, execute)
     obs, first = env.reset(seed), torch.ones(rows, dtype=torch.bool, device=env.device)
     with forked(seed):
         random = rng_state()

@@ -31,8 +31,10 @@ class Study:
 
     `variants` are command lines with the fields {work}, {out} and {seed}, or only words of
     `embodied train`, to which `base` (words of all variants), the seed and the folder are added.
-    `prepare` lines run once before. `metric` is read from the last line of each variant's
-    metrics.jsonl that has it. Every variant is compared with `baseline` (default: the first one).
+    `prepare` lines run once before; those of `before`, by variant, once for each seed before that
+    variant, such as the recording of another variant's episodes. `metric` is read from the last
+    line of each variant's metrics.jsonl that has it. Every variant is compared with `baseline`
+    (default: the first one).
 
     `method`, `task` and `claim` describe the study on its page. `result` and `also` (by name, with
     the method's name) choose the variants of a table row in docs/evidence.md; `further_metrics`
@@ -55,6 +57,7 @@ class Study:
     claim: str = ""
     result: str = ""
     prepare: tuple[str, ...] = ()
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)
     further_metrics: tuple[str, ...] = ()
     kind: Literal["", "improvement", "comparison", "reproduction"] = ""
@@ -69,7 +72,7 @@ class Study:
             raise ConfigError("a study needs variants (NAME: words) and seeds: [0, 1, 2]")
         if not self.baseline:
             object.__setattr__(self, "baseline", next(iter(self.variants)))
-        for name in filter(None, (self.baseline, self.result, *self.also)):
+        for name in filter(None, (self.baseline, self.result, *self.also, *self.before)):
             if name not in self.variants:
                 raise ConfigError(f'there is no variant "{name}"{nearest(name, self.variants)}')
 
@@ -83,7 +86,11 @@ class Study:
     @property
     def in_order(self) -> bool:
         """Whether a variant may continue from another one's folder."""
-        return any("{work}/" in text for text in self.variants.values())
+        lines = [
+            *self.variants.values(),
+            *(line for these in self.before.values() for line in these),
+        ]
+        return any("{work}/" in line for line in lines)
 
 
 def _filled(text: str, **places: object) -> str:
@@ -152,6 +159,8 @@ def _chain(
     for variant, seed in pairs:
         out = work / f"{variant}-{seed}"
         try:
+            for number, text in enumerate(study.before.get(variant, ())):
+                command(_filled(text, work=work, seed=seed), Path(f"{out}-before-{number}"))
             command(study.line(variant, seed, work), out)
         except ConfigError as problem:
             print(f"embodied: {problem}", file=sys.stderr, flush=True)

@@ -5,7 +5,9 @@ With probability `random` a decision is uniform, else it is clip(a + noise e, -1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +24,14 @@ from embodied.moved import attributes
 class Config:
     """`run`: a run or checkpoint folder; `explore`: act with exploration noise; `noise`: standard
     deviation of added noise, in units of half the action range; `random`: share of uniform
-    decisions.
+    decisions; `settings`: other settings of the policy, such as the steps of its sampler.
     """
 
     run: str
     explore: bool = False
     noise: float = 0.0
     random: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CheckpointDemonstrator(Policy):
@@ -39,7 +42,9 @@ class CheckpointDemonstrator(Policy):
         super().__init__()
         if spec.act.dtype != "float32" and (config.noise or config.random):
             raise ConfigError("noise and random need continuous actions")
-        self.base = checkpoint.load_policy(config.run, spec)
+        base = checkpoint.load_policy(config.run, spec)
+        settings = config.settings
+        self.base = checkpoint.with_settings(base, settings, config.run) if settings else base
         self.spec, self.chunk, self.config = spec, self.base.chunk, config
         self.size = self.chunk * spec.act.size
         self.shape = self.base.sample_noise(1).shape[1:]

@@ -12,7 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.datasets.collect import CollectConfig, collect
-from embodied.datasets.lerobot.reader import read_episodes
+from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from policies.scripted.checkpoint import CheckpointDemonstrator
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -116,3 +116,50 @@ def test_collecting_from_a_run(tmp_path: Path) -> None:
     assert collect(settings, lambda kept, played: None) == (6, 6)
     episodes = read_episodes(tmp_path / "set")
     assert len(episodes) == 6 and episodes.info[0]["random"] == 0.5
+
+
+def test_other_settings_of_the_policy(tmp_path: Path) -> None:
+    run = saved(tmp_path, "generative.flow.Flow", chunk=3)
+    usual, fine = trained(run), trained(run, settings={"steps": 16})
+    saved_policy = checkpoint.load_policy(run)
+    expected = checkpoint.with_settings(saved_policy, {"steps": 16}, run)
+    noise, obs = usual.sample_noise(5), {"state": torch.randn(5, 2)}
+    own = usual._own(noise)
+    assert torch.equal(fine.act(obs, {}, noise)[0], expected.act(obs, {}, own)[0])
+    assert not torch.equal(fine.act(obs, {}, noise)[0], usual.act(obs, {}, noise)[0])
+    with pytest.raises(ConfigError, match="do not fit"):
+        trained(run, settings={"width": 8})
+
+
+def test_collecting_with_a_new_plan_in_every_step(tmp_path: Path) -> None:
+    from embodied.core.build import allow
+    from tests.toy_envs import Reach
+
+    allow("tests")
+    run = saved(tmp_path / "run", "generative.flow.Flow", Reach(1).spec, chunk=3)
+    node = {
+        "_target_": "policies.scripted.checkpoint.CheckpointDemonstrator",
+        "run": str(run),
+        "settings": {"steps": 2},
+    }
+
+    def first(name: str, execute: int | None) -> torch.Tensor:
+        settings = CollectConfig(
+            env={"_target_": "tests.toy_envs.Reach"},
+            demonstrator=node,
+            episodes=2,
+            out=str(tmp_path / name),
+            num_envs=2,
+            success_only=False,
+            execute=execute,
+        )
+        collect(settings, lambda kept, played: None)
+        return read_episodes(tmp_path / name).episode(0)["action"]
+
+    whole, every = first("whole", None), first("every", 1)
+    assert torch.equal(whole, first("all", 3))
+    assert torch.equal(whole[0], every[0]) and not torch.equal(whole[1], every[1])
+    with pytest.raises(ConfigError, match=r"1\.\.3"):
+        first("long", 4)
+    with pytest.raises(DatasetError, match="other settings"):
+        first("every", 2)

@@ -59,6 +59,30 @@ def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert (out / "narrow-1" / "run.yaml").stat().st_mtime_ns == before
 
 
+def test_commands_before_a_variant(tmp_path: Path) -> None:
+    """A variant is cloned from episodes of another one of its seed."""
+    (tmp_path / "own.yaml").write_text("""
+metric: eval/success
+seeds: [3, 4]
+variants:
+  first: env=two_gap policy=gaussian learner=sac size=debug
+  cloned: env=two_gap policy=flow learner=imitate size=debug demos={work}/own-{seed}
+before:
+  cloned:
+    - >-
+      embodied demos collect env=two_gap policy={work}/first-{seed} success_only=false episodes=2
+      seed={seed} out={work}/own-{seed}
+""")
+    out = tmp_path / "out"
+    assert embodied("study", tmp_path / "own.yaml", f"out={out}") == 0
+    for seed in (3, 4):
+        assert f"first-{seed}" in (out / f"own-{seed}" / "collect.yaml").read_text()
+        assert (out / f"cloned-{seed}-before-0.done").exists()
+    (tmp_path / "own.yaml").write_text(STUDY + "before: {missing: [embodied list]}")
+    with pytest.raises(ConfigError, match="missing"):
+        read_study((tmp_path / "own.yaml").read_text(), "own")
+
+
 def test_an_interrupted_run_is_resumed_exactly(file: Path, tmp_path: Path) -> None:
     """A run that was stopped in the middle ends with the weights of one that was not."""
     whole, half = tmp_path / "whole", tmp_path / "half"
