@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  KEY=choice:A,B,C      one of these\n"
         "and of the sweep itself: trials=20 metric=eval/return direction=maximize|minimize\n"
         "rungs=4 pruner=median|halving|none sweep_seed=0 workers=N out=DIR\n"
-        "on=here|slurm slurm='OPTIONS of sbatch': a Slurm job for each trial, `workers` at once\n\n"
+        "on=here|slurm|ray: where trials run, `workers` at once; slurm='OPTIONS of sbatch'\n\n"
         "example:\n"
         "  embodied sweep experiment=pendulum_sac learner.critic_lr=log:1e-4..1e-2 \\\n"
         "      'policy.hidden=choice:[64,64],[256,256]' trials=12 out=outputs/pendulum_sweep\n"
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     sweep = sweep_of(own, words, args.config_dir)
     out = Path(own.get("out") or "outputs/sweep")
     workers = _number(own, "workers", cores())
-    where = launcher(own.get("on", "here"), own.get("slurm"))
+    where = launcher(own.get("on", "here"), own.get("slurm"), sweep.threads, sweep.device)
     # After the mistakes: these import torch.
     from embodied.study.sweep import run as run_sweep
     from embodied.study.sweep_page import best_of, facts, write_sweep
@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> None:
     def done(found: Any) -> None:
         write_sweep(out.name, sweep, found, out)
 
-    study = run_sweep(sweep, out, workers, done, where)
+    try:
+        study = run_sweep(sweep, out, workers, done, where)
+    finally:
+        where.close()
     page, best = write_sweep(out.name, sweep, study, out), best_of(sweep, facts(study, out))
     if best is not None:
         shown = " ".join(f"{key}={value}" for key, value in best["settings"].items())
@@ -76,6 +79,8 @@ def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
         "words": (*fixed, *kept),
         "space": space,
         "steps": steps,
+        "threads": int(node["threads"]),
+        "device": str(node["device"]),
         **{key: own[key] for key in ("metric", "direction", "pruner") if key in own},
         **{key: _number(own, key, 0) for key in ("trials", "rungs") if key in own},
         **({"seed": _number(own, "sweep_seed", 0)} if "sweep_seed" in own else {}),

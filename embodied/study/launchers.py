@@ -1,4 +1,4 @@
-"""Where the trainings of a sweep run: processes of this machine, or jobs of a Slurm cluster."""
+"""Where the trainings of a sweep run: processes of this machine, jobs of Slurm, or on Ray."""
 
 from __future__ import annotations
 
@@ -7,37 +7,28 @@ import shlex
 import shutil
 import signal
 import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 from embodied.core.build import ConfigError
+from embodied.study.launcher import Launcher, Training
+from embodied.study.ray_launcher import Ray
 from embodied.study.study import program
 
 WARNED = 120  # s before a job's time limit in which its training saves where it is
 
 
-class Launcher(ABC):
-    """Starts trainings and asks them to save and end."""
-
-    @abstractmethod
-    def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-        """A process that ends with the training `words`, with its exit code. FOLDER.log has what
-        the training prints."""
-
-    @abstractmethod
-    def interrupt(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        """SIGINT: the training of `folder` saves a checkpoint and ends."""
-
-
 class Here(Launcher):
     """Processes of this machine."""
+
+    terminal = True
 
     def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         with Path(f"{folder}.log").open("a") as log:
             return subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
 
-    def interrupt(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def interrupt(self, process: Training, folder: Path) -> None:
+        assert isinstance(process, subprocess.Popen)
         process.send_signal(signal.SIGINT)
 
 
@@ -61,7 +52,7 @@ class Slurm(Launcher):
                 start_new_session=True,  # Ctrl-C: `interrupt` ends the job, then sbatch ends
             )
 
-    def interrupt(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def interrupt(self, process: Training, folder: Path) -> None:
         job = f"--name={_name(folder)}"
         subprocess.run(["scancel", "--state=PENDING", job])  # has nothing to save
         subprocess.run(["scancel", "--batch", "--signal=INT", job])
@@ -84,12 +75,15 @@ def _name(folder: Path) -> str:
     return "-".join(part for part in folder.resolve().parts[1:] if part)
 
 
-def launcher(on: str, options: str | None) -> Launcher:
-    """`on` is here or slurm; `options` (None: not given) are words of sbatch."""
-    if on not in ("here", "slurm"):
-        raise ConfigError(f"on={on} should be here or slurm")
+def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto") -> Launcher:
+    """`on` is here, slurm or ray; `options` (None: not given) are words of sbatch; `threads` and
+    `device` of each training."""
+    if on not in ("here", "slurm", "ray"):
+        raise ConfigError(f"on={on} should be here, slurm or ray")
     if on == "slurm":
         return Slurm(shlex.split(options or ""))
     if options is not None:
-        raise ConfigError("slurm= has no effect on this machine, only with on=slurm")
-    return Here()
+        raise ConfigError("slurm= has an effect with on=slurm only")
+    if on == "here":
+        return Here()
+    return Ray(threads, device)

@@ -1,7 +1,7 @@
 """Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
 
-A trial is a process of `embodied train`, here or in a Slurm job (`launchers`). It evaluates and
-saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
+A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`launchers`). It evaluates
+and saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
 trial saves where it is (as after Ctrl-C), and can be resumed exactly by hand. A sweep that was
 interrupted goes on with the same trials: Optuna's journal keeps what was tried, and unfinished runs
 are resumed exactly from their last checkpoint.
@@ -20,7 +20,7 @@ from threading import Event, Lock
 from typing import Any, Literal
 
 from embodied.core.build import ConfigError
-from embodied.study.launchers import Launcher
+from embodied.study.launcher import Launcher, Training
 from embodied.study.space import Searched
 from embodied.study.study import STOPPED, resume_words, values_of
 
@@ -35,7 +35,8 @@ class Sweep:
     """`words` of all trials, `space` that is searched, `trials` in all, `rungs` of evaluations.
 
     `metric` is maximized or minimized; `steps` of a whole trial. `pruner`: "median" (worse than the
-    median of earlier trials at the same step), "halving" (successive halving) or "none".
+    median of earlier trials at the same step), "halving" (successive halving) or "none". `threads`
+    and `device` of a training.
     """
 
     words: tuple[str, ...]
@@ -47,6 +48,8 @@ class Sweep:
     steps: int = 100_000
     pruner: Literal["median", "halving", "none"] = "median"
     seed: int = 0
+    threads: int = 1
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         require_space(self.space)
@@ -188,7 +191,7 @@ def _watch(
     sweep: Sweep,
     trial: Any,
     folder: Path,
-    process: subprocess.Popen[bytes],
+    process: Training,
     stop: Event,
     launcher: Launcher,
 ) -> bool:
@@ -206,11 +209,11 @@ def _watch(
     return False
 
 
-def _interrupt(process: subprocess.Popen[bytes], folder: Path, launcher: Launcher) -> None:
-    """Let the training save and end. After Ctrl-C in a terminal it has its own signal, and a second
-    one would end it at once."""
+def _interrupt(process: Training, folder: Path, launcher: Launcher) -> None:
+    """Let the training save and end. After Ctrl-C in a terminal it may have its own signal, and a
+    second one would end it at once."""
     try:
-        process.wait(GRACE)
+        process.wait(GRACE if launcher.terminal else 0)
     except subprocess.TimeoutExpired:
         launcher.interrupt(process, folder)
 

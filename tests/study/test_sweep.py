@@ -143,9 +143,12 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         ([*WORDS, "learner.gama=0.9..1"], 'no setting "gama" (did you mean "gamma"?)'),
         ([*WORDS, "learner.gamma=0.9..0.99", "trials=many"], "trials=many should be a whole"),
         ([*WORDS, "learner.gamma=0.9..0.99", "pruner=best"], "pruner='best' is not allowed"),
-        ([*WORDS, "learner.gamma=0.9..0.99", "on=mars"], "on=mars should be here or slurm"),
+        ([*WORDS, "learner.gamma=0.9..0.99", "on=mars"], "on=mars should be here, slurm or ray"),
         ([*WORDS, "learner.gamma=0.9..0.99", "on=slurm"], "on=slurm needs sbatch"),
-        ([*WORDS, "learner.gamma=0.9..0.99", "slurm=--mem=1G"], "slurm= has no effect"),
+        (
+            [*WORDS, "learner.gamma=0.9..0.99", "slurm=--mem=1G"],
+            "slurm= has an effect",
+        ),
     ],
 )
 def test_mistakes(

@@ -8,16 +8,12 @@ object in which each leaf is one block (`encode`).
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import socket
 import warnings
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -27,6 +23,7 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError
 from embodied.training.actors.actor import EnvActor, sendable
 from embodied.training.actors.collected import Collected, decode
+from embodied.training.actors.ray_connection import connected, imported
 from embodied.training.actors.shared_weights import flat_weights, load_flat
 from embodied.training.actors.transport import (
     END,
@@ -38,7 +35,6 @@ from embodied.training.actors.transport import (
     Weights,
 )
 
-CONNECT = 5.0  # s
 SLOW = 60.0  # s for an actor to begin before a warning
 Reply = tuple[bool, Any]  # (whether the call succeeded, its value or the error)
 
@@ -205,10 +201,8 @@ class RayCluster(Transport):
     """
 
     def __init__(self, count: int, cpus: int) -> None:
-        self.ray, self.cpus = imported(), cpus
-        self.ours = not self.ray.is_initialized()
-        if self.ours:
-            self._connect()
+        self.ray, self.cpus = imported("data.actors_on=ray"), cpus
+        self.ours = connected(self.ray)
         have = int(self.ray.cluster_resources().get("CPU", 0))
         if have < count * cpus:
             self.close()
@@ -216,19 +210,6 @@ class RayCluster(Transport):
                 f"data.actors={count} with threads={cpus} need {count * cpus} cores, and the Ray "
                 f"cluster has {have}: data.actors={have // cpus}"
             )
-
-    def _connect(self) -> None:
-        address = os.environ.get("RAY_ADDRESS", "")
-        options = {"include_dashboard": False, "log_to_driver": False}
-        try:
-            require_open(address)
-            self.ray.init(address or "local", logging_level=logging.WARNING, **options)
-        except (OSError, RuntimeError, ValueError) as error:
-            first = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"no Ray cluster at {address or 'this machine'} ({first}): RAY_ADDRESS=HOST:PORT, "
-                "as `ray start --head` shows it, and the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN"
-            ) from error
 
     def start(self, settings: ActorSettings) -> RayActor:
         node = {**settings.node, "device": "cpu"}
@@ -241,19 +222,3 @@ class RayCluster(Transport):
         """Leave the cluster; one that was started here ends."""
         if self.ours:
             self.ray.shutdown()
-
-
-def require_open(address: str) -> None:
-    """OSError unless HOST:PORT answers; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=CONNECT).close()
-
-
-def imported() -> Any:
-    """The module `ray`, which sends no usage statistics unless the user's environment says so."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        return import_module("ray")
-    except ModuleNotFoundError as error:
-        raise ConfigError('data.actors_on=ray needs Ray: pip install "embodied-rl[ray]"') from error

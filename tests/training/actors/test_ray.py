@@ -180,9 +180,13 @@ def test_the_command_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=110)
     assert process.returncode == 0, err
     assert checkpoint.read_about(tmp_path / "run")["step"] > 0
-    session = f"_{process.pid}/".encode()  # Ray's folders have the number of who started it
-    left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if session in contents(file)]
-    assert not left
+    assert not left_of(process.pid)
+
+
+def left_of(driver: int) -> list[Path]:
+    """The processes of the cluster that `driver` started: Ray's folders have its number."""
+    session = f"_{driver}/".encode()
+    return [file for file in Path("/proc").glob("[0-9]*/cmdline") if session in contents(file)]
 
 
 def contents(file: Path) -> bytes:

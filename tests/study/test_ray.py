@@ -1,0 +1,171 @@
+"""`embodied sweep on=ray`, on a cluster of two cores that this file starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError
+from embodied.study import ray_runner
+from embodied.study import sweep as module
+from embodied.study.launchers import launcher
+from embodied.study.ray_runner import Runner
+from embodied.study.space import Searched
+from embodied.study.study import STOPPED
+from tests.study.test_sweep import WORDS, embodied
+from tests.training.actors.helper import alive
+from tests.training.actors.test_ray import left_of
+
+ray: Any = pytest.importorskip("ray")
+optuna: Any = pytest.importorskip("optuna")
+GAMMA = Searched("learner.gamma", low=0.9, high=0.99)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_each_trial_runs_on_the_cluster(tmp_path: Path) -> None:
+    words = [*WORDS, "learner.gamma=0.9..0.99", "trials=2", "workers=2", f"out={tmp_path / 'out'}"]
+    assert embodied("sweep", *words, "on=ray", "threads=1") == 0
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
+    assert [trial["state"] for trial in found] == ["complete"] * 2
+    assert "two_gap-gaussian-sac" in (tmp_path / "out" / "trial-000.log").read_text()
+    assert ray.is_initialized(), "a cluster that was there stays"
+
+
+def long_trial(out: Path) -> tuple[Any, Any, Any]:
+    """A sweep of one long trial, its study and that trial."""
+    sweep = module.Sweep(words=tuple(WORDS), space=(GAMMA,), trials=1, steps=400_000, rungs=200)
+    study = module.open_study(sweep, out)
+    return sweep, study, study.ask()
+
+
+def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
+    sweep, study, trial = long_trial(tmp_path)
+    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
+    module._run_trial(sweep, study, trial, tmp_path, Event(), launcher("ray", None))
+    assert study.trials[0].state.name == "PRUNED"
+    assert 2_000 <= int(checkpoint.find(tmp_path / "trial-000").name) < 400_000
+
+
+def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, _, trial = long_trial(tmp_path)
+    folder = module.folder_of(tmp_path, trial.number)
+    training: Any = launcher("ray", None).start(module.line_of(sweep, trial, tmp_path), folder)
+    end = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/0*/loop.pt")) and time.monotonic() < end:
+        assert training.poll() is None
+        time.sleep(0.1)
+    pids = training.runner.__ray_call__.remote(lambda runner: (os.getpid(), runner.process.pid))
+    actor, pid = ray.get(pids)
+    os.kill(actor, signal.SIGKILL)
+    assert training.wait(60) == STOPPED
+    assert "trial-000 ended with its machine" in capsys.readouterr().err
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(pid), "the training ends with its actor"
+    assert "stopped; saved" in Path(f"{folder}.log").read_text()
+
+
+def test_what_waits_for_a_machine_ends_at_once(tmp_path: Path) -> None:
+    other = ray.remote(Runner).options(num_cpus=2).remote()
+    ray.get(other.__ray_ready__.remote())
+    on = launcher("ray", None)
+    training = on.start(["python", "-c", "1"], tmp_path / "waits")
+    with pytest.raises(subprocess.TimeoutExpired):
+        training.wait(0.5)
+    on.interrupt(training, tmp_path / "waits")
+    assert training.wait(10) == STOPPED
+    ray.kill(other)
+
+
+def test_what_is_interrupted_just_before_it_begins_hears_it(tmp_path: Path) -> None:
+    runner = Runner()
+    runner.interrupt()
+    (tmp_path / "it.ray").write_text("mark")
+    words = ["python", "-c", "import time; time.sleep(60)"]
+    assert runner.run(words, str(tmp_path / "it"), str(tmp_path), "mark") != 0
+
+
+@pytest.mark.parametrize("content", [None, "of an earlier sweep"])
+def test_a_folder_that_is_not_shared_is_one_line(
+    tmp_path: Path, content: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner as on a machine on which the folder is another one, or not there."""
+    monkeypatch.setattr(ray_runner, "SHARED", 0.2)
+    if content is not None:
+        (tmp_path / "it.ray").write_text(content)
+    said = Runner().run(["python", "-c", "1"], str(tmp_path / "it"), str(tmp_path), "mark")
+    assert "it.ray of the sweep's machine is not here" in str(said) and "share" in str(said)
+
+
+def test_why_a_training_could_not_begin_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, study, trial = long_trial(tmp_path / "out")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "not_there"))
+    with pytest.raises(ConfigError, match=r"No such file or directory.*not_there"):
+        module._run_trial(sweep, study, trial, tmp_path / "out", Event(), launcher("ray", None))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["threads=3"], "needs 3 cores and 0 GPUs on one machine.* at most 2 cores and 0 GPUs"),
+        (["device=cuda"], "needs 1 cores and 1 GPUs on one machine"),
+        (["slurm=--time=1"], "slurm= has an effect with on=slurm only"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = [*WORDS, "learner.gamma=0.9..0.99", *words, f"out={tmp_path / 'out'}", "on=ray"]
+    assert embodied("sweep", *every) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'on=ray needs Ray: pip install "embodied-rl\[ray\]"'):
+        launcher("ray", None)
+
+
+def test_an_interrupted_sweep_ends_its_cluster_and_goes_on(tmp_path: Path) -> None:
+    """SIGINT to all, as a terminal sends it; without RAY_ADDRESS the sweep starts a cluster."""
+    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
+    words += ["trials=1", "steps=8000", "rungs=8", f"out={tmp_path / 'out'}", "on=ray"]
+    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(120) == 130
+    assert "stopped; saved" in (tmp_path / "out" / "trial-000.log").read_text()
+    assert not left_of(process.pid)
+    again = subprocess.run(words, capture_output=True, text=True)
+    assert again.returncode == 0 and "resume=" in again.stdout, again.stderr
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
+    assert [trial["state"] for trial in found] == ["complete"]
