@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.vision.augment import augment
 from embodied.vision.captions import Scenes
-from embodied.vision.simclip import BLANK, NEGATIONS, Towers, resize_views, words_of
+from embodied.vision.simclip import BLANK, Towers, resize_views, words_of
 
 BLANKS = (BLANK, "an empty picture", "no scene in view", "the picture is empty", "nothing in view")
 STRAYS = words_of(
@@ -25,7 +24,6 @@ STRAYS = words_of(
     "newspaper garden tree flower boat sails storm horse kitchen plate soup guitar plays dances "
     "moon night train station waits umbrella book letter winter snow football crowd sleeps chair"
 )
-NEGATED = 6  # sentences of a batch
 LINKS = (" and ", ", ", " while ", "; ", " with ")
 
 
@@ -42,8 +40,8 @@ class Plan:
     decay: float = 0.01
     order: float = 4.0
     seed: int = 0
-    variants: int = 5
-    polish: int = 20_000
+    variants: int = 2
+    polish: int = 8000
     save_every: int = 200
 
 
@@ -65,8 +63,6 @@ class Corpus:
             for phrase in each:
                 self.means.setdefault(phrase, set()).add(number)
         # Rare facts are sampled as often as common ones.
-        # Of an environment with four times as many images twice as many are taken.
-        self.weights = torch.tensor([float(len(scenes)) for scenes in envs]).sqrt()
         self.rare = [1 / scenes.facts.float().mean(0).clamp(min=0.01) for scenes in envs]
 
     def look(self, towers: Towers, plan: Plan, folder: Path) -> None:
@@ -78,7 +74,7 @@ class Corpus:
         self.moments: list[Tensor] = []
         for scenes in self.envs:
             random.manual_seed(plan.seed)
-            sort = f"{len(scenes)}-{plan.variants}-{self.single}-{towers.shape.views}"
+            sort = f"{len(scenes)}-{plan.variants}-{towers.shape.views}"
             path = folder / f"moments-{scenes.env}-{sort}.safetensors"
             if not path.exists():
                 each = [
@@ -151,7 +147,7 @@ def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
     """The batch of one step: three quarters from one environment, so that its captions must be
     distinguished, with some empty images and unrelated sentences."""
     random = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
-    sizes = corpus.weights
+    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.envs])
     main = int(torch.multinomial(sizes, 1, generator=random))
     others = torch.multinomial(sizes, 3, replacement=True, generator=random).tolist()
     own, rest, blank = 3 * plan.batch // 4, plan.batch // 16, plan.batch // 16
@@ -177,13 +173,9 @@ def sample_batch(corpus: Corpus, plan: Plan, step: int) -> Batch:
     true = corpus.hold(captions, known)
     numbers = [[corpus.count - 1, *each] for each in rungs_of(corpus, main)]
     strays = [unrelated_sentence(random) for _ in range(4)]
-    denied, opposite = negated_captions(corpus, main, known, random)
-    texts = [join_phrases(caption, random) for caption in captions] + strays + denied
-    unnamed = [[] for _ in (*strays, *denied)]
-    sentences = [*captions, *unnamed, *([text] for each in rungs for text in each)]
-    never = torch.zeros(len(true), len(strays), dtype=torch.bool)
-    opposite[own:] = False  # of other environments nothing is said
-    true = torch.cat([true, never, opposite], 1)
+    texts = [join_phrases(caption, random) for caption in captions] + strays
+    sentences = [*captions, *([] for _ in strays), *([text] for each in rungs for text in each)]
+    true = torch.cat([true, torch.zeros(len(true), len(strays), dtype=torch.bool)], 1)
     return Batch(
         drop_views(torch.cat(seen).float(), corpus.single, random),
         texts,
@@ -219,21 +211,6 @@ def drop_views(moments: Tensor, single: int, random: torch.Generator) -> Tensor:
     return moments
 
 
-def negated_captions(
-    corpus: Corpus, env: int, known: Tensor, random: torch.Generator
-) -> tuple[list[str], Tensor]:
-    """NEGATED sentences "A is not B" about an environment, and of which images with the facts
-    `known` [n, count] they are true: [n, NEGATED] (bool)."""
-    said, true = list[str](), list[Tensor]()
-    while len(said) < NEGATED:
-        first, end = corpus.first[env : env + 2]
-        phrase = corpus.phrase(int(torch.randint(first, end, (1,), generator=random)), random)
-        if " is " in phrase and not NEGATIONS & {*words_of(phrase)}:
-            said.append(phrase.replace(" is ", " is not ", 1))
-            true.append(~known[:, sorted(corpus.means[phrase])].any(1))
-    return said, torch.stack(true, 1)
-
-
 def unrelated_sentence(random: torch.Generator) -> str:
     """A sentence that is true of no scene."""
     count = int(torch.randint(3, 9, (1,), generator=random))
@@ -256,12 +233,27 @@ def colour_moments(
 ) -> Tensor:
     """Fixed features of images, [N, F] in half precision; augmented unless `variant` is 0."""
     device = towers.t.device
-    some = pictures[:: max(len(pictures) // 200, 1)]
-    back = some.median(0).values  # what most images have there
     parts = [
         towers.look.moments(
-            resize_views(augment(p, back, random) if variant else p, towers.shape.side).to(device)
+            resize_views(augment(p, random) if variant else p, towers.shape.side).to(device)
         )
-        for p in pictures.split(100)
+        for p in pictures.split(200)
     ]
     return torch.cat(parts).half().cpu()
+
+
+def augment(pictures: Tensor, random: torch.Generator) -> Tensor:
+    """Random brightness, tint and noise; every fifth image at lower resolution."""
+    count, (side, width) = len(pictures), pictures.shape[1:3]
+    gain = 0.8 + 0.4 * torch.rand(count, 1, 1, 1, generator=random)
+    tint = 0.92 + 0.16 * torch.rand(count, 1, 1, 3, generator=random)
+    shift = 24 * torch.rand(count, 1, 1, 1, generator=random) - 12
+    # One noise image for all, with random strengths: one for each would cost more than a step.
+    grain = torch.randn(1, *pictures.shape[1:], generator=random)
+    strength = 8 * torch.rand(count, 1, 1, 1, generator=random) - 4
+    changed = pictures.float() * (gain * tint) + (shift + strength * grain)
+    coarse = changed[::5].permute(0, 3, 1, 2)
+    coarse = functional.interpolate(coarse, (2 * side // 3, 2 * width // 3), mode="area")
+    coarse = functional.interpolate(coarse, (side, width), mode="bilinear")
+    changed[::5] = coarse.permute(0, 2, 3, 1)
+    return changed.clamp(0, 255).to(torch.uint8)

@@ -20,16 +20,9 @@ from embodied.nn.statistics import auc, spearman
 from embodied.vision.captions import Scenes
 from embodied.vision.corpus import Corpus, Plan, blank_images
 from embodied.vision.image_text import views_of
-from embodied.vision.perturbations import TIES, perturbed
 from embodied.vision.simclip import BLANK, SimClip, Towers, save, words_of
-from embodied.vision.simclip_card import card_markdown
 
 SAID = 5  # phrasings per fact
-STRANGE = (  # true of no image
-    "a red bus waits in the rain",
-    "quarterly earnings exceeded forecasts",
-    "an old woman reads a newspaper",
-)
 GAP = 3  # white pixels between images
 
 
@@ -71,7 +64,7 @@ def card_of(trained: Sequence[Scenes], plan: Plan, minutes: float) -> dict[str, 
         "plan": asdict(plan),
         "minutes": round(minutes, 1),
         "ladders": ladders,
-        "vocabulary": sorted(known | {"and", "while", "with", "not", *words_of(BLANK)}),
+        "vocabulary": sorted(known | {"and", "while", "with", *words_of(BLANK)}),
     }
 
 
@@ -91,8 +84,6 @@ def evaluate(model: SimClip, fresh: Scenes, tracks: Scenes) -> dict[str, Any]:
         **rung_accuracy(model, seen, fresh),
         **retrieval_accuracy(model, seen, fresh),
         **progress_correlation(model, tracks),
-        "perturbed": perturbed_correlation(model, tracks),
-        "said": sentence_correlation(model, tracks),
     }
 
 
@@ -152,71 +143,35 @@ def progress_correlation(model: SimClip, tracks: Scenes) -> dict[str, float]:
     """Spearman's correlation of the ladder's score and of the cosine with true progress, averaged
     over the tracks; the fraction of steps with constant score; the scores of an empty image and of
     initial states."""
-    rungs = climbed_rungs(model, tracks)
+    names = [ladder.name for ladder in tracks.words.ladders]
+    column = names.index(tracks.moved[0])
+    ladder = tracks.words.ladders[column]
+    rungs = torch.stack(
+        [
+            model.texts([BLANK])[0],
+            *(mean_embedding(model, spread(r.phrases, SAID)) for r in ladder.rungs),
+        ]
+    )
     seen = model.images(tracks.pictures)
     score = placed(model, seen, rungs)
-    flat, starts = [], []
+    cosine = seen @ rungs[-1]
+    ladders, cosines, flat, starts = [], [], [], []
     for track in tracks.track.unique().tolist():
         rows = tracks.track == track
+        true = tracks.places[rows, column]
+        ladders.append(spearman(score[rows], true, undefined=0.0))
+        cosines.append(spearman(cosine[rows], true, undefined=0.0))
         flat.append(float((score[rows].diff().abs() < 1e-3).float().mean()))
         starts.append(float(score[rows][0]))
     random, views = torch.Generator().manual_seed(0), views_of(tracks.pictures)
     nothing = blank_images(32, tracks.pictures.shape[1], views, random)
     return {
-        "ladder": mean(correlations(score, tracks)),
-        "cosine": mean(correlations(seen @ rungs[-1], tracks)),
+        "ladder": mean(ladders),
+        "cosine": mean(cosines),
         "flat": mean(flat),
         "start": mean(starts),
         "nothing": mean(placed(model, model.images(nothing), rungs).tolist()),
     }
-
-
-def climbed(tracks: Scenes) -> int:
-    """Which ladder the tracks climb."""
-    return [ladder.name for ladder in tracks.words.ladders].index(tracks.moved[0])
-
-
-def climbed_rungs(model: SimClip, tracks: Scenes) -> Tensor:
-    """The embeddings [K, D] of its rungs, the empty image first."""
-    ladder = tracks.words.ladders[climbed(tracks)]
-    each = [mean_embedding(model, spread(rung.phrases, SAID)) for rung in ladder.rungs]
-    return torch.stack([model.texts([BLANK])[0], *each])
-
-
-def correlations(score: Tensor, tracks: Scenes) -> list[float]:
-    """Spearman's correlation of a score [N] with true progress, of each track."""
-    each = [tracks.track == track for track in tracks.track.unique().tolist()]
-    true = tracks.places[:, climbed(tracks)]
-    return [spearman(score[rows], true[rows], undefined=0.0) for rows in each]
-
-
-def perturbed_correlation(model: SimClip, tracks: Scenes) -> dict[str, list[float]]:
-    """Correlation of the ladder's score with progress in changed images, mean and lowest track; and
-    of progress itself where steps in which it stands still are put in a random order."""
-    random, true = torch.Generator().manual_seed(0), tracks.places[:, climbed(tracks)]
-    each = correlations(true + 1e-4 * torch.rand(len(true), generator=random), tracks)
-    rungs, found = climbed_rungs(model, tracks), {TIES: [mean(each), round(min(each), 4)]}
-    for name, pictures in perturbed(tracks.pictures).items():
-        each = correlations(placed(model, model.images(pictures), rungs), tracks)
-        found[name] = [mean(each), round(min(each), 4)]
-    return found
-
-
-def sentence_correlation(model: SimClip, tracks: Scenes) -> dict[str, float]:
-    """Correlation with progress of the score of the negated goal, by its ladder and by the cosine,
-    and the highest cosine of three sentences that are true of no image."""
-    seen = model.images(tracks.pictures)
-    goal = tracks.words.ladders[climbed(tracks)].rungs[-1].phrases[0]
-    denied = goal.replace(" is ", " is not ", 1) if " is " in goal else f"not {goal}"
-    away, *strange = (
-        mean(correlations(seen @ said, tracks)) for said in model.texts([denied, *STRANGE])
-    )
-    ladder = model.ladder(denied)
-    if ladder is None:
-        return {"negated": away, "negated, cosine": away, "unrelated": max(strange)}
-    score = placed(model, seen, torch.stack([mean_embedding(model, each) for each in ladder]))
-    negated = mean(correlations(score, tracks))
-    return {"negated": negated, "negated, cosine": away, "unrelated": max(strange)}
 
 
 def placed(model: SimClip, seen: Tensor, rungs: Tensor) -> Tensor:
@@ -250,3 +205,59 @@ def contact_sheet(model: SimClip, envs: Sequence[Scenes], count: int = 6) -> Ten
     lines = [torch.cat(list(row), 1) for row in edged]
     widest = max(line.shape[1] for line in lines)
     return torch.cat([functional.pad(x, (0, 0, 0, widest - x.shape[1]), value=255) for x in lines])
+
+
+def card_markdown(card: dict[str, Any]) -> str:
+    """The model card as Markdown."""
+    plan, columns = card["plan"], ("auc", "auc_held_out", "rung", "rung_beside", "retrieval")
+    lines = [
+        "# simclip",
+        "",
+        "A small image-text dual encoder, distilled from the states of our simulators. It is valid",
+        "for the environments and sentences below, not for language in general. Rewards that use",
+        "it show that the method works, not that a model understands images.",
+        "",
+        f"Trained for {plan['steps']} steps on batches of {plan['batch']} images with captions, "
+        f"and {plan['polish']} steps",
+        f"of the image head alone (seed {plan['seed']}). The last session took {card['minutes']} "
+        "minutes, rendering",
+        "included. Images were augmented in brightness, colour, noise and resolution.",
+        "Evaluated on scenes of another seed; one in seven phrasings of each fact was held out.",
+        "",
+        "| environment | images | fact AUC | AUC, held-out phrasings | rung accuracy | within one "
+        "rung | retrieval (chance) | ladder ~ progress | cosine ~ progress | constant steps | "
+        "empty / initial |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for env, row in card["worlds"].items():
+        cells = [f"{row[name]:.2f}" for name in columns[:-1]]
+        cells += [f"{row['retrieval']:.2f} ({row['chance']:.2f})"]
+        cells += [f"{row['ladder']:.2f}", f"{row['cosine']:.2f}", f"{row['flat']:.0%}"]
+        cells += [f"{row['nothing']:.2f} / {row['start']:.2f}"]
+        lines.append(f"| {env} | {row['pictures']} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "`ladder ~ progress`: Spearman correlation between the expected position on a ladder of",
+        "captions and the true one, along scripted successful episodes; `cosine ~ progress`: the",
+        "same for the cosine similarity to the last caption. `constant steps`: steps in which the",
+        "ladder score changes by less than 0.001. `empty / initial`: ladder score of an empty",
+        "image and of initial states.",
+        "",
+        "## Limitations",
+        "",
+        *[
+            f"- {env}: the facts with the lowest AUC are {', '.join(row['worst'])}."
+            for env, row in card["worlds"].items()
+        ],
+        "- Depth along the viewing direction in a single view: an object in front of or behind",
+        "  another one looks close to it unless one hides the other. The FR3 images show the front",
+        "  and wrist cameras side by side (env.portraits=[front,wrist]), a quarter of them the",
+        "  front camera alone.",
+        "- Anything without captions: speeds, other objects, robots and environments.",
+        "  A sentence with mostly unknown words has no ladder; its score is the cosine similarity,",
+        "  which is meaningless then.",
+        '- Words outside of the training captions, negations ("not touching" is read as',
+        '  "touching"), numbers.',
+        "",
+    ]
+    return "\n".join(lines)

@@ -134,7 +134,8 @@ def image_head_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Loss of a batch of one environment's images, and empty ones, against one sentence `marks` [F,
     D] per fact."""
-    env = int(torch.multinomial(corpus.weights, 1, generator=random))
+    sizes = torch.tensor([float(len(scenes)) for scenes in corpus.envs])
+    env = int(torch.multinomial(sizes, 1, generator=random))
     index = torch.randint(len(corpus.envs[env]), (plan.batch,), generator=random)
     variant = torch.randint(plan.variants, (plan.batch,), generator=random)
     none = torch.randint(len(corpus.nothing), (plan.batch // 20,), generator=random)

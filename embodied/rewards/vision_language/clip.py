@@ -16,7 +16,6 @@ which, unlike a similarity, is ordered between its ends.
 from __future__ import annotations
 
 import re
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,9 +44,8 @@ class Config:
     the hub.
 
     `ladder`: sentences from worst to best; "auto": the order that the encoder was trained with, if
-    one ends in the prompt (for "A and B" the mean of both); "none". With "auto" and simclip, a
-    prompt of mostly unknown words scores 0 everywhere: its similarity would mean nothing.
-    `temperature` of the ladder (None: the encoder's).
+    one ends in the prompt (for "A and B" the mean of both); "none". `temperature` of the ladder
+    (None: the encoder's).
 
     `value`: "level": reward score - 1 in each step (reaching the goal soon and staying is optimal);
     "change": discount * score' - score, potential-based shaping. Both times `scale`. `picture`: an
@@ -146,16 +144,7 @@ class Ladders:
         return (self.scale * seen @ rungs.T).softmax(1) @ steps
 
 
-class Unknown:
-    """0 for every embedding [N, D]."""
-
-    def __call__(self, seen: Tensor) -> Tensor:
-        return seen.new_zeros(len(seen))
-
-
-def readout_of(
-    config: Config, model: ImageText, goal: tuple[str, ...]
-) -> Projected | Ladders | Unknown:
+def readout_of(config: Config, model: ImageText, goal: tuple[str, ...]) -> Projected | Ladders:
     """The ladder that is configured or provided by the encoder, else goal and baseline."""
     scale = getattr(model, "scale", 100.0) if not config.temperature else 1 / config.temperature
     if isinstance(config.ladder, tuple):
@@ -167,13 +156,6 @@ def readout_of(
             return Ladders(
                 [torch.stack([mean(model, rung) for rung in each]) for each in known], scale
             )
-        if not any(map(model.knows, goal)):
-            warnings.warn(
-                f'simclip does not know most words of "{goal[0]}", which scores 0 everywhere: '
-                "reward.ladder=none takes its similarity, reward.model=PATH another encoder",
-                stacklevel=2,
-            )
-            return Unknown()
         baseline: tuple[str, ...] = (BLANK,)
     else:
         baseline = listed(config.baseline)
