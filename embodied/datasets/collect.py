@@ -56,7 +56,7 @@ def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[in
     env = build(config.env | {"num_envs": config.num_envs}, VecEnv)
     try:
         demonstrator = build(config.demonstrator, Policy, spec=env.spec).eval()
-        if not 1 <= (config.execute or 1) <= demonstrator.chunk:
+        if config.execute is not None and not 1 <= config.execute <= demonstrator.chunk:
             raise ConfigError(f"execute={config.execute} is not in 1..{demonstrator.chunk}")
         _require_same_settings(config)
         episodes = play_with_text(demonstrator, env, config.seed, config.execute)

@@ -1,4 +1,4 @@
-"""The map that shows a row of Drive."""
+"""The picture of one of Drive's parallel envs: a map around its car."""
 
 from __future__ import annotations
 
