@@ -15,8 +15,10 @@ may switch torque off.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import inspect
 import json
 import os
 import pkgutil
@@ -26,13 +28,15 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Generator
 from typing import Any
 
 STATE = struct.Struct("=2d")
 """When the measurement began (s, monotonic clock) and how long it took (s)."""
 MEASURED, REASON, READY, ORDER = b"m", b"!", b"r", b"o"
 MEASUREMENTS = 40  # at the start, to know how long one takes
-CONNECTS = 5  # LeRobot's `connect` gives up on one lost packet of about a hundred
+CONNECTS = 5  # LeRobot's `connect` gives up on one packet of about a hundred
+RETRIES = 5  # for one packet, meanwhile
 LOST = (ConnectionError, RuntimeError, IndexError)  # no reply; none to a ping; a damaged one
 TORQUE = "disable_torque_on_disconnect"
 
@@ -109,6 +113,30 @@ def hold_when_enabled(bus: Any) -> None:
     bus.enable_torque = enable_torque
 
 
+@contextlib.contextmanager
+def packets_sent_again(bus: Any) -> Generator[None]:
+    """A packet without a reply is sent again: LeRobot can do so and, by default, does not."""
+
+    def patient(call: Any) -> Any:
+        def again(*given: Any, **named: Any) -> Any:
+            return call(*given, **{**named, "num_retry": RETRIES})
+
+        return again
+
+    names = [
+        name
+        for name in ("ping", "_read", "_write", "_sync_read", "_sync_write")
+        if "num_retry" in inspect.signature(getattr(bus, name, len)).parameters
+    ]
+    for name in names:
+        setattr(bus, name, patient(getattr(bus, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(bus, name)
+
+
 def reading(device: Any, role: str) -> dict[str, Any]:
     """What LeRobot measures."""
     found: dict[str, Any] = device.get_observation() if role == "robot" else device.get_action()
@@ -135,7 +163,11 @@ class Bridge:
         last = ""
         for _ in range(CONNECTS):
             try:
-                return self.ready(self.attempt())
+                with contextlib.ExitStack() as stack:
+                    for bus in buses(self.device):
+                        stack.enter_context(packets_sent_again(bus))
+                    spent = self.attempt()
+                return self.ready(spent)
             except LOST as error:
                 last = f"{type(error).__name__}: {error}"
             for bus in buses(self.device):
