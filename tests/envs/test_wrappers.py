@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from envs.toy.two_gap import Config as GapConfig
 from envs.toy.two_gap import TwoGap
-from envs.wrappers import action_repeat, delays, nan_guard, time_limit
+from envs.wrappers import action_repeat, delays, nan_guard, sparse_success, time_limit
 from envs.wrappers.stack import Wrapped
 
 
@@ -95,6 +95,49 @@ def test_time_limit() -> None:
     steps = [env.step(zero()) for _ in range(3)]
     assert steps[2].terminated.tolist() == [True, False]
     assert steps[2].truncated.tolist() == [False, True]
+
+
+def test_sparse_success() -> None:
+    """Reward 1 and a new episode at success, also where the environment goes on after it."""
+
+    class GoesOn(Counter):
+        def step(self, action: torch.Tensor) -> Step:
+            self.applied.append(action.clone())
+            self.age = self.age + 1
+            late, success = self.age >= self.last + 2, self.age >= torch.tensor([2, 99])
+            following = self.see()
+            if bool(late.any()):
+                self.reset(mask=late)
+            no = torch.zeros_like(late)
+            return Step(self.see(), following, 7.0 + zero()[:, 0], no, late, {"success": success})
+
+    env = sparse_success.SparseSuccess(sparse_success.Config(), GoesOn(Config(horizon=3)))
+    env.reset(0)
+    step = env.step(zero())
+    assert step.reward.tolist() == [0, 0] and not step.ended.any()
+    step = env.step(zero())
+    assert step.reward.tolist() == [1, 0] and step.terminated.tolist() == [True, False]
+    assert shown(step.next_obs) == [12, 112] and shown(step.obs) == [20, 112]
+    for _ in range(3):
+        step = env.step(zero())
+    # Row 0 has succeeded again meanwhile; row 1 meets its time limit after 3 + 1 + 2 steps.
+    assert env.step(zero()).truncated.tolist() == [False, True]
+    # Success in the step that ends the episode anyway: once, and terminated.
+    env = sparse_success.SparseSuccess(sparse_success.Config(), Counter(Config(horizon=1)))
+    env.reset(0)
+    step = env.step(zero())
+    assert step.terminated.tolist() == [True, False] and shown(step.obs) == [20, 111]
+
+
+def test_sparse_success_needs_an_environment_that_reports_it() -> None:
+    class Silent(Counter):
+        def step(self, action: torch.Tensor) -> Step:
+            return replace(super().step(action), log={})
+
+    env = sparse_success.SparseSuccess(sparse_success.Config(), Silent(Config()))
+    env.reset(0)
+    with pytest.raises(ConfigError, match="does not report success"):
+        env.step(zero())
 
 
 def test_action_repeat() -> None:
