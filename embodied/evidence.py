@@ -3,7 +3,7 @@
     python -m embodied.evidence [STUDY ...]      (default: all of studies/)
 
 The studies of this project (`embodied.study`); `embodied study FILE` runs anybody's. Results are
-written to `docs/evidence/STUDY.json`, the table to `docs/evidence.md`.
+written to `docs/evidence/STUDY.json`, the table to `docs/evidence.md`, plots to `docs/results.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import numpy as np
 
 from embodied.core.build import ConfigError, nearest
 from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.evidence_plots import write_plots
 from embodied.study import rules
+from embodied.study.curves import read
 from embodied.study.study import (
     Study,
     commit_of,
@@ -75,6 +77,7 @@ def main() -> None:
         if seeds := finished(study, work):
             write_down(name, replace(study, seeds=seeds), work)
     write_table()
+    write_plots({path.stem: current(path.stem, json.loads(path.read_text())) for path in results()})
 
 
 def study_of(name: str) -> Study:
@@ -107,6 +110,7 @@ def write_down(name: str, study: Study, work: Path) -> None:
         "minutes": minutes,
         "also": dict(study.also),
         "further": {each: scores_of(study, work, each) for each in study.further_metrics},
+        "curves": curves(study, work),
         "commits": {
             variant: [commit_of(work / f"{variant}-{seed}") for seed in study.seeds]
             for variant in study.variants
@@ -117,6 +121,20 @@ def write_down(name: str, study: Study, work: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
     print("\n".join(rows(current(name, facts))), flush=True)
+
+
+def curves(study: Study, work: Path) -> dict[str, Any]:
+    """Of each variant that was evaluated more than once: steps [P], minutes [P], scores [S, P]."""
+    found = {variant: read(study, work, variant) for variant in study.variants}
+    return {
+        variant: {
+            "steps": curve.steps.tolist(),
+            "minutes": np.round(curve.seconds / 60, 2).tolist(),
+            "scores": np.round(curve.scores, 4).tolist(),
+        }
+        for variant, curve in found.items()
+        if curve is not None and len(curve.steps) > 1
+    }
 
 
 def rows(facts: dict[str, Any]) -> list[str]:
@@ -195,6 +213,11 @@ def current(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def results() -> list[Path]:
+    """The JSON of every study."""
+    return sorted(TABLE.with_suffix("").glob("*.json"))
+
+
 def write_table() -> None:
     """Write docs/evidence.md."""
     TABLE.write_text(table())
@@ -202,8 +225,7 @@ def write_table() -> None:
 
 def table() -> str:
     """docs/evidence.md, from the JSON of every study."""
-    studies = sorted(TABLE.with_suffix("").glob("*.json"))
-    facts = [current(path.stem, json.loads(path.read_text())) for path in studies]
+    facts = [current(path.stem, json.loads(path.read_text())) for path in results()]
     lines = [
         HEAD,
         *[line for f in facts for line in rows(f)],

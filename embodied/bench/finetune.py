@@ -9,7 +9,6 @@ continues.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +21,13 @@ from embodied.bench.measure import machine
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, iqm
+from embodied.study.curves import Curve, read
 from embodied.study.study import Study, cores, read_study
 from embodied.study.study import run as run_study
-from embodied.training.logger import read_metrics
 
 GOOD = 0.9  # success rate whose first crossing is in the table
 # Colour-blind safe (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One variant: `steps` [P], `seconds` [P] (median over seeds), `scores` [S, P]."""
-
-    steps: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    scores: NDArray[np.float64]
-
-    @property
-    def middle(self) -> NDArray[np.float64]:
-        return np.array([iqm(column) for column in self.scores.T])
-
-    @property
-    def band(self) -> NDArray[np.float64]:
-        """[P, 2]"""
-        return np.array([bootstrap_interval(column) for column in self.scores.T])
 
 
 def run(out: Path) -> None:
@@ -86,20 +67,6 @@ def report(study: Study, work: Path, out: Path) -> None:
     draw(study, base, curves, out / "finetune.png")
     Console().print(table(study, base, curves))
     Console().print(f"curves: {out / 'finetune.png'}", markup=False)
-
-
-def read(study: Study, work: Path, variant: str) -> Curve | None:
-    """The evaluations of every seed of a variant; None if a seed is missing."""
-    runs = [work / f"{variant}-{seed}" for seed in study.seeds]
-    if not all(Path(f"{run}.done").exists() for run in runs):
-        return None
-    rows = [[row for row in read_metrics(run) if study.metric in row] for run in runs]
-    count = min(map(len, rows))
-    return Curve(
-        np.array([row["step"] for row in rows[0][:count]], dtype=np.float64),
-        np.median([[row["seconds"] for row in own[:count]] for own in rows], 0),
-        np.array([[row[study.metric] for row in own[:count]] for own in rows]),
-    )
 
 
 def draw(study: Study, base: NDArray[np.float64], curves: dict[str, Curve], file: Path) -> None:
