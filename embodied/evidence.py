@@ -77,7 +77,7 @@ def main() -> None:
         if seeds := finished(study, work):
             write_down(name, replace(study, seeds=seeds), work)
     write_table()
-    write_plots({path.stem: current(path.stem, json.loads(path.read_text())) for path in results()})
+    write_plots(results())
 
 
 def study_of(name: str) -> Study:
@@ -213,9 +213,10 @@ def current(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def results() -> list[Path]:
-    """The JSON of every study."""
-    return sorted(TABLE.with_suffix("").glob("*.json"))
+def results() -> dict[str, dict[str, Any]]:
+    """What is known of every study that has been run, by name."""
+    files = sorted(TABLE.with_suffix("").glob("*.json"))
+    return {file.stem: current(file.stem, json.loads(file.read_text())) for file in files}
 
 
 def write_table() -> None:
@@ -225,7 +226,7 @@ def write_table() -> None:
 
 def table() -> str:
     """docs/evidence.md, from the JSON of every study."""
-    facts = [current(path.stem, json.loads(path.read_text())) for path in results()]
+    facts = list(results().values())
     lines = [
         HEAD,
         *[line for f in facts for line in rows(f)],

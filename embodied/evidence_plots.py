@@ -36,33 +36,40 @@ text { font: 11px sans-serif; fill: #68727e; }
 
 def write_plots(studies: Mapping[str, dict[str, Any]]) -> None:
     """Write docs/results.md and its images; `studies`: what is known of each, by name."""
-    shown = {
+    folder = PAGE.with_name("evidence")
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for name, facts in shown(studies).items():
+        for file, drawn in pictures(name, facts).items():
+            (folder / file).write_text(alone(drawn))
+    PAGE.write_text(page(studies))
+
+
+def page(studies: Mapping[str, dict[str, Any]]) -> str:
+    return "\n".join([HEAD, *(section(name, facts) for name, facts in shown(studies).items())])
+
+
+def shown(studies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
         name: facts
         for name, facts in studies.items()
         if not facts["withdrawn"] and not facts["seeds_alone"]
     }
-    for old in PAGE.with_name("evidence").glob("*.svg"):
-        old.unlink()
-    PAGE.write_text("\n".join([HEAD, *(section(name, facts) for name, facts in shown.items())]))
 
 
 def section(name: str, facts: Mapping[str, Any]) -> str:
-    """A study's part of the page; writes its images."""
-    pictures = [picture(f"{name}.svg", intervals(scores(facts)), f"{facts['metric']} of {name}")]
-    if drawn := lines(facts):
-        pictures.append(picture(f"{name}_training.svg", drawn, f"{name} during training"))
+    """A study's part of the page."""
+    images = [f"![{file}](evidence/{file})" for file in pictures(name, facts)]
+    about = f"{facts['task']}. `{facts['metric']}`, {len(facts['seeds'])} seeds."
     return "\n".join(
-        [
-            f"## {facts['method']}",
-            "",
-            f"{facts['task']}. `{facts['metric']}`, {len(facts['seeds'])} seeds.",
-            "",
-            *pictures,
-            "",
-            facts["claim"],
-            "",
-        ]
+        [f"## {facts['method']}", "", about, "", *images, "", facts["claim"].strip(), ""]
     )
+
+
+def pictures(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    """A study's SVGs by file name."""
+    both = {f"{name}.svg": intervals(scores(facts)), f"{name}_training.svg": lines(facts)}
+    return {file: drawn for file, drawn in both.items() if drawn}
 
 
 def scores(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -90,11 +97,10 @@ def names(curves: Mapping[str, Any]) -> str:
     )
 
 
-def picture(file: str, drawn: str, says: str) -> str:
-    """Write an SVG that stands alone; the Markdown that shows it."""
+def alone(drawn: str) -> str:
+    """An SVG that needs no page around it."""
     for colour, ink in zip(COLOURS, INKS, strict=True):
         drawn = drawn.replace(f"var({colour})", ink)
     opening, _, rest = drawn.partition(">")
-    alone = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    (PAGE.with_name("evidence") / file).write_text(f"{alone}>{STYLE}{rest}\n")
-    return f"![{says}](evidence/{file})"
+    opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return f"{opening}>{STYLE}{rest}\n"

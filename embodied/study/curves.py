@@ -33,12 +33,17 @@ class Curve:
 
 
 def read(study: Study, work: Path, variant: str) -> Curve | None:
-    """The evaluations of every seed of a variant; None if a seed is missing."""
+    """The evaluations of every seed of a variant; None if a seed is missing, or has no times."""
     if not all(is_done(work, variant, seed) for seed in study.seeds):
         return None
     runs = [work / f"{variant}-{seed}" for seed in study.seeds]
-    rows = [[row for row in read_metrics(run) if study.metric in row] for run in runs]
+    rows = [
+        [row for row in read_metrics(run) if study.metric in row and "seconds" in row]
+        for run in runs
+    ]
     count = min(map(len, rows))
+    if not count:
+        return None
     return Curve(
         np.array([row["step"] for row in rows[0][:count]], dtype=np.float64),
         np.median([[row["seconds"] for row in own[:count]] for own in rows], 0),
