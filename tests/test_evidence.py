@@ -146,11 +146,12 @@ def test_no_page_quotes_a_withdrawn_result() -> None:
 def test_studies_are_well_formed(file: Path) -> None:
     study = read_study(file.read_text(), file.stem)
     assert {study.baseline, study.result, *study.also} <= study.variants.keys()
-    for variant, line in study.variants.items():
-        words = line.format(work="W", out=f"W/{variant}-0", seed=0).split()
+    for variant in study.variants:
+        words = study.line(variant, 0, Path("W")).split()
         assert words[0] in ("embodied", "python")
-        assert f"output=W/{variant}-0" in words
-        of_seed = any(word.endswith("-0") for word in words if not word.startswith("output="))
+        outs = [word for word in words if word.startswith(("out=", "output="))]
+        assert [out.partition("=")[2] for out in outs] == [f"W/{variant}-0"]
+        of_seed = any(word.endswith("-0") for word in words if word not in outs)
         assert "seed=0" in words or (words[1] == "eval" and of_seed)
         for word in words:
             if word.startswith("experiment="):
