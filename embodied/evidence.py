@@ -3,7 +3,7 @@
     python -m embodied.evidence [STUDY ...]      (default: all of studies/)
 
 The studies of this project (`embodied.study`); `embodied study FILE` runs anybody's. Results are
-written to `docs/evidence/STUDY.json`, the table to `docs/evidence.md`, plots to `docs/results.md`.
+written to `docs/evidence/STUDY.json`, the table to `docs/evidence.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 
 from embodied.core.build import ConfigError, nearest
 from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
-from embodied.evidence_plots import write_plots
 from embodied.study import rules
 from embodied.study.curves import read
 from embodied.study.study import (
@@ -77,7 +76,6 @@ def main() -> None:
         if seeds := finished(study, work):
             write_down(name, replace(study, seeds=seeds), work)
     write_table()
-    write_plots(results())
 
 
 def study_of(name: str) -> Study:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embodied import evidence, evidence_plots
+from embodied import evidence
 from embodied.core.build import ConfigError, parse
 from embodied.evaluation.statistics import iqm
 from embodied.moved import MovedWarning
@@ -95,14 +95,6 @@ def test_the_page_says_what_the_rules_say() -> None:
             assert line.startswith("| WITHDRAWN: ") == bool(facts["withdrawn"])
             few = len(facts["seeds"]) < rules.MIN_SEEDS
             assert not few or ("seeds alone" in line and "[" not in line.split(" | ")[6])
-
-
-def test_the_page_of_results_shows_what_counts() -> None:
-    studies = evidence.results()
-    assert evidence_plots.PAGE.read_text() == evidence_plots.page(studies)
-    for name, facts in studies.items():
-        plotted = evidence.TABLE.with_suffix("") / f"{name}.svg"
-        assert plotted.exists() == (not facts["withdrawn"] and not facts["seeds_alone"])
 
 
 def figure(score: float) -> str:

@@ -77,12 +77,12 @@ class Frame:
             )
         return f'<polygon class="band" points="{self.path([*lower, *reversed(upper)])}"/>'
 
-    def line(self, points: Sequence[Point], colour: str = "") -> str:
+    def line(self, points: Sequence[Point], colour: str = "", dashed: bool = False) -> str:
         """A line in `colour` (of the page's style without one), with dots where points are few: a
         single one is a dot."""
-        stroke, fill = (
-            f' style="{part}:{colour}"' if colour else "" for part in ("stroke", "fill")
-        )
+        dashes = ";stroke-dasharray:6 4" if dashed else ""
+        stroke = f' style="stroke:{colour}{dashes}"' if colour else ""
+        fill = f' style="fill:{colour}"' if colour else ""
         line = f'<polyline class="line"{stroke} points="{self.path(points)}"/>'
         if len(points) > DOTS:
             return line
@@ -155,13 +155,15 @@ def framed(points: Sequence[Point], low: float | None = None, high: float | None
 
 
 def coloured(frame: Frame, points: Sequence[Point], number: int) -> str:
-    """One of several lines."""
-    return frame.line(points, f"var({COLOURS[number % len(COLOURS)]})")
+    """One of several lines; dashed where all colours have been used."""
+    dashed = number >= len(COLOURS)
+    return frame.line(points, f"var({COLOURS[number % len(COLOURS)]})", dashed)
 
 
 def legend(names: Iterable[str]) -> str:
     spans = [
-        f'<span style="color:var({COLOURS[number % len(COLOURS)]})">{escape(name)}</span>'
+        f'<span style="color:var({COLOURS[number % len(COLOURS)]})">{escape(name)}'
+        f"{' (dashed)' if number >= len(COLOURS) else ''}</span>"
         for number, name in enumerate(names)
     ]
     return f'<p class="legend">{" ".join(spans)}</p>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,8 +46,7 @@ NONE = "No study stands today: all of them are withdrawn until they are run with
 
 def page() -> str:
     """The page as Markdown with inline SVG."""
-    known = sorted(evidence.TABLE.with_suffix("").glob("*.json"))
-    every = {p.stem: evidence.current(p.stem, json.loads(p.read_text())) for p in known}
+    every = evidence.results()
     drawn = {name: facts for name, facts in every.items() if not facts["withdrawn"]}
     lines = [STYLE, "", HEAD.format(drawn=len(drawn), withdrawn=len(every) - len(drawn))]
     lines += ["## Probability of improvement", "", *improvements(drawn)]
@@ -90,6 +88,21 @@ def section(name: str, facts: Facts) -> Iterator[str]:
     if allowed:
         yield from ("Share of runs above a score:", "")
         yield from (figure(several(profiles(variants), "share of runs")), "")
+    if curves := facts.get("curves"):
+        yield from ("Interquartile mean by environment steps or updates, and by minutes:", "")
+        for unit in ("steps", "minutes"):
+            yield from (figure(several(training(curves, unit), facts["metric"])), "")
+
+
+def training(curves: Mapping[str, Any], unit: str) -> dict[str, list[tuple[float, float]]]:
+    """Of each variant the interquartile mean over seeds at each evaluation."""
+    return {
+        variant: [
+            (at, iqm(scores))
+            for at, scores in zip(curve[unit], zip(*curve["scores"], strict=True), strict=True)
+        ]
+        for variant, curve in curves.items()
+    }
 
 
 def summary(scores: list[float]) -> dict[str, Any]:
