@@ -10,13 +10,14 @@ import yaml
 
 from embodied import moved
 from embodied.core.build import Node
+from embodied.core.yaml_text import parse_yaml
 
 
 def with_present_names(file: Path) -> str | None:
     """The text of a YAML file with current names of options and settings; None if it uses no
-    deprecated ones."""
+    deprecated ones. ConfigError."""
     text = file.read_text()
-    node = yaml.safe_load(text)
+    node = parse_yaml(text, str(file))
     if not isinstance(node, dict):
         return None
     new: Node = dict(node)

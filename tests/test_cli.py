@@ -94,6 +94,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=pendulum_sac demonstrator=lift", 'no setting "demonstrator"'),
         ("train experiment=pendulum_sac --speed 3", "unknown argument --speed"),
         ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
+        ("train env=bad --config-dir {bad}", "bad.yaml is not YAML, line 3: expected"),
         ("train experiment=fr3_lift_flow demos=/nowhere size=debug output={out}", "/nowhere"),
         ("train experiment=fr3_lift_flow size=debug output={out}", "needs demonstrations"),
         ("train experiment=fr3_lift_dsrl size=debug output={out}", "init=RUN"),
@@ -121,7 +122,9 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
 )
 def test_a_mistake_is_one_line(embodied: Shell, tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "empty").mkdir()
-    places = {"{out}": tmp_path / "out", "{empty}": tmp_path / "empty"}
+    places = {name: tmp_path / name[1:-1] for name in ("{out}", "{empty}", "{bad}")}
+    places["{bad}"].joinpath("env").mkdir(parents=True)
+    (places["{bad}"] / "env" / "bad.yaml").write_text("a: [1,\nb: 2\n")
     for mark, place in places.items():
         line = line.replace(mark, str(place))
     outcome = embodied(*line.split())

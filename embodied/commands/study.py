@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.file} is no file: embodied study FILE.yaml")
     text = args.file.read_text()
     if "seeds" in given:
+        read_study(text, args.file.stem)  # with its error
         text = yaml.safe_dump(yaml.safe_load(text) | {"seeds": yaml.safe_load(given["seeds"])})
     study = read_study(text, args.file.stem)
     work = Path(given.get("out") or Path("outputs") / "studies" / args.file.stem)

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from embodied import moved
 from embodied.core import build
 from embodied.core.build import ConfigError, Node
+from embodied.core.yaml_text import parse_yaml
 
 OUTSIDE = (
     "real_robot.",
@@ -30,13 +29,13 @@ MOST = 100_000  # parts of one file: more are an attack, or a mistake
 def read_saved(file: Path) -> Node:
     """The mapping in a YAML file of a run, a checkpoint or a dataset; ConfigError."""
     try:
-        node = yaml.safe_load(file.read_text())
+        node = parse_yaml(file.read_text(), str(file))
         if isinstance(node, dict):
             _require_values(node)
             return cast(Node, node)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML ({str(error).splitlines()[0]})") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     raise ConfigError(f"{file} should hold settings (key: value)")
 

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import yaml
-
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, nearest, shown
 from embodied.core.tensors import Tensors
+from embodied.core.yaml_text import parse_yaml
 
 Range = Literal["quantiles", "minmax"]
 RANGES = ("quantiles", "minmax")
@@ -58,12 +57,12 @@ class Mapping:
     def load(cls, path: Path | str) -> Mapping:
         """Read a mapping file; ConfigError, in one line."""
         try:
-            node = yaml.safe_load(Path(path).read_text())
+            text = Path(path).read_text()
         except FileNotFoundError as error:
             raise ConfigError(f"there is no mapping file {path}: mapping=FILE.yaml") from error
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
-        return cls.parse(node, str(path))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        return cls.parse(parse_yaml(text, str(path)), str(path))
 
     @classmethod
     def parse(cls, node: Any, where: str = "mapping") -> Mapping:

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from embodied import moved
 from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.yaml_text import parse_yaml
 
 COMMANDS = ("embodied", "python")
 STOPPED = 130
@@ -104,7 +103,7 @@ def _filled(text: str, **places: object) -> str:
 
 def read_study(text: str, name: str) -> Study:
     """Parse a study; the former key `arms` is still accepted, with a warning."""
-    node = yaml.safe_load(text)
+    node = parse_yaml(text, f"study {name}")
     if not isinstance(node, dict):
         raise ConfigError(f"study {name} should hold metric, seeds and variants")
     if "arms" in node and "variants" not in node:

@@ -149,6 +149,7 @@ def test_a_failing_run_does_not_stop_the_others(
         (STUDY.replace("metric", "metrik"), 'no setting "metrik" (did you mean "metric"?)'),
         (STUDY.replace("policy.hidden=[8]", "name={x}"), "only {work}, {out} and {seed}"),
         ("3", "should hold metric, seeds and variants"),
+        ("seeds: [0,\nmetric: x", "is not YAML, line 2: expected ',' or ']'"),
     ],
 )
 def test_mistakes_cost_nothing(
