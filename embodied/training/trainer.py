@@ -90,6 +90,9 @@ class Throughput:
         return rates
 
 
+ECHO = 0.5  # s in which the same signal comes again: one for each thread of a parent that dies
+
+
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
@@ -110,7 +113,7 @@ class Trainer:
         self.evaluate, self.save = evaluate, save
         self.step = step
         self.saved = step
-        self.interrupted = False
+        self.interrupted, self.heard = False, 0.0
         self.episodes = EpisodeMeans()
         self.updates: list[Mapping[str, Tensor]] = []
         self.throughput = Throughput(step)
@@ -174,6 +177,7 @@ class Trainer:
             signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted and distributed.world() == 1:  # torchrun forwards the signal to all
-            raise KeyboardInterrupt
-        self.interrupted = True
+        if not self.interrupted:
+            self.interrupted, self.heard = True, time.monotonic()
+        elif distributed.world() == 1 and time.monotonic() - self.heard > ECHO:
+            raise KeyboardInterrupt  # with torchrun not: it forwards the signal to all

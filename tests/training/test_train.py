@@ -24,6 +24,7 @@ from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.errors import RobotError
 from embodied.core.spec import SpecMismatch
 from embodied.core.tensors import Tensors
+from embodied.training import trainer
 from embodied.training.config import OffPolicy, regime_of, settings_of
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -168,6 +169,30 @@ def test_interrupt_saves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert checkpoint.find(tmp_path / "cut").name == "00000200"
     run(settings(tmp_path / "cut", resume=str(tmp_path / "cut")))
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_the_echo_of_a_signal_is_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parent that is killed sends one for each of its threads; a later one stops at once."""
+    advance = Trainer.advance
+
+    def echoing(self: Trainer, *args: Any) -> None:
+        advance(self, *args)
+        if self.step == 200:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", echoing)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings(tmp_path / "echo"))
+        assert checkpoint.find(tmp_path / "echo").name == "00000200"
+        patch.setattr(trainer, "ECHO", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings(tmp_path / "twice"))
+        with pytest.raises(CheckpointError):
+            checkpoint.find(tmp_path / "twice")
 
 
 def test_killed_while_saving_keeps_the_last_checkpoint(tmp_path: Path) -> None:
