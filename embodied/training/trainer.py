@@ -96,8 +96,8 @@ ECHO = 0.5  # s in which the same signal comes again: one for each thread of a p
 class Trainer:
     """Counts steps and calls `evaluate(step)` and `save(step)` when they are due.
 
-    The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; the second
-    one stops at once.
+    The first Ctrl-C finishes the current iteration, saves and raises KeyboardInterrupt; a second
+    one, more than `ECHO` s later, stops at once.
     """
 
     def __init__(
