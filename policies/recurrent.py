@@ -18,6 +18,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
+from policies.networks import gru
 from policies.networks.encoders import Encoder, ImageConfig
 from policies.networks.pointnet import PointConfig
 
@@ -54,30 +55,20 @@ class Memory(nn.Module):
 
     def forward(self, obs: Tensors, h: Tensor) -> Tensor:
         """One step: the next hidden state from observations [n, ...] and `h` [n, width]."""
-        return self._gate(self._inputs(obs), h)
+        return gru.cell(self._inputs(obs), h, self.cell.weight_hh, self.cell.bias_hh)
 
     def along(self, obs: Tensors, h: Tensor, first: Tensor) -> Tensor:
         """Hidden states [T, B, width] after each of the observations [T, B, ...], from `h`
         [B, width]; reset before an observation that is the `first` [T, B] (bool) of an episode."""
         inputs = self._inputs(each(obs, lambda value: value.flatten(0, 1)))
         keep = (~first).to(h.dtype).unsqueeze(2)
-        memories: list[Tensor] = []
-        for x, kept in zip(inputs.view(*first.shape, -1), keep, strict=True):
-            h = self._gate(x, h * kept)
-            memories.append(h)
-        return torch.stack(memories)
+        unroll = gru.unroll_cpu if h.device.type == "cpu" else gru.unroll
+        x = inputs.view(*first.shape, -1)
+        return unroll(x, h, keep, self.cell.weight_hh, self.cell.bias_hh)
 
     def _inputs(self, obs: Tensors) -> Tensor:
-        x = torch.tanh(self.enter(self.encoder(obs)))
+        x = gru.tanh(self.enter(self.encoder(obs)))
         return functional.linear(x, self.cell.weight_ih, self.cell.bias_ih)
-
-    def _gate(self, x: Tensor, h: Tensor) -> Tensor:
-        own = functional.linear(h, self.cell.weight_hh, self.cell.bias_hh)
-        size = self.width
-        gates = torch.sigmoid(x[:, : 2 * size] + own[:, : 2 * size])
-        reset, update = gates[:, :size], gates[:, size:]
-        new = torch.tanh(torch.addcmul(x[:, 2 * size :], reset, own[:, 2 * size :]))
-        return torch.lerp(new, h, update)
 
 
 class Recurrent(Policy):
