@@ -38,14 +38,15 @@ DT = 0.1  # seconds; sets the speed of videos
 class Config:
     """`side`: cells per side; `blocks`: largest number of walls in a sampled level; `view`: cells
     in view per side, ahead and across (odd); `horizon` in steps; `held_out`: evaluation mazes,
-    those of every side (`mixed`) or the published ones of 13 x 13 (`zero_shot`).
+    those of every side (`mixed`), the published ones of 13 x 13 (`zero_shot`), or random ones with
+    `blocks` walls, those of 4,000 with the longest shortest paths (`long`).
     """
 
     side: int = 9
     blocks: int = 28
     view: int = 5
     horizon: int = 100
-    held_out: Literal["mixed", "zero_shot"] = "mixed"
+    held_out: Literal["mixed", "zero_shot", "long"] = "mixed"
     num_envs: int = 32
     seed: int = 0
     device: str = "cpu"

@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells
 EDIT_GOAL = 0.1  # share of edits that move the goal instead of a wall
 HELD_OUT = 20_611  # seed of the held-out evaluation mazes
+LONG, AMONG = 200, 4_000  # levels with the longest shortest paths, and of how many
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,8 @@ class MazeLevels:
         self.lots = self.cells + 2  # uniform numbers per level
         # In words (maze_words.py): goal, start, and walls or nothing.
         self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
-        self.held_out_names, self.held_out = (
-            self._zero_shot() if held_out == "zero_shot" else self._held_out()
-        )
+        made = {"mixed": self._held_out, "zero_shot": self._zero_shot, "long": self._long}
+        self.held_out_names, self.held_out = made[held_out]()
         self._secret = {_key(level) for level in self._canonical(self.held_out)}
 
     def decode(self, levels: Floats) -> Plans:
@@ -243,7 +243,8 @@ class MazeLevels:
         return names, np.concatenate([levels, blocks])
 
     def _zero_shot(self) -> tuple[tuple[str, ...], Floats]:
-        """The published mazes, each with the heading that it was published with."""
+        """The published mazes, each with the heading that it was published with, and their
+        rotations and reflections."""
         if self.side != SIDE:
             raise ValueError(f"held_out=zero_shot are mazes of side {SIDE}, not {self.side}")
         named = zero_shot()
@@ -254,6 +255,15 @@ class MazeLevels:
         facing = np.array([maze.facing for maze in named])
         levels = self.encode(Plans(walls, start, goal, facing))
         return tuple(maze.name for maze in named), levels
+
+    def _long(self) -> tuple[tuple[str, ...], Floats]:
+        """Random levels with all the walls and the longest shortest paths, longest first."""
+        random = np.random.default_rng(HELD_OUT)
+        self._secret: set[bytes] = set()
+        walls = np.full(AMONG, self.blocks)
+        levels = self._until(lambda lots: self._placed(walls[: len(lots)], lots), AMONG, random)
+        longest = np.argsort(-self.ways(levels), kind="stable")[:LONG]
+        return tuple(f"long_{i}" for i in range(LONG)), levels[longest]
 
 
 def _key(level: Floats) -> bytes:

@@ -6,7 +6,7 @@ Maps of Dennis et al. (2020) and Jiang et al. (2021), as evaluated by JaxUED (Co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,29 @@ class Published:
 
 
 def zero_shot() -> list[Published]:
-    """The eight mazes."""
-    return [_read(name, lines.split()) for name, lines in MAPS.items()]
+    """The eight mazes, then their rotations and reflections that are other mazes (`NAME_1`, ...)."""
+    published = [_read(name, lines.split()) for name, lines in MAPS.items()]
+    mazes = {_layout(maze): maze for maze in published}
+    for maze in published:
+        for number in range(1, 8):
+            other = _turned(maze, number % 4, number > 3)
+            mazes.setdefault(_layout(other), replace(other, name=f"{maze.name}_{number}"))
+    return list(mazes.values())
+
+
+def _turned(maze: Published, quarters: int, mirrored: bool) -> Published:
+    """Turned to the left by `quarters` of a turn, then mirrored left to right."""
+    cells = np.rot90(np.arange(SIDE**2).reshape(SIDE, SIDE), quarters)
+    facing = (maze.facing - quarters) % 4
+    if mirrored:
+        cells, facing = cells[:, ::-1], (2 - facing) % 4
+    place = np.argsort(cells.ravel())  # where each cell goes
+    walls = maze.walls.ravel()[cells]
+    return Published(maze.name, walls, int(place[maze.start]), int(place[maze.goal]), facing)
+
+
+def _layout(maze: Published) -> tuple[bytes, int, int]:
+    return maze.walls.tobytes(), maze.start, maze.goal
 
 
 def _read(name: str, lines: list[str]) -> Published:

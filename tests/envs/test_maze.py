@@ -120,7 +120,7 @@ def test_batched_levels_agree_with_numpys() -> None:
     assert 0.2 < ways.mean() < 0.98
     assert np.array_equal(batch._solvable_many(plans), ways)
     assert np.array_equal(batch._solvable_few(plans), ways)
-    assert np.array_equal(batch.fit(plans), levels.fit(drawn)) and not batch.fit(plans)[-8:].any()
+    assert np.array_equal(batch.fit(plans), levels.fit(drawn)) and not batch.fit(plans)[-56:].any()
     assert np.array_equal(batch.encode(plans), levels.encode(here))
 
 
@@ -131,13 +131,39 @@ def test_the_published_mazes() -> None:
         zip(env.levels.held_out_names, env.levels.ways(env.levels.held_out).tolist(), strict=True)
     )
     # From (1, 1) to (11, 11) without a detour in SixteenRooms: 10 + 10 cells.
-    assert ways["SixteenRooms"] == 20 and len(ways) == 8 and min(ways.values()) >= 16
+    assert ways["SixteenRooms"] == 20 and len(ways) == 56 and min(ways.values()) >= 16
     assert ways["Labyrinth"] == ways["LabyrinthFlipped"] > 40
-    assert env.held_out.shape == (8, 172)
+    assert env.held_out.shape == (56, 172)
     exam = TaskGridEval(env, env.held_out[:3])
     assert [each["name"] for each in exam.names] == ["SixteenRooms", "SixteenRooms2", "Labyrinth"]
     with pytest.raises(ValueError, match="mazes of side 13, not 9"):
         Maze(Config(held_out="zero_shot"))
+
+
+def test_turned_and_mirrored_mazes_are_as_far_and_are_walked_alike() -> None:
+    """The shortest path of a maze, turned and mirrored, and the same first view from its start."""
+    levels = MazeLevels(13, 60, "zero_shot")
+    env = Maze(Config(side=13, blocks=60, horizon=250, held_out="zero_shot", num_envs=56))
+    ways, obs = levels.ways(levels.held_out), env.reset(task=env.held_out)
+    views, names = obs["view"], levels.held_out_names
+    of = {name: at for at, name in enumerate(names)}
+    # LabyrinthFlipped is the mirror image of Labyrinth: only one of them is turned.
+    assert "Labyrinth_4" not in of and "Labyrinth_5" in of and "LabyrinthFlipped_1" not in of
+    for name, at in of.items():
+        stem, _, number = name.partition("_")
+        published = views[of[stem]]
+        mirrored = number > "3"
+        assert ways[at] == ways[of[stem]], name
+        assert torch.equal(views[at], published.flip(1) if mirrored else published), name
+
+
+def test_long_mazes() -> None:
+    levels = MazeLevels(13, 60, "long")
+    ways = levels.ways(levels.held_out)
+    assert len(ways) == 200 and (np.diff(ways) <= 0).all() and ways[-1] > 20
+    assert not levels.fit(levels.held_out).any()  # they are held out
+    usual = levels.random(200, np.random.default_rng(0))
+    assert levels.ways(usual).mean() < ways.mean() / 2
 
 
 def test_given_tasks_are_not_drawn_beside() -> None:

@@ -69,6 +69,19 @@ def test_nothing_to_learn_from_leaves_everything_as_it_is(memory: bool) -> None:
     assert any(not torch.equal(v, before[k]) for k, v in learner.named_parameters())
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_few_decisions_are_not_learned_from_as_if_they_were_a_minibatch(memory: bool) -> None:
+    learner = make(memory=memory, normalize=False, batch_size=24)
+    batch = masked(played(learner), [0, 1, 2])
+    batch["learn"][:1, 3] = False  # 5 of 24 are left
+    before = {k: v.clone() for k, v in learner.named_parameters()}
+    learner.update(batch)
+    assert all(torch.equal(v, before[k]) for k, v in learner.named_parameters())
+    batch["learn"][:1, 3] = True  # 6 of 24
+    learner.update(batch)
+    assert any(not torch.equal(v, before[k]) for k, v in learner.named_parameters())
+
+
 def test_estimates_by_hand() -> None:
     """Two steps of one row, of which the second ends: A_1 = d_1 + 0.9 0.95 A_2, A_2 = r_2 - V_2."""
     learner = make(normalize=False, batch_size=2)

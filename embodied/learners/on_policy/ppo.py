@@ -33,6 +33,7 @@ from embodied.learners.on_policy.running_stats import ObservationStats, RewardSc
 from embodied.nn.optim import Adam
 
 PIECE = 8192  # decisions evaluated at once
+LEAST = 0.25  # share of a minibatch's decisions below which a batch is not learned from
 EPS = 1e-5  # of Adam, as usual for PPO
 STATS = {"actor_seen": "actor_stats", "critic_seen": "critic_stats"}
 Before = tuple[Tensor, Tensor, Tensor, Tensors]
@@ -170,6 +171,9 @@ class Ppo(GradientLearner):
             self.estimates = {"advantage": advantage, "value": value}
         target = advantage + value
         learn = valid & batch["learn"] if "learn" in batch else valid
+        if "learn" in batch and learn.sum() < LEAST * min(self.batch_size, learn.numel()):
+            # Few decisions, most of them of the longest episodes, would count as a whole minibatch.
+            learn = torch.zeros_like(learn)
         share = learn / learn.sum().clamp(min=1)
         residual, spread = variance(advantage, share), variance(target, share)
         metrics = {"explained": 1 - residual / spread.clamp(min=1e-8)}
