@@ -53,6 +53,25 @@ def library(
     return books
 
 
+def test_levels_that_are_being_played_are_not_sampled() -> None:
+    """Of scores 0.2, 0.5, 0.1 the second is played: the others rank 1 and 2, weights 4/5 and 1/5,
+    and were never drawn. If all are played, all are sampled as usual."""
+    books = library(0.2, 0.5, 0.1)
+    chances = 0.75 * np.array([0.8, 0, 0.2]) + 0.25 * np.array([0.5, 0, 0.5])
+    np.testing.assert_allclose(books.chances([1]), chances)
+    np.testing.assert_allclose(books.chances([0, 1, 2]), books.chances())
+    random = np.random.default_rng(0)
+    assert 1 not in {books.sample(random, [1]) for _ in range(50)}
+
+
+def test_parallel_envs_replay_different_levels(world: Maze) -> None:
+    """With beta 0.01 the best level has nearly all the chances; four envs play all four levels."""
+    teacher = filled(world, replay=1.0, beta=0.01, staleness=0.0)
+    memos = [teacher.pending[ticket][1] for ticket in teacher.sample(4)[1].tolist()]
+    assert {kind for kind, _ in memos} == {AGAIN}
+    assert sorted(number for _, number in memos) == [0, 1, 2, 3]
+
+
 def test_chances_by_hand() -> None:
     """Scores 0.2, 0.5, 0.1: ranks 2, 1, 3; beta 1/2 weighs them 1/4, 1, 1/9, 49/36 together. After
     two more draws of the first, the others were drawn two draws ago."""

@@ -5,11 +5,14 @@ staleness:
 
     P = (1 - c) P_score + c P_stale,   P_score ~ (1 / rank)^(1 / beta),   P_stale ~ C - C_i
 
-C is the number of samples so far, C_i its value when level i was last sampled.
+C is the number of samples so far, C_i its value when level i was last sampled. Ranks are those
+among the levels that are not being played: with many parallel envs and a low beta, most of them
+would otherwise play the level with the best score at the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ class LevelBuffer:
         self.size, self.beta, self.staleness = size, beta, staleness
         self.level = np.zeros((size, width))
         self.score, self.best = np.zeros(size), np.zeros(size)
+        self.ranks = np.arange(1.0, size + 1)
         self.drawn = np.zeros(size, np.int64)
         self.number = np.zeros(size, np.int64)
         self.count, self.given, self.clock = 0, 0, 0
@@ -35,20 +39,25 @@ class LevelBuffer:
     def __len__(self) -> int:
         return self.count
 
-    def chances(self) -> Floats:
-        """Sampling probabilities [n] of the levels in the buffer."""
+    def chances(self, played: Collection[int] = ()) -> Floats:
+        """Sampling probabilities [n] of the levels in the buffer; 0 for the numbers `played`,
+        unless these are all."""
         n = self.count
+        free = np.ones(n, dtype=bool)
+        free[[self.place[number] for number in played if number in self.place]] = False
+        if not free.any():
+            free[:] = True
         rank = np.empty(n)
-        rank[np.argsort(-self.score[:n], kind="stable")] = np.arange(1, n + 1)
+        rank[np.argsort(np.where(free, -self.score[:n], np.inf), kind="stable")] = self.ranks[:n]
         # In logarithms: the power itself may underflow.
-        weight = np.exp(-np.log(rank) / self.beta)
-        old = (self.clock - self.drawn[:n]).astype(float)
-        old = old / old.sum() if old.any() else np.full(n, 1 / n)
+        weight = np.exp(-np.log(rank) / self.beta) * free
+        old = (self.clock - self.drawn[:n]) * free.astype(float)
+        old = old / old.sum() if old.any() else free / free.sum()
         return (1 - self.staleness) * weight / weight.sum() + self.staleness * old
 
-    def sample(self, random: np.random.Generator) -> int:
-        """Sample a level; returns its number."""
-        place = int(random.choice(self.count, p=self.chances()))
+    def sample(self, random: np.random.Generator, played: Collection[int] = ()) -> int:
+        """Sample a level that is not one of the numbers `played`; returns its number."""
+        place = int(random.choice(self.count, p=self.chances(played)))
         self.clock += 1
         self.drawn[place] = self.clock
         return int(self.number[place])

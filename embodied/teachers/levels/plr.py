@@ -68,16 +68,20 @@ class Plr(level_teacher.LevelTeacher):
         self.taken = 0  # number of levels added to the buffer
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [self.one() for _ in range(n)]
+        played = {number for _, (kind, number) in self.pending.values() if kind == AGAIN}
+        return [self.one(played) for _ in range(n)]
 
-    def one(self) -> tuple[Floats, tuple[int, int]]:
+    def one(self, played: set[int]) -> tuple[Floats, tuple[int, int]]:
+        """The next episode; the numbers `played` of replayed levels are not replayed, and the next
+        one's is added."""
         settings = self.settings
         level, kind, number = None, NEW, -1
         if self.queue:
             level, kind = self.queue.popleft(), EDIT
         elif self.ready and self.random.random() < settings.replay:
-            number, kind = self.library.sample(self.random), AGAIN
+            number, kind = self.library.sample(self.random, played), AGAIN
             level = self.library.get(number)
+            played.add(number)
         if level is None:
             draw = self.levels.random if settings.first == "random" else self.levels.plain
             level = draw(1, self.random)[0]
