@@ -27,7 +27,7 @@ class Published:
 
 
 def zero_shot() -> list[Published]:
-    """The eight mazes, then their rotations and reflections that are other mazes (`NAME_1`, ...)."""
+    """The eight mazes, then those rotations and reflections that are other mazes (`NAME_1` ...)."""
     published = [_read(name, lines.split()) for name, lines in MAPS.items()]
     mazes = {_layout(maze): maze for maze in published}
     for maze in published:

@@ -53,8 +53,18 @@ def test_levels_that_are_solved_sometimes_are_kept(world: Maze) -> None:
     assert teacher.metrics()["learnability"] == teacher.learnability
 
 
-def test_tests_are_not_trained_on_and_half_of_the_rest_is_on_kept_levels(world: Maze) -> None:
+def test_tests_are_random_levels_and_the_rest_is_on_kept_levels(world: Maze) -> None:
     teacher = made(world)
+    _, tickets = teacher.sample(24)
+    assert teacher.trains(tickets).all()
+    teacher.update(tickets, ended([1.0, 0.0] * 12))
+    tasks, after = teacher.sample(50)
+    known = {level.astype(np.float32).tobytes() for level in teacher.kept}
+    assert teacher.trains(after).all() and {task.numpy().tobytes() for task in tasks} == known
+
+
+def test_published_tests_are_not_trained_on_and_half_of_the_rest_is_kept(world: Maze) -> None:
+    teacher = made(world, train_on_tests=False, replay=0.5)
     _, tickets = teacher.sample(24)
     assert not teacher.trains(tickets).any()
     assert sorted(teacher.pending[t][1] for t in tickets.tolist()) == sorted([*range(6)] * 4)

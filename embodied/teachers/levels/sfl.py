@@ -5,10 +5,11 @@ discovery", 2024. With p the student's success rate on a level, its learnability
 
     p (1 - p).
 
-A round tests `candidates` random levels `plays` times each, without training on these episodes,
-and keeps the `size` most learnable ones. Then a share `replay` of the episodes is on levels of this
-set, uniformly, and the others on random levels, until `every` of them have ended. The source tests
-25,000 levels for 2,000 steps and keeps 1,000, and trains on as many random levels as kept ones.
+A round tests `candidates` random levels `plays` times each and keeps the `size` most learnable
+ones. Then a share `replay` of the episodes is on levels of this set, uniformly, and the others on
+random levels, until `every` of them have ended. The source tests 25,000 levels for 2,000 steps,
+keeps 1,000, trains on as many random levels as kept ones, and does not train on the tests. Here
+these steps count too, and the tests are the random levels that the student trains on.
 """
 
 from __future__ import annotations
@@ -32,19 +33,21 @@ TRAIN = -1
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
     """`candidates`: levels that are tested in a round, `plays` episodes each; `size`: how many are
-    kept; `every`: training episodes between rounds; `replay`: share of them on kept levels."""
+    kept; `every`: episodes between rounds; `replay`: share of them on kept levels; `train_on_tests`:
+    whether the student learns from the tests too."""
 
-    candidates: int = 1_000
+    candidates: int = 4_000
     plays: int = 4
-    size: int = 100
-    every: int = 10_000
-    replay: float = 0.5
+    size: int = 400
+    every: int = 30_000
+    replay: float = 1.0
+    train_on_tests: bool = True
 
 
 class Sfl(level_teacher.LevelTeacher):
-    """The memo of an episode is the place of its level among the candidates (-1: it is trained on).
+    """The memo of an episode is the place of its level among the candidates (-1: it is no test).
 
-    Tests and training overlap while the last tests of a round are running.
+    Tests and other episodes overlap while the last tests of a round are running.
     """
 
     # Only with estimates does the student leave episodes out of its training.
@@ -84,6 +87,8 @@ class Sfl(level_teacher.LevelTeacher):
         return self.levels.random(1, self.random)[0], TRAIN
 
     def trains(self, ticket: Tensor) -> Tensor:
+        if self.settings.train_on_tests:
+            return super().trains(ticket)
         memos = (self.pending[number][1] for number in ticket.tolist())
         return torch.tensor([memo == TRAIN for memo in memos], dtype=torch.bool)
 
