@@ -33,8 +33,8 @@ TRAIN = -1
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
     """`candidates`: levels that are tested in a round, `plays` episodes each; `size`: how many are
-    kept; `every`: episodes between rounds; `replay`: share of them on kept levels; `train_on_tests`:
-    whether the student learns from the tests too."""
+    kept; `every`: episodes between rounds; `replay`: share of them on kept levels;
+    `train_on_tests`: whether the student learns from the tests too."""
 
     candidates: int = 4_000
     plays: int = 4
