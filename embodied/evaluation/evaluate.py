@@ -31,9 +31,12 @@ class Evaluation:
     change: Tensor | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Means as metrics, without the `eval/` prefix."""
+        """Means as metrics, without the `eval/` prefix; `return_cvar10` is the mean of the lowest
+        tenth of the returns, CVaR(10%)."""
+        worst = self.returns.sort().values[: -(-len(self.returns) // 10)]
         means = {
             "return": self.returns.mean().item(),
+            "return_cvar10": worst.mean().item(),
             "length": self.lengths.float().mean().item(),
             "episodes": float(len(self.returns)),
         }
