@@ -39,7 +39,7 @@ class Config(level_teacher.Config):
     candidates: int = 4_000
     plays: int = 4
     size: int = 400
-    every: int = 30_000
+    every: int = 8_000
     replay: float = 1.0
     train_on_tests: bool = True
 
