@@ -55,6 +55,10 @@ class Curriculum:
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
+    def metrics(self) -> dict[str, float]:
+        """Metrics to log."""
+        return {}
+
 
 class Teacher(Curriculum, ABC):
     """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
@@ -134,10 +138,6 @@ class Teacher(Curriculum, ABC):
             return bounded(outcome.success.double().cpu().numpy())
         low, high = self.config.returns
         return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics to log."""
-        return {}
 
     def get_state(self) -> dict[str, Any]:
         own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}

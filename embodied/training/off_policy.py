@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import flags
 from embodied.learners.learner import Learner
+from embodied.teachers.teacher import Curriculum
 from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.collector import Collector
 from embodied.training.config import OffPolicy, RunConfig
@@ -65,6 +66,10 @@ class OffPolicyLoop:
         self.stride = collector.env.num_envs * distributed.world()
         self.learning = config.warmup_steps == 0  # whether the warm-up is over
         self.update_credit = 0.0
+
+    @property
+    def teacher(self) -> Curriculum | None:
+        return cast(Curriculum | None, self.stateful.get("teacher"))
 
     def run(self, trainer: Trainer) -> None:
         before = self.config.pretrain_steps

@@ -32,6 +32,7 @@ class OfflineLoop:
     ) -> None:
         self.learner, self.source = learner, source
         self.held_out = held_out
+        self.teacher = None
         self.data_metrics: Mapping[str, float] = data_metrics or {}
         self.rewards = None
 

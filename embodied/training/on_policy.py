@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner, TakesDemonstrations
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.student_estimates import StudentEstimates
+from embodied.teachers.teacher import Curriculum
 from embodied.training.collector import Collector
 from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for
@@ -65,6 +66,10 @@ class OnPolicyLoop:
         self.age = 0
         self._start_batch()
 
+    @property
+    def teacher(self) -> Curriculum | None:
+        return cast(Curriculum | None, self.stateful.get("teacher"))
+
     def run(self, trainer: Trainer) -> None:
         stride, second = self.collector.env.num_envs * distributed.world(), self.second_agent
         while trainer.running:
@@ -72,7 +77,7 @@ class OnPolicyLoop:
             if second is None:
                 trainer.advance(stride, metrics, step)
                 continue
-            metrics = metrics | second.update_metrics() if metrics else metrics
+            metrics = metrics | second.metrics if metrics else metrics
             trainer.advance(stride + second.drain(), metrics, step)
 
     def advance(self, step: int = 0) -> tuple[dict[str, Tensor], Step]:
@@ -123,18 +128,17 @@ class OnPolicyLoop:
         self.collector.finite.read()
         batch = {**self.buffer.batch(), **tt.nest(self.carry, "carry")}
         metrics = self.rewards.on_policy_batch(batch, step)
-        metrics = self.learner.update(batch) | metrics | self._update_teacher(batch)
+        metrics = self.learner.update(batch) | metrics
+        self._update_teacher(batch)
         self._start_batch()
         return metrics
 
-    def _update_teacher(self, batch: Tensors) -> dict[str, Tensor]:
-        """Pass the learner's estimates of the batch to the teacher; returns its metrics."""
+    def _update_teacher(self, batch: Tensors) -> None:
+        """Pass the learner's estimates of the batch to the teacher."""
         if self.estimates is None or self.learner.estimates is None:
-            return {}
+            return
         parts = {"ticket": batch["ticket"], **self.learner.estimates}
         self.estimates.add_steps(**{key: part[batch["valid"]] for key, part in parts.items()})
-        metrics = self.estimates.teacher.metrics()
-        return {f"teacher_{key}": torch.tensor(value) for key, value in metrics.items()}
 
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's. If the environment cannot save its state, a resumed run

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
@@ -62,11 +61,6 @@ class SecondAgent:
         """The number of environment steps since the last call."""
         steps, self.new_steps = self.new_steps, 0
         return steps
-
-    def update_metrics(self) -> dict[str, Tensor]:
-        """Metrics of the second agent's last update and of the teacher."""
-        teacher = self.teacher.metrics()
-        return self.metrics | {f"teacher_{k}": torch.tensor(v) for k, v in teacher.items()}
 
     def get_state(self) -> dict[str, Any]:
         return {"learner": self.learner.get_state(), "loop": self.loop.get_state()}

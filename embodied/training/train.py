@@ -64,9 +64,10 @@ def _run(components: RunComponents, log: Log, folder: Path, first: bool) -> None
 
     if not step:
         log.write(step, dict(components.loop.data_metrics))
-    with Trainer(log, config.total_steps, every, run_evaluation, save, step) as trainer:
+    loop, total = components.loop, config.total_steps
+    with Trainer(log, total, every, run_evaluation, save, step, loop.teacher) as trainer:
         try:
-            components.loop.run(trainer)
+            loop.run(trainer)
         except (RobotError, RemoteError):  # save first: the run can be resumed once it works again
             trainer.save_now()
             raise

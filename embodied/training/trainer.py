@@ -18,6 +18,7 @@ from embodied.core import distributed
 from embodied.core.env import Step
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.evaluation.held_out import HeldOut
+from embodied.teachers.teacher import Curriculum
 from embodied.training.logger import Log
 from embodied.training.reward_pipeline import RewardPipeline
 
@@ -27,7 +28,7 @@ class Loop(Protocol):
 
     `data_metrics`: metrics of the dataset, logged before training. `rewards`: the run's reward
     pipeline (None: the rewards of the dataset). `held_out`: episodes of the dataset to evaluate on
-    (None: none).
+    (None: none). `teacher`: chooses the tasks (None: the environment does).
     """
 
     @property
@@ -36,6 +37,8 @@ class Loop(Protocol):
     def rewards(self) -> RewardPipeline | None: ...
     @property
     def held_out(self) -> HeldOut | None: ...
+    @property
+    def teacher(self) -> Curriculum | None: ...
     def run(self, trainer: Trainer, /) -> None: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...
@@ -108,7 +111,9 @@ class Trainer:
         evaluate: Callable[[int], None],
         save: Callable[[int], None],
         step: int = 0,
+        teacher: Curriculum | None = None,
     ) -> None:
+        self.teacher = teacher
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save = evaluate, save
         self.step = step
@@ -140,7 +145,8 @@ class Trainer:
         self.throughput.count(updates)
         if self._due(self.every.log, before):
             rates = self.throughput.drain(self.step)
-            self.log.write(self.step, self._means() | self.episodes.drain("train/") | rates)
+            row = self._means() | self._teacher_metrics() | self.episodes.drain("train/") | rates
+            self.log.write(self.step, row)
         self.log.advance(self.step)
         if self._due(self.every.evaluate, before):
             with self.throughput.paused():
@@ -152,9 +158,13 @@ class Trainer:
     def _means(self) -> dict[str, float]:
         """Metrics averaged over the updates since the last line; the only device sync."""
         updates, self.updates = self.updates, []
-        keys = updates[-1].keys() if updates else ()
+        keys = dict.fromkeys(key for update in updates for key in update)
         stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
         return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
+
+    def _teacher_metrics(self) -> dict[str, float]:
+        metrics = {} if self.teacher is None else self.teacher.metrics()
+        return {f"train/teacher_{key}": value for key, value in metrics.items()}
 
     def save_now(self) -> None:
         """Save, unless this step is saved already."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.core.seeding import seed_everything
 from embodied.evaluation.task_grid import FILE, TaskGridEval
@@ -129,6 +130,20 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
     past = episode_log.read_episode_log(tmp_path / "run")
     assert past is not None and past.task.shape[1] == 28
     assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
+
+
+@pytest.mark.parametrize(
+    "words", ["learner=sac policy=gaussian", "learner=ppo policy=diagonal_gaussian"]
+)
+def test_a_teacher_of_tasks_is_in_the_log(tmp_path: Path, words: str) -> None:
+    """Off-policy and on-policy, by the command line."""
+    small = "steps=600 log_every=200 eval_every=0 save_every=0 video=false eval.episodes=2"
+    task = f"env=fr3_reach env.num_envs=2 teacher=mpts output={tmp_path}/run"
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["train", *f"{task} {words} {small}".split()])
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    logged = [line for line in map(json.loads, lines) if "train/steps_per_second" in line]
+    assert len(logged) >= 2 and all("train/teacher_correlation" in line for line in logged)
 
 
 def test_how_the_teacher_does_is_in_the_log(
