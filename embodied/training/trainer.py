@@ -113,9 +113,8 @@ class Trainer:
         step: int = 0,
         teacher: Curriculum | None = None,
     ) -> None:
-        self.teacher = teacher
         self.log, self.steps, self.every = log, steps, every
-        self.evaluate, self.save = evaluate, save
+        self.evaluate, self.save, self.teacher = evaluate, save, teacher
         self.step = step
         self.saved = step
         self.interrupted, self.heard = False, 0.0
