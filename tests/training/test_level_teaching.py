@@ -139,7 +139,7 @@ def test_a_teacher_of_tasks_is_in_the_log(tmp_path: Path, words: str) -> None:
     """Off-policy and on-policy, by the command line."""
     small = "steps=600 log_every=200 eval_every=0 save_every=0 video=false eval.episodes=2"
     task = f"env=fr3_reach env.num_envs=2 teacher=mpts output={tmp_path}/run"
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["train", *f"{task} {words} {small}".split()])
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     logged = [line for line in map(json.loads, lines) if "train/steps_per_second" in line]
