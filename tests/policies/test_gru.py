@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,8 @@ def _inputs() -> list[Tensor]:
     return [x, h, keep, weight, bias]
 
 
-def _grads(unroll: type | object, inputs: list[Tensor]) -> list[Tensor]:
-    out = unroll(*inputs)  # type: ignore[operator]
+def _grads(unroll: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    out = unroll(*inputs)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     wanted = [value for value in inputs if value.requires_grad]
     return [out, *torch.autograd.grad((out * weights).sum(), wanted)]

@@ -23,12 +23,12 @@ NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5, 
 
 
 @pytest.fixture(scope="module")
-def world() -> Maze:
+def maze() -> Maze:
     return Maze(Config(side=5, blocks=8, num_envs=3, horizon=6))
 
 
-def made(world: Maze, seed: int = 0, **settings: Any) -> Plr:
-    return build(NODE | settings, Curriculum, spec=world.spec, levels=world.levels, seed=seed)
+def made(maze: Maze, seed: int = 0, **settings: Any) -> Plr:
+    return build(NODE | settings, Curriculum, spec=maze.spec, levels=maze.levels, seed=seed)
 
 
 def outcome(gain: float, ret: float = 0.0, value: float = 0.0, n: int = 1) -> Outcome:
@@ -36,9 +36,9 @@ def outcome(gain: float, ret: float = 0.0, value: float = 0.0, n: int = 1) -> Ou
     return Outcome(*(torch.full((n,), float(number)) for number in numbers))
 
 
-def filled(world: Maze, count: int = 4, **settings: Any) -> Plr:
+def filled(maze: Maze, count: int = 4, **settings: Any) -> Plr:
     """A teacher with so many levels in its library, scored 0.1, 0.2, ..."""
-    teacher = made(world, **settings)
+    teacher = made(maze, **settings)
     for played in range(count):
         teacher.update(teacher.sample(1)[1], outcome(0.1 * (played + 1)))
     return teacher
@@ -64,9 +64,9 @@ def test_levels_that_are_being_played_are_not_sampled() -> None:
     assert 1 not in {books.sample(random, [1]) for _ in range(50)}
 
 
-def test_parallel_envs_replay_different_levels(world: Maze) -> None:
+def test_parallel_envs_replay_different_levels(maze: Maze) -> None:
     """With beta 0.01 the best level has nearly all the chances; four envs play all four levels."""
-    teacher = filled(world, replay=1.0, beta=0.01, staleness=0.0)
+    teacher = filled(maze, replay=1.0, beta=0.01, staleness=0.0)
     memos = [teacher.pending[ticket][1] for ticket in teacher.sample(4)[1].tolist()]
     assert {kind for kind, _ in memos} == {AGAIN}
     assert sorted(number for _, number in memos) == [0, 1, 2, 3]
@@ -112,8 +112,8 @@ def test_draws_are_as_often_as_chances() -> None:
     assert np.allclose(counts / 3000, np.array([9, 36, 4]) / 49, atol=0.03)
 
 
-def test_new_levels_until_the_library_is_filled(world: Maze) -> None:
-    teacher = filled(world, 3, replay=1.0)
+def test_new_levels_until_the_library_is_filled(maze: Maze) -> None:
+    teacher = filled(maze, 3, replay=1.0)
     assert not teacher.ready and set(teacher.kinds) == {NEW}
     teacher.update(teacher.sample(1)[1], outcome(0.4))
     assert teacher.ready
@@ -122,15 +122,15 @@ def test_new_levels_until_the_library_is_filled(world: Maze) -> None:
     assert {task.numpy().tobytes() for task in tasks} <= known
 
 
-def test_replay_is_as_often_as_asked(world: Maze) -> None:
-    teacher = filled(world, replay=0.3)
+def test_replay_is_as_often_as_asked(maze: Maze) -> None:
+    teacher = filled(maze, replay=0.3)
     teacher.kinds.clear()
     teacher.sample(1000)
     assert np.mean(np.array(teacher.kinds) == AGAIN) == pytest.approx(0.3, abs=0.05)
 
 
-def test_only_what_is_played_again_is_learned_from(world: Maze) -> None:
-    robust, plain = filled(world, robust=True), filled(world)
+def test_only_what_is_played_again_is_learned_from(maze: Maze) -> None:
+    robust, plain = filled(maze, robust=True), filled(maze)
     _, tickets = robust.sample(40)
     kinds = [robust.pending[number][1][0] for number in tickets.tolist()]
     assert robust.trains(tickets).tolist() == [kind == AGAIN for kind in kinds]
@@ -138,10 +138,10 @@ def test_only_what_is_played_again_is_learned_from(world: Maze) -> None:
     assert plain.trains(plain.sample(40)[1]).all()
 
 
-def test_scores_by_hand(world: Maze) -> None:
+def test_scores_by_hand(maze: Maze) -> None:
     """An episode that returned 0.7 where the student expected 0.2 on average."""
     for score, expected in (("gain", 0.3), ("error", 0.6), ("maxmc", 0.5)):
-        teacher = made(world, score=score, replay=1.0, size=1, fill=1.0)
+        teacher = made(maze, score=score, replay=1.0, size=1, fill=1.0)
         teacher.update(teacher.sample(1)[1], outcome(0.3, ret=0.7, value=0.2))
         assert teacher.library.score[0] == pytest.approx(expected)
         # MetaAcl, and worse: the best return is remembered, the newest expectation counts.
@@ -151,14 +151,14 @@ def test_scores_by_hand(world: Maze) -> None:
         assert len(teacher.library) == 1
 
 
-def test_edits_follow_what_was_played_again(world: Maze) -> None:
-    teacher = filled(world, replay=1.0, robust=True, edits=2)
+def test_edits_follow_what_was_played_again(maze: Maze) -> None:
+    teacher = filled(maze, replay=1.0, robust=True, edits=2)
     parents, tickets = teacher.sample(3)
     assert teacher.trains(tickets).all()
     teacher.update(tickets, outcome(0.5, n=3))
     children, tickets = teacher.sample(3)
     assert not teacher.trains(tickets).any() and list(teacher.kinds)[-3:] == [EDIT] * 3
-    assert world.levels.solvable(children.double().numpy()).all()
+    assert maze.levels.solvable(children.double().numpy()).all()
     apart = (children != parents).sum(1)
     assert (apart <= 4).all() and apart.sum() > 0  # a goal that moves may take a wall away
     before = len(teacher.library)
@@ -167,20 +167,20 @@ def test_edits_follow_what_was_played_again(world: Maze) -> None:
     assert teacher.taken == len(teacher.library)
 
 
-def test_new_levels_may_be_the_simplest(world: Maze) -> None:
-    tasks, _ = made(world, first="plain").sample(20)
+def test_new_levels_may_be_the_simplest(maze: Maze) -> None:
+    tasks, _ = made(maze, first="plain").sample(20)
     assert not tasks[:, :25].any() and len(tasks.unique(dim=0)) > 10
 
 
-def test_a_level_that_is_known_is_not_taken_twice(world: Maze) -> None:
-    teacher = filled(world, 2, replay=0.0)
+def test_a_level_that_is_known_is_not_taken_twice(maze: Maze) -> None:
+    teacher = filled(maze, 2, replay=0.0)
     level = teacher.library.level[0].copy()
     teacher.learn(level[None], np.array([[0.9, 0.0, 0.0]]), [(NEW, -1)])
     assert len(teacher.library) == 2 and teacher.library.score[0] == 0.9
 
 
-def test_a_resumed_library_goes_on_exactly(world: Maze) -> None:
-    teacher, other = filled(world, 12, edits=1), made(world, seed=3, edits=1)
+def test_a_resumed_library_goes_on_exactly(maze: Maze) -> None:
+    teacher, other = filled(maze, 12, edits=1), made(maze, seed=3, edits=1)
     other.set_state(unpack(pack(teacher.get_state())))
     for _ in range(30):
         ends = []
@@ -192,9 +192,9 @@ def test_a_resumed_library_goes_on_exactly(world: Maze) -> None:
     assert np.array_equal(teacher.library.chances(), other.library.chances())
 
 
-def test_estimates_are_means_over_the_steps_of_an_episode(world: Maze) -> None:
+def test_estimates_are_means_over_the_steps_of_an_episode(maze: Maze) -> None:
     """Two batches; ticket 0 ends in the second, 1 is still running."""
-    teacher = made(world)
+    teacher = made(maze)
     heard: list[Any] = []
     teacher.learn = lambda points, scores, memos: heard.append(scores)  # type: ignore[assignment]
     _, tickets = teacher.sample(2)
@@ -216,8 +216,8 @@ def test_estimates_are_means_over_the_steps_of_an_episode(world: Maze) -> None:
     assert teacher.pending.keys() == {1} and parts.sums.keys() == {1} and not parts.ended
 
 
-def test_an_episode_whose_steps_were_never_told_teaches_nothing(world: Maze) -> None:
-    teacher = made(world)
+def test_an_episode_whose_steps_were_never_told_teaches_nothing(maze: Maze) -> None:
+    teacher = made(maze)
     _, tickets = teacher.sample(2)
     parts = StudentEstimates(teacher)
     ends = torch.tensor([0.8, 0.8])
@@ -227,11 +227,11 @@ def test_an_episode_whose_steps_were_never_told_teaches_nothing(world: Maze) -> 
     assert teacher.dropped == 1 and len(teacher.library) == 1
 
 
-def test_a_world_says_who_learns(world: Maze) -> None:
+def test_a_world_says_who_learns(maze: Maze) -> None:
     """`learn` belongs to the episode of the step, not to the one that begins after it."""
-    teacher = filled(world, robust=True)
+    teacher = filled(maze, robust=True)
     parts = StudentEstimates(teacher)
-    taught = TaskWrapper(world, teacher, estimates=parts)
+    taught = TaskWrapper(maze, teacher, estimates=parts)
     taught.reset(0)
     seen: dict[int, set[bool]] = {}
     for _ in range(60):
@@ -248,24 +248,24 @@ def test_a_world_says_who_learns(world: Maze) -> None:
 
 
 @pytest.mark.parametrize("name", ["domain_randomization", "plr", "accel", "paired", "clutr"])
-def test_what_cannot_be_taught_is_refused(name: str, world: Maze) -> None:
+def test_what_cannot_be_taught_is_refused(name: str, maze: Maze) -> None:
     node = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
     with pytest.raises(ConfigError, match="needs an environment with levels"):
-        build(node, Curriculum, spec=world.spec, seed=0)
+        build(node, Curriculum, spec=maze.spec, seed=0)
     with pytest.raises(ConfigError, match="levels are chosen whole"):
         build(
             node | {"box": {"start": [0, 1]}},
             Curriculum,
-            spec=world.spec,
-            levels=world.levels,
+            spec=maze.spec,
+            levels=maze.levels,
             seed=0,
         )
     small = Maze(Config(side=6, blocks=3))
     with pytest.raises(ConfigError, match="39 elements, a level has 28"):
-        build(node, Curriculum, spec=small.spec, levels=world.levels, seed=0)
+        build(node, Curriculum, spec=small.spec, levels=maze.levels, seed=0)
 
 
-def test_settings_that_make_no_sense(world: Maze) -> None:
+def test_settings_that_make_no_sense(maze: Maze) -> None:
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"replay": 1.5}, "replay=1.5"),
         ({"size": 0}, "size=0"),
@@ -275,11 +275,11 @@ def test_settings_that_make_no_sense(world: Maze) -> None:
     )
     for settings, text in wrong:
         with pytest.raises(ConfigError, match=text):
-            made(world, **settings)
+            made(maze, **settings)
 
 
-def test_an_outcome_without_estimates_is_refused(world: Maze) -> None:
-    teacher = made(world)
+def test_an_outcome_without_estimates_is_refused(maze: Maze) -> None:
+    teacher = made(maze)
     _, ticket = teacher.sample(1)
     with pytest.raises(ConfigError, match="value estimates"):
         teacher.update(ticket, Outcome(torch.ones(1), torch.ones(1), torch.ones(1)))

@@ -18,13 +18,13 @@ NODE = {"_target_": "embodied.teachers.levels.sfl.Sfl", "candidates": 6, "plays"
 
 
 @pytest.fixture(scope="module")
-def world() -> Maze:
+def maze() -> Maze:
     return Maze(Config(side=5, blocks=8, num_envs=3, horizon=6))
 
 
-def made(world: Maze, seed: int = 0, **settings: Any) -> Sfl:
+def made(maze: Maze, seed: int = 0, **settings: Any) -> Sfl:
     node = NODE | settings
-    return build(node, Curriculum, spec=world.spec, levels=world.levels, seed=seed)
+    return build(node, Curriculum, spec=maze.spec, levels=maze.levels, seed=seed)
 
 
 def ended(won: list[float]) -> Outcome:
@@ -43,9 +43,9 @@ def play(teacher: Sfl, rates: list[float]) -> None:
         teacher.update(ticket, ended([float(won)]))
 
 
-def test_levels_that_are_solved_sometimes_are_kept(world: Maze) -> None:
+def test_levels_that_are_solved_sometimes_are_kept(maze: Maze) -> None:
     """p (1 - p) of 0, 1/4, 1/2, 3/4, 1 and 0: the largest is at 1/2, then at 1/4."""
-    teacher = made(world)
+    teacher = made(maze)
     tested = teacher.tested.copy()
     play(teacher, [0.0, 0.25, 0.5, 0.75, 1.0, 0.0])
     assert np.array_equal(teacher.kept, tested[[2, 1]]) and teacher.rounds == 1
@@ -53,8 +53,8 @@ def test_levels_that_are_solved_sometimes_are_kept(world: Maze) -> None:
     assert teacher.metrics()["learnability"] == teacher.learnability
 
 
-def test_tests_are_random_levels_and_the_rest_is_on_kept_levels(world: Maze) -> None:
-    teacher = made(world)
+def test_tests_are_random_levels_and_the_rest_is_on_kept_levels(maze: Maze) -> None:
+    teacher = made(maze)
     _, tickets = teacher.sample(24)
     assert teacher.trains(tickets).all()
     teacher.update(tickets, ended([1.0, 0.0] * 12))
@@ -63,8 +63,8 @@ def test_tests_are_random_levels_and_the_rest_is_on_kept_levels(world: Maze) -> 
     assert teacher.trains(after).all() and {task.numpy().tobytes() for task in tasks} == known
 
 
-def test_published_tests_are_not_trained_on_and_half_of_the_rest_is_kept(world: Maze) -> None:
-    teacher = made(world, train_on_tests=False, replay=0.5)
+def test_published_tests_are_not_trained_on_and_half_of_the_rest_is_kept(maze: Maze) -> None:
+    teacher = made(maze, train_on_tests=False, replay=0.5)
     _, tickets = teacher.sample(24)
     assert not teacher.trains(tickets).any()
     assert sorted(teacher.pending[t][1] for t in tickets.tolist()) == sorted([*range(6)] * 4)
@@ -79,8 +79,8 @@ def test_published_tests_are_not_trained_on_and_half_of_the_rest_is_kept(world: 
     assert teacher.trains(after).all() and share == pytest.approx(0.5, abs=0.08)
 
 
-def test_a_round_follows_after_so_many_episodes(world: Maze) -> None:
-    teacher = made(world, every=10)
+def test_a_round_follows_after_so_many_episodes(maze: Maze) -> None:
+    teacher = made(maze, every=10)
     play(teacher, [0.5] * 6)
     _, tickets = teacher.sample(10)
     teacher.update(tickets[:9], ended([1.0] * 9))
@@ -89,8 +89,8 @@ def test_a_round_follows_after_so_many_episodes(world: Maze) -> None:
     assert len(teacher.tested) == 6 and len(teacher.waiting) == 24 and len(teacher.kept) == 2
 
 
-def test_interrupted_tests_are_repeated_and_a_resumed_teacher_continues(world: Maze) -> None:
-    teacher, other = made(world), made(world, seed=4)
+def test_interrupted_tests_are_repeated_and_a_resumed_teacher_continues(maze: Maze) -> None:
+    teacher, other = made(maze), made(maze, seed=4)
     _, tickets = teacher.sample(7)
     teacher.update(tickets[:2], ended([1.0, 0.0]))
     other.set_state(unpack(pack(teacher.get_state())))
@@ -107,10 +107,10 @@ def test_interrupted_tests_are_repeated_and_a_resumed_teacher_continues(world: M
     assert teacher.rounds == other.rounds == 1
 
 
-def test_bad_settings_are_one_line(world: Maze) -> None:
+def test_bad_settings_are_one_line(maze: Maze) -> None:
     with pytest.raises(ConfigError, match=r"size=9 should be at most teacher\.candidates=6"):
-        made(world, size=9)
+        made(maze, size=9)
     with pytest.raises(ConfigError, match=r"plays=1 cannot tell"):
-        made(world, plays=1)
+        made(maze, plays=1)
     with pytest.raises(ConfigError, match=r"every=0 should be at least 1"):
-        made(world, every=0)
+        made(maze, every=0)

@@ -29,7 +29,6 @@ class LevelBuffer:
         self.size, self.beta, self.staleness = size, beta, staleness
         self.level = np.zeros((size, width))
         self.score, self.best = np.zeros(size), np.zeros(size)
-        self.ranks = np.arange(1.0, size + 1)
         self.drawn = np.zeros(size, np.int64)
         self.number = np.zeros(size, np.int64)
         self.count, self.given, self.clock = 0, 0, 0
@@ -48,7 +47,8 @@ class LevelBuffer:
         if not free.any():
             free[:] = True
         rank = np.empty(n)
-        rank[np.argsort(np.where(free, -self.score[:n], np.inf), kind="stable")] = self.ranks[:n]
+        order = np.argsort(np.where(free, -self.score[:n], np.inf), kind="stable")
+        rank[order] = np.arange(1, n + 1)
         # In logarithms: the power itself may underflow.
         weight = np.exp(-np.log(rank) / self.beta) * free
         old = (self.clock - self.drawn[:n]) * free.astype(float)
