@@ -107,9 +107,15 @@ class Recurrent(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [T, B] of sequences of actions [T, B, ...], from the `carry`
         [B, ...] before the first action."""
-        memory = self.memory.along(obs, carry["h"], first).flatten(0, 1)
-        log_prob, entropy = self.inner.evaluate_actions({"memory": memory}, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
-        return log_prob.view(first.shape), entropy.reshape(first.shape)
+        return self.evaluate_memory(self.memory.along(obs, carry["h"], first), action)
+
+    def evaluate_memory(self, memory: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy [T, B] of actions [T, B, ...] taken with the hidden states
+        `memory` [T, B, width]."""
+        flat = {"memory": memory.flatten(0, 1)}
+        log_prob, entropy = self.inner.evaluate_actions(flat, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
+        shape = memory.shape[:2]
+        return log_prob.view(shape), entropy.reshape(shape)
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)

@@ -228,7 +228,9 @@ def update_waits(name: str) -> str:
     return traffic.report()
 
 
-WAITS_OF_UPDATES = {"ppo": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1, "ppo_rapid": 7}
+WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "dppo": 1} | {
+    "ppo_rapid": 7
+}
 """Waits of one update where there are any; of a whole on-policy batch, not of its minibatches."""
 
 

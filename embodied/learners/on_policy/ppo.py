@@ -275,8 +275,7 @@ class Ppo(GradientLearner):
     def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a minibatch, and the metrics."""
         config, advantage = self.config, rows["advantage"]
-        log_prob, entropy = self._evaluate_actions(rows)
-        value = self._values(rows)
+        log_prob, entropy, value = self._evaluate_rows(rows)
         weight = torch.full_like(advantage, 1 / advantage.numel())
         if "valid" in rows:
             weight = rows["valid"] / rows["valid"].sum().clamp(min=1)
@@ -300,6 +299,10 @@ class Ppo(GradientLearner):
         config = self.config
         loss = parts["policy_loss"] + config.value_weight * parts["value_loss"]
         return loss - config.entropy * parts["entropy"] if config.entropy else loss
+
+    def _evaluate_rows(self, rows: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies and values of stored decisions."""
+        return *self._evaluate_actions(rows), self._values(rows)
 
     def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of stored actions, [N] or [B, T] if recurrent."""
