@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodied.bench.on_gpu.rows import Row, Scale, attempted, rate
 from embodied.core.build import build
@@ -21,6 +22,13 @@ def quadrotor(device: torch.device, scale: Scale) -> Iterator[Row]:
     if "compile" in scale.backends:
         compiled = node | {"compile": True}
         yield from sizes("quadrotor compiled", lambda n: compiled | {"num_envs": n}, scale)
+
+
+def maze(device: torch.device, scale: Scale) -> Iterator[Row]:
+    """Mazes of 13 x 13, levels drawn on the device."""
+    node = {"_target_": "envs.maze.env.Maze", "side": 13, "blocks": 60, "horizon": 250}
+    on_device = node | {"held_out": "zero_shot", "device": str(device)}
+    yield from sizes("maze", lambda n: on_device | {"num_envs": n}, scale)
 
 
 def warp(device: torch.device, scale: Scale) -> Iterator[Row]:
@@ -46,9 +54,7 @@ def sizes(name: str, node: Callable[[int], dict[str, Any]], scale: Scale) -> Ite
 def stepping(node: dict[str, Any], steps: int) -> tuple[float, str]:
     """Steps of all environments a second, random actions, resets included."""
     env = build(node, VecEnv)
-    shape = (ACTIONS, env.num_envs, env.spec.act.size)
-    random = torch.Generator().manual_seed(0)
-    actions = (torch.rand(shape, generator=random) * 2 - 1).to(env.device)
+    actions = random_actions(env)
     env.reset(seed=0)
     count = [0]
 
@@ -60,3 +66,13 @@ def stepping(node: dict[str, Any], steps: int) -> tuple[float, str]:
     where = str(env.device)
     env.close()
     return per_second, f"on {where}"
+
+
+def random_actions(env: VecEnv) -> Tensor:
+    """[ACTIONS, B, ...] on the environment's device: from -1 to 1, or any of its choices."""
+    random, act = torch.Generator().manual_seed(0), env.spec.act
+    shape = (ACTIONS, env.num_envs, *act.shape)
+    if act.dtype == "int64":
+        choices = int(act.low), int(act.high) + 1
+        return torch.randint(*choices, shape, generator=random).to(env.device)
+    return (torch.rand(shape, generator=random) * 2 - 1).to(env.device)

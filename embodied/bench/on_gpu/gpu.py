@@ -33,6 +33,7 @@ PARTS: Mapping[str, tuple[Part, float]] = {
     "fasttd3": (lambda d, s: updates.off_policy("fasttd3", d, s), 120),
     "decisions": (decisions.decisions, 60),
     "quadrotor": (environments.quadrotor, 120),
+    "maze": (environments.maze, 90),
     "loops": (runs.loops, 150),
     "warp": (environments.warp, 240),
     "maniskill": (environments.maniskill, 150),

@@ -34,6 +34,7 @@ LOOPS: dict[str, tuple[str, ...]] = {
     "halfcheetah_sac, captured": ("learner.cuda_graph=true",),
     "quadrotor_ppo, 4096 envs": ("env.num_envs=4096", "learner.horizon=32"),
     "quadrotor_td3_parallel, 4096 envs": ("env.num_envs=4096", "data.utd_ratio=0.0005"),
+    "maze_ued, 4096 envs": ("env.num_envs=4096", "env.device=cuda", "learner.batch_size=65536"),
 }
 
 
