@@ -74,7 +74,8 @@ class Graph:
         if self.calls < WARM_UP:
             require_gpu(next(iter(batch.values())).device, "run")
             self.calls += 1
-            return on_side_stream(self.update, batch)
+            # Clones, as in the recording: other strides would compile the update anew there.
+            return on_side_stream(self.update, tt.each(batch, torch.clone))
         if self.recording is None:
             self.recording = Recording(self._stacked, batch)
         values: tuple[Tensor, ...] = self.recording(batch)["metrics"].clone().unbind()

@@ -49,10 +49,8 @@ class Ensemble(nn.Module):
         """Outputs of all members, or of the first `first` ones (then E = `first`)."""
         if x.ndim == 2:
             x = x.unsqueeze(0).expand(first or self.n, -1, -1)
-        weights, biases, scales, shifts = (
-            [*part] if first is None else [parameter[:first] for parameter in part]
-            for part in (self.weights, self.biases, self.scales, self.shifts)
-        )
+        parts = (self.weights, self.biases, self.scales, self.shifts)
+        weights, biases, scales, shifts = (members(part, first) for part in parts)
         last = len(weights) - 1
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             x = affine(x, weight, bias)
@@ -62,6 +60,12 @@ class Ensemble(nn.Module):
                     x = torch.addcmul(shifts[i], x, scales[i])
                 x = torch.relu_(x) if self.activation == "relu" else self.activate(x)
         return x
+
+
+def members(part: nn.ParameterList, first: int | None) -> list[Tensor]:
+    """The parameters of the first `first` members (None: all). By index: PyTorch 2.11 cannot
+    compile `[*part]`."""
+    return [part[i] if first is None else part[i][:first] for i in range(len(part))]
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def test_a_part_measures_or_says_why_not(name: str, tmp_path: Path, on_device: C
 
 def two_rows(device: torch.device, scale: Scale) -> Iterator[Row]:
     yield Row("first", 2.0, "steps/s")
-    raise RuntimeError("CUDA error: something\nan illegal memory access was encountered")
+    raise RuntimeError("CUDA error: an illegal memory access\nCompile with TORCH_USE_CUDA_DSA")
 
 
 def test_an_error_is_a_row_and_is_tried_again(
@@ -59,11 +59,11 @@ def test_an_error_is_a_row_and_is_tried_again(
     gpu.separately("gone", tmp_path / "gpu", device, 60)  # a name that the process does not know
     rows = gpu.written(tmp_path, device)
     assert [row.name for row in rows] == ["first", "broken", "gone"]
-    assert rows[1].error == "RuntimeError: an illegal memory access was encountered"
+    assert rows[1].error == "RuntimeError: CUDA error: an illegal memory access"
     assert rows[2].error == "KeyError: 'gone'"
     assert not gpu.done(tmp_path / "gpu" / "broken.json")
     page = (tmp_path / "gpu.md").read_text()
-    assert "failed: RuntimeError: an illegal memory access was encountered" in page
+    assert "failed: RuntimeError: CUDA error: an illegal memory access" in page
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["machine"]["device"] == "cpu" and found["parts"]["broken"][0]["value"] == 2.0
     capsys.readouterr()

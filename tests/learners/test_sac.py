@@ -278,7 +278,7 @@ def test_a_recorded_update_learns_like_a_plain_one() -> None:
     for settings in ({}, {"critics": 4, "layer_norm": True, "utd": 2}):
         learner = make(spec, cuda_graph=True, entropy_in_backup=False, tau=0.05, **settings)
         learner.to("cuda")
-        for _ in range(300):
+        for _ in range(900):
             batch = batch_of(learner.batch_size)
             batch |= {"reward": torch.ones(learner.batch_size)}
             batch |= {"discount": torch.full((learner.batch_size,), 0.5)}

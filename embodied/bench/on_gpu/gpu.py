@@ -15,7 +15,7 @@ import torch
 
 from embodied.bench.measure import machine
 from embodied.bench.on_gpu import decisions, environments, runs, updates
-from embodied.bench.on_gpu.rows import Row, Scale, last_line
+from embodied.bench.on_gpu.rows import Row, Scale, one_line
 from embodied.core.atomic_write import write_json
 from embodied.core.device import accelerator, pick_device
 
@@ -23,7 +23,7 @@ Part = Callable[[torch.device, Scale], Iterator[Row]]
 MINUTES = 25.0
 UNFINISHED = "interrupted"
 PARTS: Mapping[str, tuple[Part, float]] = {
-    "checks": (runs.checks, 240),
+    "checks": (runs.checks, 180),
     "waits": (runs.waits, 90),
     "products": (decisions.products, 30),
     "sac": (lambda d, s: updates.off_policy("sac", d, s), 120),
@@ -33,7 +33,7 @@ PARTS: Mapping[str, tuple[Part, float]] = {
     "fasttd3": (lambda d, s: updates.off_policy("fasttd3", d, s), 120),
     "decisions": (decisions.decisions, 60),
     "quadrotor": (environments.quadrotor, 120),
-    "maze": (environments.maze, 90),
+    "maze": (environments.maze, 60),
     "loops": (runs.loops, 150),
     "warp": (environments.warp, 240),
     "maniskill": (environments.maniskill, 150),
@@ -84,8 +84,8 @@ def separately(name: str, folder: Path, device: torch.device, seconds: float) ->
 
 
 def part(name: str, folder: Path, device: torch.device, scale: Scale) -> None:
-    """Measure one part in this process; each row is saved once it is measured, and at last the
-    last line of an error, if one ended the part."""
+    """Measure one part in this process; each row is saved once it is measured, and at last
+    the error, if one ended the part."""
     rows, error = list[Row](), None
     save(folder, name, rows, UNFINISHED)
     try:
@@ -93,7 +93,7 @@ def part(name: str, folder: Path, device: torch.device, scale: Scale) -> None:
             rows.append(row)
             save(folder, name, rows, UNFINISHED)
     except Exception as failed:  # what a driver or a missing package raises
-        error = last_line(failed)
+        error = one_line(failed)
     save(folder, name, rows, error)
 
 

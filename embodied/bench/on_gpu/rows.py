@@ -12,8 +12,8 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement or check. `value` is None where only `note` says something; `error` is the
-    last line of what was raised."""
+    """One measurement or check. `value` is None where only `note` says something; `error` is what
+    was raised, in one line."""
 
     name: str
     value: float | None = None
@@ -59,14 +59,14 @@ def attempted(name: str, unit: str, measure: Callable[[], tuple[float, str]]) ->
     try:
         value, note = measure()
     except Exception as error:  # whatever a driver, compiler or simulator raises
-        return Row(name, unit=unit, error=last_line(error))
+        return Row(name, unit=unit, error=one_line(error))
     return Row(name, value, unit, note)
 
 
-def last_line(error: BaseException) -> str:
-    """What an error says in one line: its kind and its last line."""
+def one_line(error: BaseException) -> str:
+    """An error's kind and first line (PyTorch's last lines are advice)."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def rate(work: Callable[[], object], count: int, repeats: int = 3) -> float:

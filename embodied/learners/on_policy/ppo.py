@@ -28,7 +28,7 @@ from embodied.learners.gradient_learner import GradientLearner
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
 from embodied.learners.on_policy.learning_rates import LearningRates, Schedule, clip_norm
 from embodied.learners.on_policy.native_ppo import NativePpo, obstacle
-from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPolicy
+from embodied.learners.on_policy.protocols import HasEncoder, RecurrentPolicy, StochasticPolicy
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.nn.optim import Adam
 
@@ -111,7 +111,7 @@ class Ppo(GradientLearner):
         self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
         self.actor_stats, self.critic_stats = (
-            ObservationStats(policy.encoder),
+            ObservationStats(cast(HasEncoder, policy).encoder),
             ObservationStats(self.value.encoder),
         )
         self.returns = RewardScaler(config.reward_clip)
@@ -336,7 +336,7 @@ class Ppo(GradientLearner):
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             valid = batch["valid"].flatten()
-            self.actor_stats.follow(cast(StochasticPolicy, self.policy).encoder, obs, valid)
+            self.actor_stats.follow(cast(HasEncoder, self.policy).encoder, obs, valid)
             self.critic_stats.follow(self.value.encoder, obs, valid)
 
     def _set_rates(self) -> None:

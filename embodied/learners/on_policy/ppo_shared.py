@@ -1,8 +1,9 @@
 """PPO for recurrent policies whose critic shares the policy's GRU: one network for both.
 
 The critic is an MLP on the policy's hidden state, V(h), as in studies of partially observed mazes
-(Jiang et al., 2021); the critic of `ppo` has a GRU of its own, which costs as much again. The GRU is trained by both losses, so `value_weight` matters; the critic has no
-observations that the policy has not.
+(Jiang et al., 2021); the critic of `ppo` has a GRU of its own, which costs as much again. The GRU
+is trained by both losses, so `value_weight` matters; the critic has no observations that the policy
+has not.
 """
 
 from __future__ import annotations

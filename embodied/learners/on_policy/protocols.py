@@ -1,4 +1,7 @@
-"""Protocols of policies that PPO can train: StochasticPolicy, RecurrentPolicy."""
+"""Protocols of policies that PPO can train: StochasticPolicy, RecurrentPolicy.
+
+`isinstance` checks methods alone: from Python 3.12 on it does not find submodules of a Module.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from embodied.core.tensors import Tensors
 from policies.networks.encoders import Encoder
 
 
-@runtime_checkable
-class StochasticPolicy(Protocol):
-    """A policy with log-probabilities; `encoder` holds its observation normaliser."""
+class HasEncoder(Protocol):
+    """A policy whose `encoder` holds its observation normaliser."""
 
     encoder: Encoder
+
+
+@runtime_checkable
+class StochasticPolicy(Protocol):
+    """A policy with log-probabilities."""
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy, [n] each, of stored actions."""
@@ -25,7 +32,6 @@ class StochasticPolicy(Protocol):
 class RecurrentPolicy(Protocol):
     """A policy with a recurrent state of `width` numbers."""
 
-    encoder: Encoder
     width: int
 
     def evaluate_sequence(

@@ -9,7 +9,7 @@ from viser import ViserServer
 
 from embodied.core.actor import Actor
 from embodied.viewer.scene.images import SMALL, Picture
-from embodied.viewer.session.noise import ChoosesNoise, decisions, describe, noise_picture
+from embodied.viewer.session.noise import chooses_noise, decisions, describe, noise_picture
 from embodied.viewer.session.reward_image import SCORE
 from embodied.viewer.session.session import Session
 
@@ -42,8 +42,8 @@ class SteeringPanel:
         acting = session.made[session.chosen]
         policy = acting.policy if isinstance(acting, Actor) else None
         number = session.decision_index
-        self.noise.visible = bool(found) and isinstance(policy, ChoosesNoise) and number is not None
-        if number is None or not found or not isinstance(policy, ChoosesNoise):
+        self.noise.visible = bool(found) and chooses_noise(policy) and number is not None
+        if number is None or not found or not chooses_noise(policy):
             return
         at = max((i for i, (moment, _) in enumerate(found) if moment <= number), default=0)
         begin = max(0, min(at - DECISIONS // 2, len(found) - DECISIONS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ MAP, BARS, NAMES, EDGE = 210, 120, 70, 6
 HIGH = 170
 
 
-@runtime_checkable
 class ChoosesNoise(Protocol):
     """A policy whose `inner` policy chooses the noise of a base policy, each element up to
     `bound`."""
@@ -37,11 +36,16 @@ class ChoosesNoise(Protocol):
     inner: Policy
 
 
+def chooses_noise(policy: object) -> TypeGuard[ChoosesNoise]:
+    """Not `isinstance`, which from Python 3.12 on does not find `inner`, a submodule."""
+    return all(hasattr(policy, name) for name in ChoosesNoise.__annotations__)
+
+
 @torch.no_grad()
 def noise_of(acts: object) -> Tensor | None:
     """The noise w [D] of the last decision; None if the noise was sampled rather than chosen, or if
     exploration hides it."""
-    if not isinstance(acts, Actor) or not isinstance(acts.policy, ChoosesNoise):
+    if not isinstance(acts, Actor) or not chooses_noise(acts.policy):
         return None
     chosen = acts.carry.get("row/action")
     if chosen is None and not acts.explore:
