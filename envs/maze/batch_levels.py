@@ -35,6 +35,7 @@ class BatchLevels:
     def __init__(self, levels: MazeLevels, device: torch.device) -> None:
         self.side, self.cells, self.size = levels.side, levels.cells, levels.size
         self.blocks, self.lots, self.device = levels.blocks, levels.lots, device
+        self.shortest = levels.shortest
         random = np.random.default_rng(HASH)
         marks = random.integers(1 << 62, size=self.cells * 3 + 4)
         self._marks = torch.from_numpy(marks).to(device)
@@ -82,8 +83,11 @@ class BatchLevels:
         return Plans(walls, order[:, -2], order[:, -1], facing)
 
     def fit(self, plans: Plans) -> Tensor:
-        """[n] (bool): whether a level may be used in training (solvable and not held out)."""
-        return self.solvable(plans) & ~(self.keys(plans)[:, None] == self._secret).any(1)
+        """[n] (bool): whether a level may be used in training: solvable, not too easily, and not
+        held out."""
+        return self.solvable(plans, self.shortest) & ~(
+            self.keys(plans)[:, None] == self._secret
+        ).any(1)
 
     def keys(self, plans: Plans) -> Tensor:
         """[n] (int64): sums of random numbers, one for each wall, start, goal and heading."""
@@ -91,13 +95,14 @@ class BatchLevels:
         sums = torch.where(plans.walls, walls, 0).sum(1)
         return sums + start[plans.start] + goal[plans.goal] + facing[plans.facing]
 
-    def solvable(self, plans: Plans) -> Tensor:
-        """[n] (bool): whether there is a way from start to goal."""
+    def solvable(self, plans: Plans, shortest: int = 0) -> Tensor:
+        """[n] (bool): whether there is a way from start to goal, and none of less than `shortest`
+        cells."""
         if self.device.type == "cpu" and len(plans.start) <= FEW:
-            return self._solvable_few(plans)
-        return self._solvable_many(plans)
+            return self._solvable_few(plans, shortest)
+        return self._solvable_many(plans, shortest)
 
-    def _solvable_few(self, plans: Plans) -> Tensor:
+    def _solvable_few(self, plans: Plans, shortest: int = 0) -> Tensor:
         """The same by the bits of one integer a level: some rows end in a step, and a tensor
         operation on few levels takes as long as one on a thousand."""
         width, n = self.side + 1, len(plans.start)
@@ -108,33 +113,39 @@ class BatchLevels:
         lines = np.packbits(free.view(n, -1).numpy(), axis=1, bitorder="little")
         boards = [int.from_bytes(line.tobytes(), "little") for line in lines]
         levels = zip(boards, starts, goals, strict=True)
-        return torch.tensor([_joined(board, 1 << at, 1 << to, width) for board, at, to in levels])
+        return torch.tensor(
+            [_joined(board, 1 << at, 1 << to, width, shortest) for board, at, to in levels]
+        )
 
-    def _solvable_many(self, plans: Plans) -> Tensor:
+    def _solvable_many(self, plans: Plans, shortest: int = 0) -> Tensor:
         """A flood from the start in all levels at once."""
         n, side = len(plans.start), self.side
         free = ~plans.walls.view(n, side, side)
         wet = torch.zeros(n, self.cells, dtype=torch.bool, device=self.device)
         wet.scatter_(1, plans.start[:, None], True)
-        reached = wet.view(n, side, side)
+        reached, goal = wet.view(n, side, side), plans.goal[:, None]
+        for _ in range(shortest - 1):
+            reached = _spread(reached) & free
+        near = reached.view(n, -1).gather(1, goal)[:, 0]
         while True:
             before = reached
             for _ in range(AT_ONCE):
                 reached = _spread(reached) & free
-            at_goal = reached.view(n, -1).gather(1, plans.goal[:, None])[:, 0]
+            at_goal = reached.view(n, -1).gather(1, goal)[:, 0]
             if bool(at_goal.all()) or torch.equal(before, reached):
-                return at_goal
+                return at_goal & ~near
 
 
-def _joined(free: int, wet: int, goal: int, width: int) -> bool:
+def _joined(free: int, wet: int, goal: int, width: int, shortest: int) -> bool:
     """Whether bit `goal` is reached from `wet` over the bits of `free`, in rows of `width`, of
-    which the last bit is never free."""
+    which the last bit is never free, in `shortest` steps or more."""
+    steps = 0
     while not wet & goal:
         wave = (wet | wet << 1 | wet >> 1 | wet << width | wet >> width) & free
         if wave == wet:
             return False
-        wet = wave
-    return True
+        wet, steps = wave, steps + 1
+    return steps >= shortest
 
 
 def _spread(wet: Tensor) -> Tensor:

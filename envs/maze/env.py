@@ -39,7 +39,8 @@ class Config:
     """`side`: cells per side; `blocks`: largest number of walls in a sampled level; `view`: cells
     in view per side, ahead and across (odd); `horizon` in steps; `held_out`: evaluation mazes,
     those of every side (`mixed`), the published ones of 13 x 13 (`zero_shot`), or random ones with
-    `blocks` walls, those of 4,000 with the longest shortest paths (`long`).
+    `blocks` walls, those of 4,000 with the longest shortest paths (`long`); `shortest`: smallest
+    length of the shortest path of a sampled level, in cells.
     """
 
     side: int = 9
@@ -47,6 +48,7 @@ class Config:
     view: int = 5
     horizon: int = 100
     held_out: Literal["mixed", "zero_shot", "long"] = "mixed"
+    shortest: int = 0
     num_envs: int = 32
     seed: int = 0
     device: str = "cpu"
@@ -66,7 +68,7 @@ class Maze(VecEnv):
             )
         self.config, self.num_envs = config, config.num_envs
         self.device = _device(config.device)
-        self.levels = MazeLevels(config.side, config.blocks, config.held_out)
+        self.levels = MazeLevels(config.side, config.blocks, config.held_out, config.shortest)
         self.batch = BatchLevels(self.levels, self.device)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
         self.held_out_names = self.levels.held_out_names

@@ -43,16 +43,19 @@ class Plans:
 class MazeLevels:
     """Levels of `side` x `side` cells; sampled levels have up to `blocks` walls.
 
-    All sampled or edited levels have a path from start to goal, and none of them is in `held_out`.
+    All sampled or edited levels have a path from start to goal, the shortest of at least `shortest`
+    cells, and none of them is in `held_out`.
     """
 
-    def __init__(self, side: int, blocks: int, held_out: str = "mixed") -> None:
+    def __init__(self, side: int, blocks: int, held_out: str = "mixed", shortest: int = 0) -> None:
         if side < 5:
             raise ValueError(f"side={side} is too small for a maze; it must be at least 5")
         self.side, self.cells = side, side * side
         if not 0 <= blocks <= self.cells - 2:
             raise ValueError(f"blocks={blocks} must be 0 to {self.cells - 2} for side={side}")
-        self.blocks, self.size = blocks, self.cells + MARKS
+        if not 0 <= shortest <= 2 * side - 4:  # longer ones are too rare to be sampled
+            raise ValueError(f"shortest={shortest} must be 0 to {2 * side - 4} for side={side}")
+        self.blocks, self.size, self.shortest = blocks, self.cells + MARKS, 0
         walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
         self.names = (*walls, "start", "goal", "facing")
         self.lots = self.cells + 2  # uniform numbers per level
@@ -60,6 +63,7 @@ class MazeLevels:
         self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
         made = {"mixed": self._held_out, "zero_shot": self._zero_shot, "long": self._long}
         self.held_out_names, self.held_out = made[held_out]()
+        self.shortest = shortest  # not for held-out levels
         self._secret = {_key(level) for level in self._canonical(self.held_out)}
 
     def decode(self, levels: Floats) -> Plans:
@@ -144,9 +148,10 @@ class MazeLevels:
         return self.ways(levels) >= 0
 
     def fit(self, levels: Floats) -> NDArray[np.bool_]:
-        """[n]: whether a level may be used in training (solvable and not held out)."""
+        """[n]: whether a level may be used in training: solvable, not too easily, and not held
+        out."""
         secret = [_key(level) in self._secret for level in self._canonical(levels)]
-        return self.solvable(levels) & ~np.array(secret, dtype=bool)
+        return (self.ways(levels) >= self.shortest) & ~np.array(secret, dtype=bool)
 
     def ways(self, levels: Floats) -> NDArray[np.int64]:
         """[n]: length of the shortest path from start to goal in cells; -1 if there is none."""

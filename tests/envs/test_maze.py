@@ -124,6 +124,25 @@ def test_batched_levels_agree_with_numpys() -> None:
     assert np.array_equal(batch.encode(plans), levels.encode(here))
 
 
+def test_sampled_levels_have_long_enough_paths() -> None:
+    """By tensors, by integers, by numpy; in the environment; held-out levels stay the same."""
+    levels = MazeLevels(13, 60, "mixed", shortest=16)
+    assert np.array_equal(levels.held_out, MazeLevels(13, 60, "mixed").held_out)
+    batch = BatchLevels(levels, torch.device("cpu"))
+    random = np.random.default_rng(3)
+    drawn = levels.drawn(random.random((500, levels.lots)))
+    plans, long = batch.decode(torch.from_numpy(drawn)), levels.ways(drawn) >= 16
+    assert 0.02 < long.mean() < 0.3
+    assert np.array_equal(batch._solvable_many(plans, 16), long)
+    assert np.array_equal(batch._solvable_few(plans, 16), long)
+    edited = levels.mutate(levels.random(50, random), 5, random)
+    maze = Maze(Config(side=13, blocks=60, horizon=250, num_envs=40, shortest=16))
+    maze.reset(0)
+    assert levels.ways(edited).min() >= 16 and levels.ways(maze.task.numpy()).min() >= 16
+    with pytest.raises(ValueError, match="shortest=23 must be 0 to 22"):
+        MazeLevels(13, 60, shortest=23)
+
+
 def test_the_published_mazes() -> None:
     """The name of each is that of an evaluation task."""
     env = Maze(Config(side=13, blocks=60, horizon=250, held_out="zero_shot", num_envs=2))
