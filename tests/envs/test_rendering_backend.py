@@ -20,7 +20,7 @@ class Without(real):
         if name and "EGL" in str(name):
             raise OSError("no such file")
         super().__init__(name, *rest, **more)
-ctypes.CDLL = Without
+ctypes.CDLL = ctypes.cdll._dlltype = Without
 import torch
 from envs.fr3.env import Fr3
 from embodied.core.build import build

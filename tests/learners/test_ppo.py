@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from embodied.learners.learner import Learner
 from embodied.learners.on_policy.gae import value_loss
 from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
+from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPolicy
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
@@ -78,6 +80,16 @@ def played(learner: Ppo, times: int = 6, rows: int = 4, padded: bool = False) ->
         "valid": valid,
         **nest(carry, "carry"),
     }
+
+
+@pytest.mark.parametrize(("name", "memory"), ALL)
+def test_policies_are_found_on_python_3_12(name: str, memory: bool) -> None:
+    """There `isinstance` looks attributes up without `__getattr__`, which is where a Module has its
+    submodules."""
+    policy, protocol = make(name, memory).policy, RecurrentPolicy if memory else StochasticPolicy
+    methods = {key for key in vars(protocol) if not key.startswith("_")}
+    for member in methods | set(protocol.__annotations__):
+        inspect.getattr_static(policy, member)
 
 
 def take_time(obs: Tensors, t: int) -> Tensors:
