@@ -73,6 +73,7 @@ def random_actions(env: VecEnv) -> Tensor:
     random, act = torch.Generator().manual_seed(0), env.spec.act
     shape = (ACTIONS, env.num_envs, *act.shape)
     if act.dtype == "int64":
-        choices = int(act.low), int(act.high) + 1
-        return torch.randint(*choices, shape, generator=random).to(env.device)
+        assert isinstance(act.low, int | float) and isinstance(act.high, int | float)
+        drawn = torch.randint(int(act.low), int(act.high) + 1, shape, generator=random)
+        return drawn.to(env.device)
     return (torch.rand(shape, generator=random) * 2 - 1).to(env.device)
