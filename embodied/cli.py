@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 from embodied import commands
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
+from embodied.core.children import import_from_here
 from embodied.core.errors import ContractError, ContractWarning, RemoteError, RobotError
 from embodied.moved import MovedWarning
-from embodied.user_packages import ShadowWarning, import_from_here
 
 STOPPED = 130
 OPTIONS = {"export": "--to", "demo": "--out"}
@@ -161,7 +161,7 @@ def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
     printed: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, (MovedWarning, ShadowWarning, ContractWarning)):
+        if issubclass(category, (MovedWarning, ContractWarning)):
             if str(message) not in printed:
                 print(f"embodied: {message}", file=sys.stderr)
             printed.add(str(message))
@@ -209,7 +209,7 @@ def _refused(error: ValueError) -> str | None:
 
 
 def _ours(module: str | None) -> bool:
-    return module is None or module.split(".")[0] in {"embodied", "envs", "policies", "real_robot"}
+    return module is None or module.split(".")[0] == "embodied"
 
 
 if __name__ == "__main__":

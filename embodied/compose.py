@@ -20,12 +20,12 @@ import yaml
 
 from embodied import moved
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+from embodied.core.children import import_from_here
 from embodied.core.node_settings import require_kind, require_settings
 from embodied.core.saved_node import require_inside
-from embodied.user_packages import import_from_here
 from embodied.user_yaml import with_present_names
 
-PACKAGED = Path(str(files("configs")))
+PACKAGED = Path(str(files("embodied.configs")))
 
 
 @dataclass(frozen=True)

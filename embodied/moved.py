@@ -104,8 +104,8 @@ def folder_key(key: str, known: Mapping[str, Any]) -> str:
 def attributes(module: str) -> Callable[[str], Any]:
     """A module's `__getattr__` (PEP 562) that knows its names of before.
 
-    For a package that bears the name of an old module (`envs.crafter`, now `envs.crafter.env`),
-    and for a module whose public classes were renamed.
+    For a package that bears the name of an old module (`embodied.envs.crafter`, now
+    `embodied.envs.crafter.env`), and for a module whose public classes were renamed.
     """
 
     def lookup(name: str) -> Any:

@@ -30,7 +30,14 @@ except ModuleNotFoundError as error:
         "EnvPool is not installed; type: pip install 'embodied-rl[envpool]'", name="envpool"
     ) from error
 
-from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
+from embodied.envs.spaces import (
+    Actions,
+    Entry,
+    entries,
+    replace_rows,
+    require_finite_arrays,
+    row_noise,
+)
 
 SUCCESS = ("info:success", "info:is_success", "info:solved")
 NO_REWARD = np.zeros(1, np.float32)

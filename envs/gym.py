@@ -20,8 +20,13 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from envs.gym_errors import reset_observation, warn_of_dtypes, wrong_observation, wrong_step
-from envs.gym_id import PREFIX, require_known_id
+from embodied.envs.gym_errors import (
+    reset_observation,
+    warn_of_dtypes,
+    wrong_observation,
+    wrong_step,
+)
+from embodied.envs.gym_id import PREFIX, require_known_id
 
 try:
     import gymnasium
@@ -31,8 +36,15 @@ except ModuleNotFoundError as error:
         "Gymnasium is not installed; type: pip install 'embodied-rl[sim]'", name="gymnasium"
     ) from error
 
-from envs import saved_state
-from envs.spaces import Actions, Entry, entries, replace_rows, require_finite_arrays, row_noise
+from embodied.envs import saved_state
+from embodied.envs.spaces import (
+    Actions,
+    Entry,
+    entries,
+    replace_rows,
+    require_finite_arrays,
+    row_noise,
+)
 
 SUCCESS = ("success", "is_success")
 SIM = "embodied-rl[sim]"

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from embodied.core.errors import ContractError, ContractWarning
-from envs.spaces import Entry
+from embodied.envs.spaces import Entry
 
 RETURNED = "obs, reward, terminated, truncated, info"
 

@@ -8,7 +8,7 @@ from typing import Any
 from embodied.core.build import require_allowed
 
 PREFIX = "python/"
-"""Of ids that stand for objects of a Python program (`envs.gym_object`)."""
+"""Of ids that stand for objects of a Python program (`embodied.envs.gym_object`)."""
 
 
 def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:

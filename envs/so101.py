@@ -19,8 +19,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
-from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
-from envs.mujoco.cameras import looking
+from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
+from embodied.envs.mujoco.cameras import looking
 
 JOINTS = len(so101.JOINTS)
 TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most

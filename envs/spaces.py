@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.core.env import NotFinite, require_finite
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
-from envs.process.worker.names import flat_name
+from embodied.envs.process.worker.names import flat_name
 
 
 @dataclass(frozen=True)

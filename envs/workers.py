@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from embodied.core.children import safe_path
+
 
 def split(count: int, workers: int) -> list[tuple[int, int]]:
     """[low, high) of the envs of each worker: `count` envs over at most `workers` workers."""
@@ -47,7 +49,8 @@ class Worker:
         self.connection, other = context.Pipe()
         arguments = (other, make, given, encode)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        with safe_path():
+            self.process.start()
         other.close()
 
     def send(self, method: str, *given: Any) -> None:

@@ -18,17 +18,17 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import Feedforward
-from policies.gaussian import Gaussian
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
-from policies.networks.residual_blocks import Blocks
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.residual_blocks import Blocks
 
 
 @dataclass(frozen=True)
 class Config:
     """`hold`: maximum number of decisions with the same noise sample (1: a new sample for every
     decision); `log_std`: soft bounds of log std (FlashSAC uses -10 and 2, which gives less initial
-    noise); `imitate`: as in `policies.gaussian`."""
+    noise); `imitate`: as in `embodied.policies.gaussian`."""
 
     chunk: int = 1
     width: int = 128

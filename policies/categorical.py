@@ -18,10 +18,10 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, orthogonal, per_row
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
-from policies.random import Config as RandomConfig
-from policies.random import Random
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, mlp, per_row
-from policies.gaussian import require_squashed
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
-from policies.random import Config as RandomConfig
-from policies.random import Random
+from embodied.policies.gaussian import require_squashed
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 
 
 @dataclass(frozen=True)

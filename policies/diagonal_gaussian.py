@@ -20,8 +20,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.moved import attributes
 from embodied.nn.networks import mlp, orthogonal, per_row
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
 
 LOG_2PI = math.log(2 * math.pi)
 

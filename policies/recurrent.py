@@ -18,9 +18,9 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
-from policies.networks import gru
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
+from embodied.policies.networks import gru
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Recurrent(Policy):
         self.inner = build({**config.inner, "chunk": config.chunk}, Policy, spec=inside)
         if not callable(getattr(self.inner, "evaluate_actions", None)):
             raise ConfigError(
-                "the inner policy needs a density (log-probabilities): policies.diagonal_gaussian "
-                "or policies.categorical"
+                "the inner policy needs a density (log-probabilities): "
+                "embodied.policies.diagonal_gaussian or embodied.policies.categorical"
             )
 
     @property

@@ -16,7 +16,7 @@ from torch import nn
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from policies import deterministic
+from embodied.policies import deterministic
 
 MODULES: dict[str, nn.Module] = {}
 """The modules that this process was given, by name."""

@@ -11,25 +11,25 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arms_file import forward_of
-from real_robot.control.arm_state import Floats
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.homing import Homing
-from real_robot.control.loop import Control
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import Driver
-from real_robot.drivers.dry_run import DryRunDriver
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import state_record
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.chain import Chain, Stage
-from real_robot.safety.checks import Enabled, Finite, Fresh, Torque, TorqueRate, Tracking
-from real_robot.safety.energy_stage import Energy
-from real_robot.safety.geometry import Geometry
-from real_robot.safety.learned_reflex import Reflex
-from real_robot.safety.limits import Limiter
-from real_robot.safety.region import Region
-from real_robot.safety.silence import DaemonAlive, HoldToRun
-from real_robot.safety.workspace import Workspace
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.control.loop import Control
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import state_record
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.safety.chain import Chain, Stage
+from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, Torque, TorqueRate, Tracking
+from embodied.real_robot.safety.energy_stage import Energy
+from embodied.real_robot.safety.geometry import Geometry
+from embodied.real_robot.safety.learned_reflex import Reflex
+from embodied.real_robot.safety.limits import Limiter
+from embodied.real_robot.safety.region import Region
+from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
+from embodied.real_robot.safety.workspace import Workspace
 
 T = TypeVar("T")
 MOST = 300  # characters of a message of another library

@@ -1,7 +1,7 @@
 """The settings of one deployment, written as one JSON file.
 
 The daemon writes the file into its private folder; the control, policy, recorder and camera
-processes read it there. `real_robot.assemble` builds their objects from it.
+processes read it there. `embodied.real_robot.assemble` builds their objects from it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from embodied.core.build import (
     shown,
 )
 from embodied.embodiments.named_controllers import arm_of_kinematics, controller_node
-from real_robot.control.arm_state import Limits
-from real_robot.safety.checks import FreshConfig, Heartbeat
-from real_robot.safety.energy_stage import Config as EnergyConfig
-from real_robot.safety.geometry import Config as GeometryConfig
-from real_robot.safety.learned_reflex import Config as ReflexConfig
-from real_robot.safety.workspace import Config as WorkspaceConfig
+from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.geometry import Config as GeometryConfig
+from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
+from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 
 FILE = "deployment.json"
 MOST_NUMBER = 1e12
 MOST_STEPS = 1000
 
 
-TARGET = "real_robot.deployment.Deployment"
+TARGET = "embodied.real_robot.deployment.Deployment"
 """The `_target_` that a robot's YAML begins with."""
 
 
@@ -111,11 +111,12 @@ class Deployment:
       [n] (N m/s; None: no limit): the largest change of measured torques.
     - `heartbeat`: how long the daemon may be silent while the arm moves.
     - `hold_to_run`: what moves by itself (a policy, the way home) does so only while an operator's
-      terminal sends beats (`real_robot.teleop.hold_to_run`).
+      terminal sends beats (`embodied.real_robot.teleop.hold_to_run`).
     - `dry`: run everything, but hold the arm where it stands and simulate one that follows.
 
     Cameras and records:
-    - `cameras`: nodes of image sources (`real_robot.cameras.sources`), by the names of the images;
+    - `cameras`: nodes of image sources (`embodied.real_robot.cameras.sources`), by the names of the
+    images;
       an image older than `picture` s is not used. Observations are recorded as the policy sees
       them; `filmed`: further cameras to record (height, width); `images`: "png" (lossless) or
       "mp4" (small).

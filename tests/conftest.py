@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import envs  # noqa: F401
+import embodied.envs  # noqa: F401
 from embodied.core import build
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
+from embodied.envs.process.interpreter import interpreter
 from embodied.training.logger import read_metrics
-from envs.process.interpreter import interpreter
 
 ON_A_ROBOT = {"robot_reach_rlpd"}  # one arm, in real time: tests/docs runs its page
 EXPERIMENTS = [name for name in options("experiment", [PACKAGED]) if name not in ON_A_ROBOT]
@@ -86,7 +86,7 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=pendulum_sac device=gpu", "no device 'gpu' (known: auto, cpu, cuda,"),
         (
             "train experiment=fr3_lift_sac env.task=lfit output={out}",
-            "envs.fr3.env.Fr3: unknown FR3 task",
+            "embodied.envs.fr3.env.Fr3: unknown FR3 task",
         ),
         ("train experiment=pendulum_sac execute=3 output={out}", "execute=3 is not in 1..1"),
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
@@ -238,7 +238,7 @@ def test_own_folders_and_packages(
 
 def test_an_own_option_may_not_hide_ours(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "pendulum.yaml").write_text("_target_: envs.gym.Gym\n")
+    (tmp_path / "env" / "pendulum.yaml").write_text("_target_: embodied.envs.gym.Gym\n")
     with pytest.raises(ConfigError, match="rename it"):
         compose("train", ["experiment=pendulum_sac"], [tmp_path])
 
@@ -331,8 +331,8 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
         words.append(f"demos={inputs.demos(env)}")
     wrapper = node.get("finetune") or node.get("policy")
     if issubclass(resolve(wrapper["_target_"], Policy), PolicyWrapper):
-        diffusion = {"_target_": "policies.generative.diffusion.Diffusion"}
-        flow = {"_target_": "policies.generative.flow.Flow"}
+        diffusion = {"_target_": "embodied.policies.generative.diffusion.Diffusion"}
+        flow = {"_target_": "embodied.policies.generative.flow.Flow"}
         base = wrapper.get("base", diffusion if "Diffusion" in wrapper["_target_"] else flow)
         words.append(f"init={inputs.clone(env, base['_target_'].split('.')[-2])}")
     reward = node.get("reward") or {}

@@ -46,9 +46,9 @@ def test_settings_are_read_without_importing() -> None:
     import dataclasses
     import typing
 
-    from policies.gaussian import Gaussian
+    from embodied.policies.gaussian import Gaussian
 
-    found = {s.name: s for s in settings_of("policies.gaussian.Gaussian") or []}
+    found = {s.name: s for s in settings_of("embodied.policies.gaussian.Gaussian") or []}
     fields = dataclasses.fields(typing.get_type_hints(Gaussian.__init__)["config"])
     assert list(found) == [field.name for field in fields]
     inherited = [

@@ -15,8 +15,8 @@ from embodied.commands.demos import demonstrator_of
 from embodied.compose import compose
 from embodied.core.build import ConfigError
 from embodied.core.node_settings import require_settings
-from real_robot.deployment import Deployment, renamed_settings, with_allowed
-from tests.test_docs import CODE_BLOCK, OURS, PAGES, all_commands, is_ours, words_of
+from embodied.real_robot.deployment import Deployment, renamed_settings, with_allowed
+from tests.test_docs import CODE_BLOCK, PAGES, all_commands, is_ours, words_of
 
 PRIMARY = {
     "deploy": "deploy",
@@ -108,7 +108,7 @@ def test_python_is_python_and_imports_what_is_ours(code: str) -> None:
         first, _, text = text.partition("\n")
         text = text if first.endswith(".py") else ""
     for node in ast.walk(ast.parse(re.sub(r"^[%!].*", "", text, flags=re.MULTILINE))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "embodied":
             module = importlib.import_module(str(node.module))
             for alias in node.names:
                 assert hasattr(module, alias.name) or is_ours(f"{node.module}.{alias.name}")

@@ -12,18 +12,25 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("embodied", "envs", "policies", "real_robot", "configs")
+FOLDERS = ("envs", "policies", "real_robot", "configs")  # embodied/NAME is a link to each
+PACKAGES = ("embodied", *FOLDERS)
 
 # A part may import itself and the parts of the layers above it in this list, never a neighbour.
 LAYERS = (
-    {"configs", "embodied.moved", "embodied.user_packages"},
+    {"embodied.configs", "embodied.moved"},
     {"embodied.core"},
     {"embodied.nn"},
     {"embodied.embodiments", "embodied.datasets"},
     {"embodied.serve"},
-    {"embodied.buffers", "embodied.llm", "embodied.vision", "embodied.sandbox", "policies"},
     {
-        "envs",
+        "embodied.buffers",
+        "embodied.llm",
+        "embodied.vision",
+        "embodied.sandbox",
+        "embodied.policies",
+    },
+    {
+        "embodied.envs",
         "embodied.learners",
         "embodied.rewards",
         "embodied.teachers",
@@ -33,7 +40,7 @@ LAYERS = (
     {"embodied.evaluation"},
     {"embodied.training"},
     {"embodied.reports"},
-    {"embodied.user_packages", "embodied.user_yaml"},
+    {"embodied.user_yaml"},
     {"embodied.compose"},
     {"embodied.study"},
     {"embodied.reward_design", "embodied.evidence"},
@@ -44,14 +51,14 @@ LAYERS = (
     {"embodied.cli"},
 )
 ROBOT_SEES = {
-    "real_robot",
+    "embodied.real_robot",
     "embodied.core",
     "embodied.datasets",
     "embodied.embodiments",
-    "policies",
+    "embodied.policies",
 }
 SEE_ROBOT = {
-    "envs",
+    "embodied.envs",
     "embodied.bench",
     "embodied.checks",
     "embodied.viewer",
@@ -71,7 +78,7 @@ SHARED = (
     "embodied/commands",
     "embodied/cli.py",
     "embodied/compose.py",
-    "real_robot",
+    "embodied.real_robot",
 )
 METHODS = ("policy", "learner", "finetune", "reward", "teacher")
 ORDINARY = {  # plain words too
@@ -118,9 +125,7 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 def part_of(name: str) -> str | None:
     """The part of the architecture that a dotted name is in; None for other people's packages."""
     words = name.split(".")
-    if words[0] not in PACKAGES:
-        return None
-    return ".".join(words[:2]) if words[0] == "embodied" and len(words) > 1 else words[0]
+    return ".".join(words[:2]) if words[0] == "embodied" else None
 
 
 def level(part: str) -> int:
@@ -130,19 +135,21 @@ def level(part: str) -> int:
 def allowed(importer: str, target: str) -> bool:
     if target in (importer, "embodied", "embodied.moved"):
         return True
-    if importer == "real_robot":
+    if importer == "embodied.real_robot":
         return target in ROBOT_SEES
-    if target == "real_robot":
+    if target == "embodied.real_robot":
         return importer in SEE_ROBOT
     return level(target) < level(importer)
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    """The dotted name that the file is imported by."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return name if name.startswith("embodied") else f"embodied.{name}"
 
 
 def package_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).parent.parts)
+    return module_of(path.parent / "__init__.py")
 
 
 def wrong_imports(tree: ast.AST, importer: str, package: str) -> list[str]:
@@ -169,7 +176,7 @@ def test_imports_point_downwards() -> None:
 def test_every_part_has_a_layer() -> None:
     """A new package has to be given its place."""
     parts = {part_of(module_of(p)) for p in sources(*PACKAGES)}
-    assert parts - set().union(*LAYERS) <= {"embodied", "real_robot"}
+    assert parts - set().union(*LAYERS) <= {"embodied", "embodied.real_robot"}
 
 
 def test_only_compose_knows_hydra() -> None:
@@ -220,6 +227,19 @@ def import_edges() -> dict[str, set[str]]:
         - {module}
         for module, path in modules.items()
     }
+
+
+def test_the_folders_are_imported_below_embodied() -> None:
+    """`envs`, `policies`, `real_robot` and `configs` may be a user's own packages."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sources(*PACKAGES, "tests", "scripts")
+        for line, name in imported(tree_of(path), package_of(path))
+        if name.split(".")[0] in FOLDERS
+    ]
+    assert wrong == []
+    for name in FOLDERS:
+        assert (ROOT / "embodied" / name).resolve() == ROOT / name
 
 
 def test_no_import_circles() -> None:
@@ -345,13 +365,13 @@ def test_the_message_check_can_fail() -> None:
     [
         ("from embodied.training.train import train", "embodied.core", 1),
         ("def f():\n    import embodied.cli", "embodied.training", 1),
-        ("from envs.gym import Gym", "embodied.learners", 1),
-        ("from embodied.learners.learner import Learner", "real_robot", 1),
-        ("from real_robot.control.arm_state import Limits", "embodied.training", 1),
-        ("from real_robot.control.arm_state import Limits", "embodied.commands", 0),
+        ("from embodied.envs.gym import Gym", "embodied.learners", 1),
+        ("from embodied.learners.learner import Learner", "embodied.real_robot", 1),
+        ("from embodied.real_robot.control.arm_state import Limits", "embodied.training", 1),
+        ("from embodied.real_robot.control.arm_state import Limits", "embodied.commands", 0),
         ("from ..training import train", "embodied.core", 1),
         ("from . import spec\nfrom .spec import Spec\nimport torch", "embodied.core", 0),
-        ("from policies.gaussian import Gaussian", "embodied.learners", 0),
+        ("from embodied.policies.gaussian import Gaussian", "embodied.learners", 0),
         ("from embodied import commands", "embodied.cli", 0),
         ("from embodied import cli", "embodied.commands", 1),
     ],

@@ -49,8 +49,8 @@ def test_no_old_name_is_a_name_of_today() -> None:
 
 def test_an_old_target_resolves_with_one_warning() -> None:
     with pytest.warns(moved.MovedWarning, match="is now envs") as caught:
-        first = resolve("envs.crafter.Crafter", VecEnv)
-        assert resolve("envs.crafter.Crafter", VecEnv) is first
+        first = resolve("embodied.envs.crafter.Crafter", VecEnv)
+        assert resolve("embodied.envs.crafter.Crafter", VecEnv) is first
     assert len(caught) == 1
 
 
@@ -66,7 +66,7 @@ def test_what_never_was_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("embodied.core.never")
     with pytest.raises(ImportError):
-        from envs.crafter import Never  # noqa: F401  # pyright: ignore
+        from embodied.envs.crafter import Never  # noqa: F401  # pyright: ignore
 
 
 def test_the_command_line_says_it_in_one_line() -> None:

@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     leave = shutil.ignore_patterns("__pycache__", "*.pyc")
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=leave)
+        shutil.copytree(ROOT / package, source / package, symlinks=True, ignore=leave)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -65,12 +65,15 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_file_of_the_packages_is_in_it(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
     ours = {
-        str(file.relative_to(ROOT))
+        str("embodied" / file.relative_to(ROOT / "embodied" if package == "embodied" else ROOT))
         for package in PACKAGES
         for file in (ROOT / package).rglob("*")
-        if file.is_file() and file.suffix != ".pyc"
+        if file.is_file() and not file.is_symlink() and file.suffix != ".pyc"
     }
     assert sorted(ours - packed) == []
+    assert "embodied/py.typed" in packed
+    tops = {name.partition("/")[0] for name in packed}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"embodied"}
 
 
 def test_it_trains_evaluates_and_exports_a_view(python: Path, tmp_path: Path) -> None:

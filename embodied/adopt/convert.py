@@ -47,7 +47,7 @@ def _diffusion(
     train_steps = int(given["num_train_timesteps"])
     separate = any(name.startswith("diffusion.rgb_encoder.0.") for name in weights)
     return {
-        "_target_": "policies.lerobot.diffusion.LeRobotDiffusion",
+        "_target_": "embodied.policies.lerobot.diffusion.LeRobotDiffusion",
         "chunk": chunk or int(given["n_action_steps"]),
         "horizon": int(given["horizon"]),
         "obs_steps": config.obs_steps,
@@ -92,7 +92,7 @@ def _act(config: LeRobotConfig, chunk: int | None) -> Node:
             f"of its {given['chunk_size']} predicted steps are executed, such as chunk=20"
         )
     return {
-        "_target_": "policies.lerobot.act.LeRobotAct",
+        "_target_": "embodied.policies.lerobot.act.LeRobotAct",
         "chunk": chunk or int(given["n_action_steps"]),
         "horizon": int(given["chunk_size"]),
         "latent": int(given["latent_dim"]),

@@ -107,7 +107,7 @@ def load(
         agent = em.load("outputs/pendulum_sac-0")
     """
     if module is not None:
-        from policies import user_module
+        from embodied.policies import user_module
 
         user_module.register(module, _module_name(run))
     saved = checkpoint.find(run)

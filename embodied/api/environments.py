@@ -47,7 +47,7 @@ def env_words(env: EnvLike) -> list[str]:
         return ["env=gym", *as_words("env", node)]
     if isinstance(env, str):
         return _named(env)
-    from envs import gym_object
+    from embodied.envs import gym_object
 
     return ["env=gym", f"env.id={gym_object.register(env)}"]
 

@@ -92,7 +92,7 @@ def policy_words(policy: Choice | nn.Module) -> list[str]:
     """The words that choose a policy; a torch module is registered in this process."""
     if not isinstance(policy, nn.Module):
         return choice_words("policy", policy)
-    from policies import user_module
+    from embodied.policies import user_module
 
     return ["policy=user_module", f"policy.module={user_module.register(policy)}"]
 

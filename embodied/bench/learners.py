@@ -33,10 +33,10 @@ from embodied.nn.kernels import Kernels, choose
 STORED, HIDDEN = 100_000, (256, 256)
 PICTURES = (256, 84, 84, 9)  # of DrQ: 256 stacks of three frames
 POLICIES: dict[str, dict[str, Any]] = {
-    "sac": {"_target_": "policies.gaussian.Gaussian"},
-    "td3": {"_target_": "policies.deterministic.Deterministic"},
-    "dsac_t": {"_target_": "policies.gaussian.Gaussian"},
-    "flashsac": {"_target_": "policies.block_gaussian.BlockGaussian"},
+    "sac": {"_target_": "embodied.policies.gaussian.Gaussian"},
+    "td3": {"_target_": "embodied.policies.deterministic.Deterministic"},
+    "dsac_t": {"_target_": "embodied.policies.gaussian.Gaussian"},
+    "flashsac": {"_target_": "embodied.policies.block_gaussian.BlockGaussian"},
 }
 CLASSES = {"sac": "Sac", "td3": "Td3", "dsac_t": "DsacT", "flashsac": "Flashsac"}
 

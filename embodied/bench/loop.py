@@ -30,18 +30,23 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
-from real_robot.assemble import build_chain, build_control, open_channels, open_flight_recorder
-from real_robot.control.arm_state import Limits
-from real_robot.control.loop import Control
-from real_robot.control.rate import EDGES, Rate, ahead_of_others
-from real_robot.daemon.child import Child
-from real_robot.deployment import Deployment
-from real_robot.drivers.servos.driver import Config as BusConfig
-from real_robot.drivers.servos.driver import Joint, ServoBus
-from real_robot.emulators.servos.bus import FakeBus, Faults
-from real_robot.ipc.mailbox import memory_folder
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.assemble import (
+    build_chain,
+    build_control,
+    open_channels,
+    open_flight_recorder,
+)
+from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.control.loop import Control
+from embodied.real_robot.control.rate import EDGES, Rate, ahead_of_others
+from embodied.real_robot.daemon.child import Child
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.servos.driver import Config as BusConfig
+from embodied.real_robot.drivers.servos.driver import Joint, ServoBus
+from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
+from embodied.real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 
 HERTZ = (100, 200, 500)
 STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each
@@ -111,7 +116,7 @@ class Stalling(Policy):
         super().__init__()
         self.spec = spec
         self.flow = build(
-            {"_target_": "policies.generative.flow.Flow", "chunk": 8}, Policy, spec=spec
+            {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 8}, Policy, spec=spec
         )
         self.chunk, self.turn = self.flow.chunk, int(time.monotonic() / EVERY)
         self.node = {"_target_": f"{__name__}.{type(self).__name__}"}
@@ -199,7 +204,7 @@ def bridge(hertz: int) -> Iterator[Control]:
         open_flight_recorder(settings, folder, len(build_chain(settings).names), create=True)
         control, policy = (
             build_control(settings, folder),
-            Child("policy", "real_robot.policy.main", folder),
+            Child("policy", "embodied.real_robot.policy.main", folder),
         )
         control.connect()
         policy.start()
@@ -213,7 +218,7 @@ def bridge(hertz: int) -> Iterator[Control]:
 
 def deployment(hertz: int, folder: Path) -> Deployment:
     return Deployment(
-        driver={"_target_": "real_robot.drivers.sim.Sim"},
+        driver={"_target_": "embodied.real_robot.drivers.sim.Sim"},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(folder / "policy" / "0", Stalling(SPEC), 0)),

@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-import configs
+from embodied import configs
 from embodied.bench.measure import Block, Comparison, alone, compare, table, write_json
 from embodied.core.build import ConfigError, build
 from embodied.core.cuda_graph import Captured
@@ -31,10 +31,14 @@ CHUNK = 8
 TARGETS = {"flow": 3.0}  # ms, median
 # The network size in the fine-tuning papers (DPPO, ReinFlow): three residual blocks of 512.
 SIZE = {"chunk": CHUNK, "width": 512, "depth": 3}
-FLOW = {"_target_": "policies.generative.flow.Flow", **SIZE}
-DIFFUSION = {"_target_": "policies.generative.diffusion.Diffusion", **SIZE}
-SHORTCUT = {"_target_": "policies.generative.shortcut.Shortcut", **SIZE, "steps": 1}
-CONSISTENCY = {"_target_": "policies.generative.consistency.Consistency", **SIZE, "steps": 1}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", **SIZE}
+DIFFUSION = {"_target_": "embodied.policies.generative.diffusion.Diffusion", **SIZE}
+SHORTCUT = {"_target_": "embodied.policies.generative.shortcut.Shortcut", **SIZE, "steps": 1}
+CONSISTENCY = {
+    "_target_": "embodied.policies.generative.consistency.Consistency",
+    **SIZE,
+    "steps": 1,
+}
 # Target ratio of decisions per second: one sampler step against twenty of the same network.
 FEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shortcut, 1 step / flow, 20 steps": (SHORTCUT, FLOW | {"steps": 20}),

@@ -20,7 +20,7 @@ from embodied.training.trainer import Every, Trainer
 ENV = "HalfCheetah-v5"
 OBS, ACT, ROWS = 17, 6, 16
 HORIZON, BATCH, EPOCHS = 128, 64, 10  # SB3's own numbers of gradient steps: 320 for 2,048 steps
-POLICY = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [64, 64]}
+POLICY = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [64, 64]}
 LEARNER = {
     "_target_": "embodied.learners.on_policy.ppo.Ppo",
     "horizon": HORIZON,
@@ -54,12 +54,12 @@ def training(repeats: int) -> Comparison:
 def our_loop(env: str = "envpool") -> Block:
     """One batch of steps and its update, by our training loop."""
     if env == "envpool":
-        from envs.envpool import Config, EnvPool
+        from embodied.envs.envpool import Config, EnvPool
 
         worlds: Any = EnvPool(Config(ENV, num_envs=ROWS, threads=1))
     else:
-        from envs.gym import Config as GymConfig
-        from envs.gym import Gym
+        from embodied.envs.gym import Config as GymConfig
+        from embodied.envs.gym import Gym
 
         worlds = Gym(GymConfig(ENV, num_envs=ROWS))
     torch.manual_seed(0)

@@ -30,8 +30,8 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
 from embodied.learners.off_policy.bresa import Bresa, risk_target
+from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.training.collector import Collector
-from policies.wrappers.reflex_override import ReflexOverride
 
 ENVS = 64
 BINS = (0.01, 0.03, 0.1, 0.2, 0.4, 0.7)

@@ -21,9 +21,9 @@ from embodied.bench.measure import Comparison, write_json
 from embodied.core.build import allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
+from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
-from policies.remote.address import PACKAGE, remote_policy
 
 STATE = Leaf((14,))
 PICTURE = Leaf((224, 224, 3), "uint8", 0, 255)
@@ -36,7 +36,7 @@ SPECS = {
 }
 BATCHES = (1, 16)
 TARGET = 500.0  # decisions per second: 2 ms each, for one environment
-NODE = {"_target_": "policies.random.Random"}
+NODE = {"_target_": "embodied.policies.random.Random"}
 
 
 def run(out: Path | str = "bench", repeats: int = 5, calls: int = 200) -> list[Comparison]:

@@ -22,7 +22,7 @@ from embodied.training.collector import Collector
 ENV = "HalfCheetah-v5"
 OBS, ACT, BATCH, CAPACITY = 17, 6, 256, 1_000_000
 WARM = 300  # transitions stored before the first update
-POLICY = {"_target_": "policies.gaussian.Gaussian", "hidden": [256, 256]}
+POLICY = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [256, 256]}
 LEARNER = {
     "_target_": "embodied.learners.off_policy.sac.Sac",
     "hidden": [256, 256],
@@ -60,7 +60,7 @@ def training(steps: int, repeats: int) -> Comparison:
 
 def our_loop(steps: int) -> Block:
     """`steps` steps of our collector, one update each."""
-    from envs.gym import Config, Gym
+    from embodied.envs.gym import Config, Gym
 
     env = Gym(Config(ENV))
     torch.manual_seed(0)

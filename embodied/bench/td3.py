@@ -61,7 +61,9 @@ def by_native_code(width: int, repeats: int) -> Comparison:
 
 def our_updates(count: int = 200, width: int = 64, native: bool = False) -> Block:
     small = SMALL | {"hidden": [width, width]}
-    policy = build({"_target_": "policies.deterministic.Deterministic", **small}, Policy, spec=SPEC)
+    policy = build(
+        {"_target_": "embodied.policies.deterministic.Deterministic", **small}, Policy, spec=SPEC
+    )
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **small}
     learner = build(node, Learner, policy=policy, spec=SPEC)
     learner.native = native
@@ -82,7 +84,7 @@ def deciding(repeats: int, threads: int) -> Comparison:
     """A flow policy (chunk 8, four steps) at batch size 1: exported to ONNX against PyTorch."""
     import onnxruntime
 
-    policy = build({"_target_": "policies.generative.flow.Flow"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.generative.flow.Flow"}, Policy, spec=SPEC)
     decision = Decision(policy)
     given = decision.example(1)
     options = onnxruntime.SessionOptions()

@@ -14,23 +14,23 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-import configs
+from embodied import configs
 from embodied.bench.learners import filled, learner_for, updating
 from embodied.bench.measure import Block, Comparison, alone, write_json
 from embodied.bench.simulators.envs import fr3
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.spec import Leaf, Spec
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.maze.env import Config as MazeConfig
+from embodied.envs.maze.env import Maze
 from embodied.teachers.teacher import Curriculum, Outcome, Teacher
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.maze.env import Config as MazeConfig
-from envs.maze.env import Maze
 
 TASK = Leaf((3,), low=0.0, high=1.0, names=("goal_x", "goal_y", "goal_z"))
 SPEC = Spec({"state": Leaf((20,))}, Leaf((4,), low=-1.0, high=1.0), 0.05, TASK)
 HELPED = replace(TASK, names=("goal_x", "goal_y", "help"))
-PLAYER = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+PLAYER = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 ROWS = 16  # parallel episodes
 STEPS, RATIO = 50, 0.5  # FR3 reach: its horizon, updates per step
 TARGET = 0.05  # target: share of a run's time

@@ -21,8 +21,8 @@ from embodied.learners.learner import Learner
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 ROWS = 8  # transitions of one gradient step
 HORIZON = 6  # decisions of an on-policy batch, of each of 4 parallel envs
-BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16}
-DIFFUSION = BASE | {"_target_": "policies.generative.diffusion.Diffusion"}
+BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16}
+DIFFUSION = BASE | {"_target_": "embodied.policies.generative.diffusion.Diffusion"}
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 from embodied.checks.check import Check, require
 from embodied.core.build import Node, build
 from embodied.embodiments.controller import Controller
-from real_robot.assemble import build_chain, forward_kinematics
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import Driver
-from real_robot.safety.workspace import Workspace
+from embodied.real_robot.assemble import build_chain, forward_kinematics
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.safety.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def deployment_of(subject: RobotSubject) -> tuple[Driver, Deployment]:
 def it_can_be_built(subject: RobotSubject) -> None:
     """It is a Deployment with a driver, and every setting is given."""
     target = subject.node.get("_target_")
-    wanted = "real_robot.deployment.Deployment"
+    wanted = "embodied.real_robot.deployment.Deployment"
     require(target == wanted, f"_target_ is {target}, should be {wanted}")
     deployment_of(subject)
 

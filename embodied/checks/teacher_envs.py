@@ -17,13 +17,13 @@ from embodied.core.build import ConfigError, build, resolve
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
+from embodied.envs.fr3.env import Config, Fr3
+from embodied.envs.maze.env import Config as MazeConfig
+from embodied.envs.maze.env import Maze
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Curriculum
-from envs.fr3.env import Config, Fr3
-from envs.maze.env import Config as MazeConfig
-from envs.maze.env import Maze
 
 OF_THE_STUDENT = frozenset({"estimates", "rival"})
 """What a teacher needs, but not of the environment."""
@@ -107,9 +107,14 @@ class Help(Box):
 
     def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """FR3 lift with a magnet."""
-        inner = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 2}
-        magnet = {"_target_": "envs.fr3.assist_force.AssistForce", "body": "cube"}
-        wrapped = {"_target_": "envs.wrappers.stack.Wrapped", "num_envs": 2}
+        inner = {
+            "_target_": "embodied.envs.fr3.env.Fr3",
+            "task": "lift",
+            "threads": 1,
+            "horizon": 2,
+        }
+        magnet = {"_target_": "embodied.envs.fr3.assist_force.AssistForce", "body": "cube"}
+        wrapped = {"_target_": "embodied.envs.wrappers.stack.Wrapped", "num_envs": 2}
         env = build({**wrapped, "env": inner, "wrappers": [magnet]}, VecEnv)
         teacher: Any = build(node, Curriculum, spec=env.spec, seed=0)
         return teacher, TaskWrapper(env, teacher)

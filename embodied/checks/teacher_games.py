@@ -17,11 +17,11 @@ from embodied.core.build import build
 from embodied.core.env import Step
 from embodied.core.state_codec import pack, unpack
 from embodied.core.wrapper import Wrapper
+from embodied.envs.toy.rooms import Config as RoomsConfig
+from embodied.envs.toy.rooms import Rooms
+from embodied.envs.wrappers.episodic_density import Config as DensityConfig
+from embodied.envs.wrappers.episodic_density import EpisodicDensity
 from embodied.teachers.teacher import Curriculum
-from envs.toy.rooms import Config as RoomsConfig
-from envs.toy.rooms import Rooms
-from envs.wrappers.episodic_density import Config as DensityConfig
-from envs.wrappers.episodic_density import EpisodicDensity
 
 TURN = {"steps": 3, "free": 0.34}
 

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     words = [word for word in args.words if word not in runs]
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
-    from policies.remote.address import is_address
+    from embodied.policies.remote.address import is_address
 
     require_folders(run for run in runs if not is_address(run))
     rows = [_evaluated(path, words, args.config_dir) for path in runs]
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _evaluated(path: str, words: list[str], folders: list[str]) -> dict[str, Any]:
-    from policies.remote.address import allow_typed, is_address
+    from embodied.policies.remote.address import allow_typed, is_address
 
     if not is_address(path):
         return evaluate_run(Path(path), words, folders)
@@ -66,7 +66,7 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     from embodied.core.policy import Policy
     from embodied.evaluation.evaluate import evaluate
     from embodied.evaluation.task_grid import TaskGridEval, held_out
-    from policies.remote.address import remote_node, with_mapping
+    from embodied.policies.remote.address import remote_node, with_mapping
 
     if not any(word.startswith("env=") for word in words):
         raise ConfigError(f"name the environment: embodied eval {address} env=NAME")
@@ -167,7 +167,7 @@ def fitted(saved: Path, spec: Spec, mapping: Mapping | None, node: Node, trained
     from embodied.core import checkpoint
     from embodied.core.build import resolve
     from embodied.core.policy import Policy
-    from policies.wrappers.mapped import Mapped, load_mapped
+    from embodied.policies.wrappers.mapped import Mapped, load_mapped
 
     if mapping is None:
         return asked_for(load_mapped(saved, spec), node, saved, trained)

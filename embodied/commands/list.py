@@ -106,10 +106,10 @@ def kind(group: str, file: Path) -> str:
 
 
 def package(file: Path) -> str:
-    """The package of an option's class, without the first name (envs.fr3.env.Fr3: fr3); of an
+    """The package of an option's class below its folder (embodied.envs.fr3.env.Fr3: fr3); of an
     environment in wrappers, that of the environment."""
     node: Any = yaml.safe_load(file.read_text()) or {}
     while isinstance(node.get("env"), dict) and "_target_" in node["env"]:
         node = node["env"]
-    words = str(node.get("_target_", "")).split(".")
+    words = str(node.get("_target_", "")).removeprefix("embodied.").split(".")
     return words[1] if len(words) > 2 else words[0]

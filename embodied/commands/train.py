@@ -57,7 +57,7 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
         node, step = resumed(Path(resume[-1]), words, folders)
     else:
         node, step = fresh(words, folders), 0
-    from policies.remote.address import allow_typed
+    from embodied.policies.remote.address import allow_typed
 
     allow_typed(words)
     from embodied.core import distributed
@@ -216,7 +216,7 @@ def _last_lines(folder: Path, written: Path) -> None:
 def allow_word(folder: Path) -> str:
     """The word that the run in `folder` needs: a file that names a server is not believed."""
     from embodied.core.saved_node import read_saved
-    from policies.remote.address import PACKAGE, is_address
+    from embodied.policies.remote.address import PACKAGE, is_address
 
     named = is_address(read_saved(folder / "run.yaml").get("init"))
     return f' "allow=[{PACKAGE}]"' if named else ""

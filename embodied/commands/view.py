@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
+    from embodied.real_robot.daemon.folders import FolderError, default_folder
     from embodied.viewer.launch import HOST
     from embodied.viewer.robot.app import monitor
-    from real_robot.daemon.folders import FolderError, default_folder
 
     robot, words = take(words, ROBOT)
     others = [name for name in own if own[name] is not None and name not in ROBOT_SETTINGS]

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast
 
 from embodied import moved
 
-ALLOWED = ["embodied.", "envs.", "policies.", "real_robot."]
+ALLOWED = ["embodied."]
 """What `_target_` may begin with; extended by `allow`."""
 ASKED: list[str] = []
 """What `allow` added: packages that the command line or Python code of this process named."""
@@ -80,8 +80,8 @@ def nearest(word: str, words: typing.Iterable[str]) -> str:
 
 
 def resolve(target: str, role: type[T]) -> type[T]:
-    """The class that `target` ("policies.gaussian.Gaussian") names; ConfigError unless it is a
-    subclass of `role` that is defined in that module, in an allowed package."""
+    """The class that `target` ("embodied.policies.gaussian.Gaussian") names; ConfigError unless it
+    is a subclass of `role` that is defined in that module, in an allowed package."""
     target = moved.target(target)
     module, name = _module_of(target), target.rpartition(".")[2]
     found = vars(module).get(name)

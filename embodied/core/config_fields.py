@@ -76,8 +76,8 @@ def source_of(module: str) -> Source | None:
 
 
 def settings_of(target: str) -> list[Setting] | None:
-    """The settings of the class `target` ("policies.gaussian.Gaussian"), those of bases first; None
-    if the source does not show them."""
+    """The settings of the class `target` ("embodied.policies.gaussian.Gaussian"), those of bases
+    first; None if the source does not show them."""
     found = config_of(target)
     if found is None:
         return None

@@ -281,7 +281,8 @@ class HasSubgoals(Protocol):
     """Proposes and checks subgoals of its levels (MiniGrid)."""
 
     def subgoals(self) -> Any:
-        """An `envs.minigrid.subgoals.Guide`: prompts, an oracle, a parser and a checker."""
+        """An `embodied.envs.minigrid.subgoals.Guide`: prompts, an oracle, a parser and a
+        checker."""
         ...
 
 

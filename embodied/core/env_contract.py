@@ -25,7 +25,6 @@ from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper
 
 ONE_LINE = (ContractError, ConfigError, NotFinite, RobotError, ModuleNotFoundError)
-OURS = ("embodied", "envs", "real_robot")
 BEYOND = 3.0
 """An action outside [-1, 1]."""
 PROBED = 2
@@ -42,7 +41,7 @@ def innermost(env: VecEnv) -> VecEnv:
 def is_users(env: VecEnv) -> bool:
     """Whether the code of `env` is not of this project (also: a Gymnasium id that it adapts)."""
     inner = innermost(env)
-    return type(inner).__module__.split(".")[0] not in OURS or isinstance(inner, HasNativeActions)
+    return not type(inner).__module__.startswith("embodied.") or isinstance(inner, HasNativeActions)
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> list[Tensor]:

@@ -20,7 +20,6 @@ from embodied.core import build
 from embodied.core.atomic_write import write_json
 
 SETTINGS = "run.yaml"
-OURS = ("embodied", "envs", "policies", "real_robot")
 
 
 def state_file() -> Path:
@@ -34,7 +33,7 @@ def remember(folder: Path) -> None:
 
     Packages of this project that reach robots and networks are allowed anew each time.
     """
-    asked = [name for name in build.asked_packages() if name.split(".")[0] not in OURS]
+    asked = [name for name in build.asked_packages() if name.split(".")[0] != "embodied"]
     known = _read()
     if not asked and str(folder.resolve()) not in known:
         return

@@ -16,11 +16,11 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.yaml_text import parse_yaml
 
 OUTSIDE = (
-    "real_robot.",
+    "embodied.real_robot.",
     "embodied.llm.client.",
-    "envs.hardware_sim.",
-    "envs.process.",
-    "policies.remote.",
+    "embodied.envs.hardware_sim.",
+    "embodied.envs.process.",
+    "embodied.policies.remote.",
 )
 """Packages that reach robots, devices, networks and other processes."""
 MOST = 100_000  # parts of one file: more are an attack, or a mistake

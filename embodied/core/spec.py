@@ -47,9 +47,10 @@ class Leaf:
     A float32 leaf [N, 3 or 6] with the unit "points" is a point cloud: x, y, z in metres, then
     optionally red, green, blue in [0, 1]. Encoders ignore the order of points.
 
-    A leaf with the unit "normalized" holds values that a wrapper normalised (policies.wrappers.
-    physical_units): most of them are in [-1, 1], but not all. Encoders do not normalise them again,
-    and policies do not clamp such actions; `low` and `high` then tell how far the data reach.
+    A leaf with the unit "normalized" holds values that a wrapper normalised
+    (embodied.policies.wrappers. physical_units): most of them are in [-1, 1], but not all. Encoders
+    do not normalise them again, and policies do not clamp such actions; `low` and `high` then tell
+    how far the data reach.
     """
 
     shape: tuple[int, ...]

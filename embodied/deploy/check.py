@@ -15,19 +15,19 @@ from embodied import moved
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from embodied.deploy.site import Site
-from real_robot.assemble import build_chain, build_driver, forward_kinematics
-from real_robot.cameras.camera import CameraError
-from real_robot.cameras.policy_images import PolicyImages, image_sizes
-from real_robot.cameras.sources import FIRST_IMAGE
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.policy.compatibility import (
+from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
+from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
+from embodied.real_robot.cameras.sources import FIRST_IMAGE
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.policy.compatibility import (
     observer,
     require_actions,
     require_rate,
     with_real_time_chunking,
 )
-from real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.recording.recorder import recorded_spec
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
@@ -186,7 +186,7 @@ def _unfitted(name: str, buffer: Any) -> Any:
 def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
     """A stored observation, as the simulation shows it and as the robot's side makes it."""
     from embodied.deploy.parity import compare
-    from envs.mujoco.cameras import NoDisplay
+    from embodied.envs.mujoco.cameras import NoDisplay
 
     if site.trained is None:
         return None, "no run.yaml beside the checkpoint: there is nothing to compare with"
@@ -214,7 +214,7 @@ def _workspace(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return None, "not set: nothing keeps the tool from the table (robot.workspace.low, .high)"
     if not made.home:
         return True, "set"
-    from real_robot.safety.workspace import Workspace
+    from embodied.real_robot.safety.workspace import Workspace
 
     depth = Workspace(made.workspace, forward_kinematics(made)).depth(np.asarray(made.home)[None])
     return depth > 0, f"the tool at home is {abs(depth):.3f} m {'in' if depth > 0 else 'out'}side"
@@ -224,7 +224,7 @@ def _geometry(site: Site, policy: Policy) -> tuple[bool | None, str]:
     made = site.deployment
     if made.geometry is None:
         return None, "not set: nothing keeps the arm off the table and off itself (robot.geometry)"
-    from real_robot.safety.geometry import Geometry
+    from embodied.real_robot.safety.geometry import Geometry
 
     geometry, margin = Geometry(made.geometry, made.joints), made.geometry.margin
     if not made.home:

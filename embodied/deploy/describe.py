@@ -64,7 +64,7 @@ class Config:
 
 def describe(path: Path, config: Config) -> ArmFile:
     """The arm in the file `path`. ConfigError says what to type."""
-    from real_robot.safety.fit_capsules import fit_model, shapes
+    from embodied.real_robot.safety.fit_capsules import fit_model, shapes
 
     mj = compile_spec(read_spec(path, config.meshes), path)
     route = find_route(mj, config.base, config.tip)
@@ -107,7 +107,7 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     low, high = _reach(table)
     arm, n = str(Path(config.out).resolve()), len(table.joints)
     node: dict[str, Any] = {
-        "_target_": "real_robot.deployment.Deployment",
+        "_target_": "embodied.real_robot.deployment.Deployment",
         "robot": table.name,
         "driver": _simulation(path, arm, config.meshes) if own is None else {"_target_": own},
         "controller": _controller(table, arm, low, high),
@@ -132,7 +132,7 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
 
 
 def _simulation(path: Path, arm: str, meshes: str | None) -> dict[str, Any]:
-    target = "real_robot.drivers.mujoco_arm.MujocoArm"
+    target = "embodied.real_robot.drivers.mujoco_arm.MujocoArm"
     driver: dict[str, Any] = {"_target_": target, "file": str(path.resolve()), "arm": arm}
     return driver if meshes is None else {**driver, "meshes": str(Path(meshes).resolve())}
 

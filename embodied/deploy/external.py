@@ -26,18 +26,18 @@ from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.deploy.site import as_trained, emulated
 from embodied.embodiments.controller import Controller
-from real_robot.assemble import tool_target
-from real_robot.cameras.camera import Frame, fitted
-from real_robot.cameras.shared_frames import FrameReader
-from real_robot.cameras.sources import FIRST_IMAGE
-from real_robot.daemon.folders import default_folder
-from real_robot.deployment import TARGET, Deployment, renamed_settings, with_allowed
-from real_robot.drivers.driver import Driver
-from real_robot.ipc.messages import Mode
-from real_robot.policy.compatibility import observer
-from real_robot.policy.decider import observe_state
-from real_robot.policy.observer import names_of
-from real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
+from embodied.real_robot.assemble import tool_target
+from embodied.real_robot.cameras.camera import Frame, fitted
+from embodied.real_robot.cameras.shared_frames import FrameReader
+from embodied.real_robot.cameras.sources import FIRST_IMAGE
+from embodied.real_robot.daemon.folders import default_folder
+from embodied.real_robot.deployment import TARGET, Deployment, renamed_settings, with_allowed
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.policy.compatibility import observer
+from embodied.real_robot.policy.decider import observe_state
+from embodied.real_robot.policy.observer import names_of
+from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 TARGETS = "embodied.embodiments.joint_targets.JointTargets"
 OPENING = 0.08  # m, of a hand whose driver does not say how far it opens

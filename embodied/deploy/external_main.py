@@ -25,8 +25,8 @@ from typing import Any
 from embodied.core.build import ConfigError
 from embodied.core.errors import RobotError
 from embodied.deploy.external import External, parsed
-from real_robot.cameras.camera import Frame
-from real_robot.drivers.driver import DriverError
+from embodied.real_robot.cameras.camera import Frame
+from embodied.real_robot.drivers.driver import DriverError
 
 LENGTH = struct.Struct(">I")
 MOST = 1 << 20  # bytes of a request

@@ -9,7 +9,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.datasets.mapping import Mapping
 from embodied.embodiments.controller import Controller
-from policies.wrappers.mapped import Mapped
+from embodied.policies.wrappers.mapped import Mapped
 
 
 def mapped_checkpoint(policy: Path, file: str, robot: Node, output: Path) -> str:

@@ -11,8 +11,8 @@ from embodied.core.policy import Policy
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import Tensors
 from embodied.deploy.site import Site
-from real_robot.cameras.policy_images import image_sizes
-from real_robot.policy.compatibility import observer
+from embodied.real_robot.cameras.policy_images import image_sizes
+from embodied.real_robot.policy.compatibility import observer
 
 SEED = 7
 

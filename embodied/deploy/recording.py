@@ -16,10 +16,10 @@ from embodied.deploy.session import (
     Status,
     Stopped,
 )
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import DISCARD, VERSION
-from real_robot.teleop.episode_keys import EpisodeKeys, Key
-from real_robot.teleop.teleop import Device
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import DISCARD, VERSION
+from embodied.real_robot.teleop.episode_keys import EpisodeKeys, Key
+from embodied.real_robot.teleop.teleop import Device
 
 
 class TeleopSession(Session):

@@ -16,14 +16,14 @@ from typing import Any, Self
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.main import lock_arm
-from real_robot.daemon.client import ClientError
-from real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
-from real_robot.daemon.emergency import press
-from real_robot.daemon.requests import Reply, RequestError, Verb
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import DriverError
-from real_robot.policy.success import Success
+from embodied.real_robot.control.main import lock_arm
+from embodied.real_robot.daemon.client import ClientError
+from embodied.real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
+from embodied.real_robot.daemon.emergency import press
+from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.policy.success import Success
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 ANSWER = 20.0  # s that a daemon has for an answer, on a busy machine

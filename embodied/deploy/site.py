@@ -14,10 +14,16 @@ from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved
 from embodied.deploy.mapped import mapped_checkpoint
 from embodied.embodiments.controller import Controller
-from policies.remote.address import PACKAGE, is_address, remote_policy
-from real_robot.deployment import TARGET, Deployment, Onboard, renamed_settings, with_allowed
-from real_robot.drivers.driver import Driver
-from real_robot.emulators.process import Emulator
+from embodied.policies.remote.address import PACKAGE, is_address, remote_policy
+from embodied.real_robot.deployment import (
+    TARGET,
+    Deployment,
+    Onboard,
+    renamed_settings,
+    with_allowed,
+)
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.emulators.process import Emulator
 
 AS_TRAINED = "as_trained"
 
@@ -152,7 +158,7 @@ def _scripted(node: Node, robot: Node, output: Path) -> str:
     """A checkpoint of the demonstrator, for this robot's observations and actions."""
     from embodied.core.checkpoint import save
     from embodied.core.spec import Leaf, Spec
-    from real_robot.policy.observer import names_of
+    from embodied.real_robot.policy.observer import names_of
 
     controller = build(robot["controller"], Controller)
     # All observations that the robot can provide, by name.

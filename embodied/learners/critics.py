@@ -18,8 +18,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import QFunction, mlp, orthogonal
-from policies.networks.encoders import Encoder
-from policies.recurrent import Memory
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.recurrent import Memory
 
 
 class Critic(QFunction):

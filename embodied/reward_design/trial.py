@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embodied.core.children import module_command
 from embodied.rewards.handcrafted.program import statistics
 from embodied.training.logger import read_metrics
 
@@ -88,7 +89,7 @@ class Trials:
 
     def command(self, job: Job, out: Path) -> list[str]:
         """The command line: a new training, or more steps of a saved one."""
-        start = [sys.executable, "-m", "embodied.cli", "train"]
+        start = module_command("embodied.cli", "train")
         if any(out.glob("checkpoints/[0-9]*")):
             return [*start, f"resume={out}", f"steps={job.steps}"]
         return [

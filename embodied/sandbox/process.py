@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.children import module_command
 from embodied.sandbox.evaluate import COMPONENTS, ProgramOutput, clean
 from embodied.sandbox.program import Rejected
 from embodied.sandbox.worker import HEADER, pack, unpack
@@ -56,7 +57,7 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link, self.lock = ours, threading.Lock()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "embodied.sandbox.worker", str(theirs.fileno())],
+            module_command("embodied.sandbox.worker", str(theirs.fileno())),
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from embodied import moved
 from embodied.core.build import ConfigError, nearest, parse
+from embodied.core.children import module_command
 from embodied.core.yaml_text import parse_yaml
 
 COMMANDS = ("embodied", "python")
@@ -200,7 +201,7 @@ def command(line: str, out: Path) -> None:
 def program(words: Sequence[str]) -> list[str]:
     """`embodied` and `python` are those of this Python."""
     if words[0] == "embodied":
-        return [sys.executable, "-m", "embodied.cli", *words[1:]]
+        return module_command("embodied.cli", *words[1:])
     return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
 

@@ -24,6 +24,8 @@ from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
+from embodied.policies.remote.address import is_address, remote_policy
+from embodied.policies.wrappers.mapped import load_mapped
 from embodied.training.actors.pool import ActorPool, make_actor_env
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
@@ -35,8 +37,6 @@ from embodied.training.on_policy import build_on_policy
 from embodied.training.reward_components import write_terms
 from embodied.training.run_evaluation import RunEvaluation
 from embodied.training.trainer import Loop
-from policies.remote.address import is_address, remote_policy
-from policies.wrappers.mapped import load_mapped
 
 BUILDERS: dict[str, Callable[..., Loop]] = {
     "offline": build_offline,

@@ -12,7 +12,7 @@ from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.ranges import Statistics, measured, reach
-from policies.wrappers.physical_units import PhysicalUnits
+from embodied.policies.wrappers.physical_units import PhysicalUnits
 
 PHYSICAL = f"{PhysicalUnits.__module__}.{PhysicalUnits.__qualname__}"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors
-from envs.spaces import space_of
+from embodied.envs.spaces import space_of
 
 
 class GymView(gymnasium.Env):

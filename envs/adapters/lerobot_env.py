@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from embodied.core.env import VecEnv
 from embodied.core.spec import hidden
-from envs.adapters.gymnasium_env import GymView
+from embodied.envs.adapters.gymnasium_env import GymView
 
 Make = Callable[[], VecEnv]
 

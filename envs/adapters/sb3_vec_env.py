@@ -19,8 +19,8 @@ from gymnasium import spaces
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from envs.adapters.gymnasium_env import obs_space, shown_names
-from envs.spaces import space_of
+from embodied.envs.adapters.gymnasium_env import obs_space, shown_names
+from embodied.envs.spaces import space_of
 
 
 class VecView(PeerVecEnv):

@@ -20,10 +20,10 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.crafter.events import happened
-from envs.crafter.pool import Pool, Settings
-from envs.crafter.rules import ACHIEVEMENTS, ACTIONS
-from envs.crafter.view import Kind, fields
+from embodied.envs.crafter.events import happened
+from embodied.envs.crafter.pool import Pool, Settings
+from embodied.envs.crafter.rules import ACHIEVEMENTS, ACTIONS
+from embodied.envs.crafter.view import Kind, fields
 
 
 @dataclass(frozen=True)

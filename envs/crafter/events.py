@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from envs.crafter.rules import HIGH, ITEMS, SYMBOLS, WIDE
+from embodied.envs.crafter.rules import HIGH, ITEMS, SYMBOLS, WIDE
 
 ITEM = {name: number for number, name in enumerate(ITEMS)}
 VITALS = ("health", "food", "drink", "energy")

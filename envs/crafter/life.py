@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from envs.crafter.rules import (
+from embodied.envs.crafter.rules import (
     FURNACE,
     LOOK,
     PATH,

@@ -16,8 +16,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.crafter.noise import Noise
-from envs.crafter.rules import (
+from embodied.envs.crafter.noise import Noise
+from embodied.envs.crafter.rules import (
     CELLS,
     COAL,
     DIAMOND,

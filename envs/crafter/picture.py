@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from envs.crafter.rules import (
+from embodied.envs.crafter.rules import (
     HIGH,
     ITEM_ROWS,
     ITEMS,
@@ -28,7 +28,7 @@ from envs.crafter.rules import (
     STRIDE,
     WIDE,
 )
-from envs.crafter.world import World
+from embodied.envs.crafter.world import World
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float64]

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from envs.crafter.life import COW, PLANT, PLAYER, RIPE, SKELETON, ZOMBIE, Land, Thing
-from envs.crafter.rules import (
+from embodied.envs.crafter.life import COW, PLANT, PLAYER, RIPE, SKELETON, ZOMBIE, Land, Thing
+from embodied.envs.crafter.rules import (
     ACHIEVEMENTS,
     ACTIONS,
     COLLECT,

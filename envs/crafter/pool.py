@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.crafter import state as crafter_state
-from envs.crafter.picture import portrait
-from envs.crafter.rules import ACHIEVEMENTS
-from envs.crafter.view import Kind, fields, observe
-from envs.crafter.words import words
-from envs.crafter.world import World
-from envs.workers import Worker, receive_all, split
+from embodied.envs.crafter import state as crafter_state
+from embodied.envs.crafter.picture import portrait
+from embodied.envs.crafter.rules import ACHIEVEMENTS
+from embodied.envs.crafter.view import Kind, fields, observe
+from embodied.envs.crafter.words import words
+from embodied.envs.crafter.world import World
+from embodied.envs.workers import Worker, receive_all, split
 
 Arrays = dict[str, NDArray]
 ALIGN = 64  # bytes; every array begins on a cache line of its own

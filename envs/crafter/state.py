@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.crafter.life import PLAYER, Thing
-from envs.crafter.player import Player
-from envs.crafter.rules import CELLS, CHUNK_CELLS, CHUNK_OF, SIDE, WAYS
-from envs.crafter.world import World, daylight
+from embodied.envs.crafter.life import PLAYER, Thing
+from embodied.envs.crafter.player import Player
+from embodied.envs.crafter.rules import CELLS, CHUNK_CELLS, CHUNK_OF, SIDE, WAYS
+from embodied.envs.crafter.world import World, daylight
 
 Arrays = dict[str, NDArray]
 

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.crafter.picture import SIZE, picture
-from envs.crafter.rules import (
+from embodied.envs.crafter.picture import SIZE, picture
+from embodied.envs.crafter.rules import (
     HIGH,
     ITEMS,
     LOOKS,
@@ -21,7 +21,7 @@ from envs.crafter.rules import (
     WAYS,
     WIDE,
 )
-from envs.crafter.world import World
+from embodied.envs.crafter.world import World
 
 Kind = Literal["symbols", "inventory", "image"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.crafter.player import DRINK, ENERGY, FOOD, HEALTH
-from envs.crafter.rules import ACHIEVEMENTS, HIGH, ITEMS, SYMBOL, SYMBOLS, WAYS, WIDE
-from envs.crafter.view import seen
-from envs.crafter.world import World
+from embodied.envs.crafter.player import DRINK, ENERGY, FOOD, HEALTH
+from embodied.envs.crafter.rules import ACHIEVEMENTS, HIGH, ITEMS, SYMBOL, SYMBOLS, WAYS, WIDE
+from embodied.envs.crafter.view import seen
+from embodied.envs.crafter.world import World
 
 VITAL = (HEALTH, FOOD, DRINK, ENERGY)
 FACING: dict[int, str] = dict(zip(WAYS, ("left", "right", "up", "down"), strict=True))

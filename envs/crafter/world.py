@@ -13,10 +13,10 @@ from random import Random
 
 import numpy as np
 
-from envs.crafter.life import COW, KINDS, SKELETON, TURNS, ZOMBIE, Thing
-from envs.crafter.maps import make
-from envs.crafter.player import Player
-from envs.crafter.rules import (
+from embodied.envs.crafter.life import COW, KINDS, SKELETON, TURNS, ZOMBIE, Thing
+from embodied.envs.crafter.maps import make
+from embodied.envs.crafter.player import Player
+from embodied.envs.crafter.rules import (
     CELLS,
     CHUNK_CELLS,
     CHUNK_OF,

@@ -53,7 +53,7 @@ class AssistForce(Wrapper):
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         if not hasattr(env, "view") or not hasattr(env, "batch"):
-            raise ConfigError("AssistForce needs an FR3 environment (envs.fr3.env)")
+            raise ConfigError("AssistForce needs an FR3 environment (embodied.envs.fr3.env)")
         if min(config.weights, config.reach) <= 0 or min(config.damping, config.cost) < 0:
             raise ConfigError(
                 "AssistForce: weights and reach must be above 0, damping and cost at least 0"

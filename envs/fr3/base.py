@@ -10,10 +10,10 @@ import mujoco
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.tasks import TASKS
+from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Task, View
 from embodied.moved import attributes
-from envs.fr3.scene import compile_scene
-from envs.fr3.tasks import TASKS
-from envs.fr3.tasks.task import Flags, Parameter, Params, Task, View
 
 ROBOT_NAMES = (
     *(f"q{i}" for i in range(1, 8)),

@@ -23,12 +23,12 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3, joint_delta
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_delta import JointDelta
-from envs.fr3 import joint_model
-from envs.fr3.base import TaskInstance, mocaps
-from envs.fr3.scene import compile_scene
-from envs.fr3.tasks.channel import path_length
-from envs.fr3.tasks.task import View
-from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.base import TaskInstance, mocaps
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.tasks.channel import path_length
+from embodied.envs.fr3.tasks.task import View
+from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 
 JOINTS = len(fr3.JOINTS)
 PUSHES, PUSH_TICKS = 3, 6  # of an episode; ticks that one lasts

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
 from embodied.embodiments import fr3
-from envs.fr3.tasks.task import Parameter, Task
+from embodied.envs.fr3.tasks.task import Parameter, Task
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]

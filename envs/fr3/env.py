@@ -16,14 +16,14 @@ from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
-from envs.fr3 import joint_model
-from envs.fr3.base import DT, ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
-from envs.fr3.domain_randomization import Look, Physics, drawn_from
-from envs.fr3.scene import compile_scene
-from envs.fr3.tasks.task import Parameter, View
-from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
-from envs.mujoco.cameras import Cameras
-from envs.wrappers import point_cloud
+from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.base import DT, ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
+from embodied.envs.fr3.domain_randomization import Look, Physics, drawn_from
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.tasks.task import Parameter, View
+from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
+from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.wrappers import point_cloud
 
 VIEWS = ("front", "wrist")
 
@@ -41,9 +41,10 @@ class Config:
     `clouds` adds the leaf `points`: a point cloud in the base frame from depth cameras. With
     `objects` "privileged", `state` has the robot's own values only and `privileged/state` has
     everything, for critics and demonstrators. `randomize` gives quantities of
-    `envs.fr3.domain_randomization` a range to be sampled from in each episode, as further task
-    parameters; `reveal` adds the sampled values, in [0, 1], as `privileged/random`. `arm` sets
-    joint parameters (`envs.fr3.joint_model`, seven values each), as identified from a real arm.
+    `embodied.envs.fr3.domain_randomization` a range to be sampled from in each episode, as further
+    task parameters; `reveal` adds the sampled values, in [0, 1], as `privileged/random`. `arm` sets
+    joint parameters (`embodied.envs.fr3.joint_model`, seven values each), as identified from a real
+    arm.
 
     `controller` is what actions mean: cartesian_delta (with `turning`), cartesian_pose,
     joint_position, or a node with a `_target_`.
@@ -70,7 +71,7 @@ class Config:
 
 
 class Fr3(MujocoVecEnv):
-    """B parallel FR3 robots with one of the tasks of `envs.fr3.tasks`."""
+    """B parallel FR3 robots with one of the tasks of `embodied.envs.fr3.tasks`."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.portraits = config, tuple(config.portraits)

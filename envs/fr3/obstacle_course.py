@@ -7,24 +7,25 @@ from dataclasses import dataclass, replace
 import torch
 
 from embodied.core.build import ConfigError
-from envs.fr3 import env as fr3_env
-from envs.fr3.env import Fr3
-from envs.fr3.tasks.course import SIDE
-from envs.maze.levels import MazeLevels
-from envs.mujoco.batch_env import Floats, Rows
+from embodied.envs.fr3 import env as fr3_env
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.fr3.tasks.course import SIDE
+from embodied.envs.maze.levels import MazeLevels
+from embodied.envs.mujoco.batch_env import Floats, Rows
 
 
 @dataclass(frozen=True)
 class Config(fr3_env.Config):
-    """As `envs.fr3.env.Config`; `blocks` is the largest number of boxes in a sampled level."""
+    """As `embodied.envs.fr3.env.Config`; `blocks` is the largest number of boxes in a sampled
+    level."""
 
     task: str = "course"
     blocks: int = 12
 
 
 class Fr3Course(Fr3):
-    """Levels as in `envs.maze.env`, always with a path from start to goal; `held_out` are for
-    evaluation. Rising above the boxes ends an episode without success.
+    """Levels as in `embodied.envs.maze.env`, always with a path from start to goal; `held_out` are
+    for evaluation. Rising above the boxes ends an episode without success.
     """
 
     def __init__(self, config: Config) -> None:

@@ -1,7 +1,7 @@
 """RenderedCamera: renders an FR3 task from measured joints and object positions.
 
-A virtual camera for a real robot (`real_robot.cameras.sources.Rendered`), with the same rendering
-as in training.
+A virtual camera for a real robot (`embodied.real_robot.cameras.sources.Rendered`), with the same
+rendering as in training.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
+from embodied.envs.mujoco.batch_env import Floats
+from embodied.envs.mujoco.cameras import Cameras
 from embodied.moved import attributes
-from envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
-from envs.mujoco.batch_env import Floats
-from envs.mujoco.cameras import Cameras
-from real_robot.cameras.camera import Scene
+from embodied.real_robot.cameras.camera import Scene
 
 
 @dataclass(frozen=True)
 class Config:
-    """`task`: of `envs.fr3.tasks`; `camera`: "front" or "wrist"; `size`: of the square image in
-    pixels; `drawing`: as in `envs.fr3.env`."""
+    """`task`: of `embodied.envs.fr3.tasks`; `camera`: "front" or "wrist"; `size`: of the square
+    image in pixels; `drawing`: as in `embodied.envs.fr3.env`."""
 
     task: str
     camera: str = "front"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mujoco
 
 from embodied.embodiments import fr3
-from envs.fr3.tasks.task import Task
-from envs.mujoco.cameras import Point, looking
+from embodied.envs.fr3.tasks.task import Task
+from embodied.envs.mujoco.cameras import Point, looking
 
 # Contact groups: objects and table touch everything, the robot does not touch itself.
 OBJECT, ROBOT = 1, 2

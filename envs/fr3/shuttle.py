@@ -2,8 +2,8 @@
 
 The goal is part of the observation, so one policy learns both directions. Between episodes the arm
 returns home as a real one does (instantaneously here); the cube stays where it is (forward and
-backward tasks: SERL; Luo et al., 2024). `envs.reset_free.wrapper` splits the interaction into
-episodes.
+backward tasks: SERL; Luo et al., 2024). `embodied.envs.reset_free.wrapper` splits the interaction
+into episodes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from envs.fr3 import env as fr3_env
-from envs.mujoco.batch_env import Floats, Outcome, Rows
-from envs.reset_free.state_machine import Facts
+from embodied.envs.fr3 import env as fr3_env
+from embodied.envs.mujoco.batch_env import Floats, Outcome, Rows
+from embodied.envs.reset_free.state_machine import Facts
 
 ENDLESS = 1 << 40  # steps
 HOME = (0.45, 0.0, 0.25)  # m, of the tool
@@ -27,8 +27,8 @@ THING = "cube"
 
 @dataclass(frozen=True)
 class Config(fr3_env.Config):
-    """As `envs.fr3.env.Config`, for a task with a cube and a goal. `places` (x, y; m) are the
-    goals, in turn; the arm cannot reach the cube outside of `area` (low, high; m).
+    """As `embodied.envs.fr3.env.Config`, for a task with a cube and a goal. `places` (x, y; m) are
+    the goals, in turn; the arm cannot reach the cube outside of `area` (low, high; m).
     """
 
     task: str = "push"
@@ -64,7 +64,7 @@ class Shuttle(fr3_env.Fr3):
         self._aim(rows)
 
     def facts(self) -> Facts:
-        """Facts for `envs.reset_free.wrapper`."""
+        """Facts for `embodied.envs.reset_free.wrapper`."""
         view = self.view(np.arange(self.num_envs))
         cube = view.place[THING]
         lost = ((cube < self.area[0]) | (cube > self.area[1])).any(1)

@@ -1,4 +1,5 @@
-"""Fr3Warp: the tasks of `envs.fr3.env` in thousands of parallel envs, with MuJoCo Warp on a GPU.
+"""Fr3Warp: the tasks of `embodied.envs.fr3.env` in thousands of parallel envs, with MuJoCo Warp on
+a GPU.
 
 Tasks, controller, spec and reward are the code of the CPU version, run on torch tensors that share
 Warp's memory; envs are reset without leaving the device. Each control step synchronises with the
@@ -26,21 +27,22 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finit
 from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
-from envs.fr3.base import DT, RenderScene, TaskInstance, addresses, mocaps
-from envs.fr3.scene import compile_scene
-from envs.fr3.tasks.task import Start, View
-from envs.mujoco.cameras import Cameras
-from envs.mujoco.warp_batch import WarpBatch
-from envs.mujoco.warp_import import tell_about_compiling
-from envs.row_rng import RowRng
+from embodied.envs.fr3.base import DT, RenderScene, TaskInstance, addresses, mocaps
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.tasks.task import Start, View
+from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.mujoco.warp_batch import WarpBatch
+from embodied.envs.mujoco.warp_import import tell_about_compiling
+from embodied.envs.row_rng import RowRng
 
 REFERENCE = ("place", "turn", "q", "width")
 
 
 @dataclass(frozen=True)
 class Config:
-    """As `envs.fr3.env.Config`, without cameras. `device` is "auto" (a GPU if available), "cpu" or
-    "cuda:0". `contacts` (on average) and `constraints` (at most) are the capacities per env.
+    """As `embodied.envs.fr3.env.Config`, without cameras. `device` is "auto" (a GPU if available),
+    "cpu" or "cuda:0". `contacts` (on average) and `constraints` (at most) are the capacities per
+    env.
     """
 
     task: str = "lift"
@@ -56,7 +58,7 @@ class Config:
 
 
 class Fr3Warp(VecEnv):
-    """B parallel FR3 robots with one of the tasks of `envs.fr3.tasks`, on one device.
+    """B parallel FR3 robots with one of the tasks of `embodied.envs.fr3.tasks`, on one device.
 
     `batch.state` is the live simulation and may be written; `task` [B, D] are the task vectors,
     `memory` [B, ...] the controller's references and what the task drew for the episode.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embodied.core.build import ConfigError
-from real_robot.emulators.process import Process
+from embodied.real_robot.emulators.process import Process
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,4 @@ class Crazyflie(Process):
     """`start` tells the driver its `uri`, and its `tracker` where one sees it."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("envs.hardware_sim.crazyflie_main", config, "Crazyflie")
+        super().__init__("embodied.envs.hardware_sim.crazyflie_main", config, "Crazyflie")

@@ -1,7 +1,8 @@
 """Quadrotor physics behind CRTP over UDP: the simulated Crazyflie's body and radio.
 
-The firmware's rules are in `real_robot.emulators.crazyflie.firmware`; the flight controller is that
-of `envs.quadrotor.cascade_controller`. Time is real as far as the machine keeps up.
+The firmware's rules are in `embodied.real_robot.emulators.crazyflie.firmware`; the flight
+controller is that of `embodied.envs.quadrotor.cascade_controller`. Time is real as far as the
+machine keeps up.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import torch
 
 from embodied.core.build import ConfigError, nearest
 from embodied.embodiments.crazyflie import GRAVITY, VEHICLES
-from envs.hardware_sim.crazyflie import Config
-from envs.hardware_sim.crazyflie_onboard import Onboard
-from envs.quadrotor.cascade_controller import Pilot
-from envs.quadrotor.dynamics import numbers
-from real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
-from real_robot.emulators.crazyflie.firmware import Firmware, Measured
-from real_robot.emulators.crazyflie.server import Server
-from real_robot.emulators.crazyflie.setpoint import Setpoint, Vector
-from real_robot.emulators.physics_link import Pace
-from real_robot.ipc.external_state import ExternalStateWriter
+from embodied.envs.hardware_sim.crazyflie import Config
+from embodied.envs.hardware_sim.crazyflie_onboard import Onboard
+from embodied.envs.quadrotor.cascade_controller import Pilot
+from embodied.envs.quadrotor.dynamics import numbers
+from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware, Measured
+from embodied.real_robot.emulators.crazyflie.server import Server
+from embodied.real_robot.emulators.crazyflie.setpoint import Setpoint, Vector
+from embodied.real_robot.emulators.physics_link import Pace
+from embodied.real_robot.ipc.external_state import ExternalStateWriter
 
 STEP = 0.01  # s of physics, and between two looks of the firmware
 BEHIND = 0.25  # s that are caught up with at most: after a stall the world goes on late

@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from envs.hardware_sim.crazyflie import Config
-from envs.hardware_sim.crazyflie_flight import PLACES, Air
-from real_robot.emulators.physics_link import answer, settings
+from embodied.envs.hardware_sim.crazyflie import Config
+from embodied.envs.hardware_sim.crazyflie_flight import PLACES, Air
+from embodied.real_robot.emulators.physics_link import answer, settings
 
 AGE = 1.0  # s: a busy machine is no fault here
 
@@ -20,7 +20,7 @@ def main(folder: str) -> None:
     air = Air(config, Path(folder) if config.external else None)
     said: dict[str, Any] = {"uri": air.uri}
     if config.external:
-        target = "real_robot.ipc.external_state.ExternalStateReader"
+        target = "embodied.real_robot.ipc.external_state.ExternalStateReader"
         said["tracker"] = {"_target_": target, "folder": folder, "names": PLACES, "age": AGE}
     over = threading.Event()
     threading.Thread(target=answer, args=(said, air.pace.behind, over), daemon=True).start()

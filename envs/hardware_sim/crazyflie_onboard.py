@@ -18,8 +18,8 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.embodiments.crazyflie import BOX, Vehicle
-from real_robot.emulators.crazyflie.firmware import Measured
-from real_robot.emulators.crazyflie.setpoint import Vector
+from embodied.real_robot.emulators.crazyflie.firmware import Measured
+from embodied.real_robot.emulators.crazyflie.setpoint import Vector
 
 MAIN = """\
 #include "policy_flight.h"

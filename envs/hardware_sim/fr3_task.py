@@ -13,20 +13,21 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from envs.fr3 import joint_model
-from envs.fr3.base import TaskInstance, addresses, mocaps
-from envs.fr3.scene import compile_scene
-from envs.fr3.tasks.task import View
-from envs.mujoco.batch_env import Floats
-from real_robot.drivers.sim import World
+from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.base import TaskInstance, addresses, mocaps
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.tasks.task import View
+from embodied.envs.mujoco.batch_env import Floats
+from embodied.real_robot.drivers.sim import World
 
 
 @dataclass(frozen=True)
 class Config:
-    """`task` of `envs.fr3.tasks` (reach, lift, push, ...), its `ranges` narrowed or widened by
-    name.
+    """`task` of `embodied.envs.fr3.tasks` (reach, lift, push, ...), its `ranges` narrowed or
+    widened by name.
     `lasting`: laid out once, and then, as on a real table, nobody puts anything back. `arm`: joint
-    parameters (`envs.fr3.joint_model`, seven values each), such as the springs' stiffness."""
+    parameters (`embodied.envs.fr3.joint_model`, seven values each), such as the springs'
+    stiffness."""
 
     task: str
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from embodied.core.build import ConfigError, Node
 from embodied.embodiments import fr3
-from real_robot.emulators.process import Process
+from embodied.real_robot.emulators.process import Process
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,4 @@ class Franky(Process):
     """`start` tells the driver its `host`, and its `senses` where something stands there."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("envs.hardware_sim.franka_main", config, "FR3 (franky-sim)")
+        super().__init__("embodied.envs.hardware_sim.franka_main", config, "FR3 (franky-sim)")

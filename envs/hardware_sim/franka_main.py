@@ -1,4 +1,5 @@
-"""`python -m envs.hardware_sim.franka_main FOLDER`: the process of `envs.hardware_sim.franka`.
+"""`python -m embodied.envs.hardware_sim.franka_main FOLDER`: the process of
+`embodied.envs.hardware_sim.franka`.
 
 franky-sim's own loop sleeps a millisecond less the time of a step, and so falls behind. This one
 keeps deadlines and runs in real time where the machine is fast enough. Where it is not, simulated
@@ -23,12 +24,12 @@ from franky_sim import SimulationServer
 from franky_sim.mujoco_simulator import MujocoSimulator
 
 from embodied.core.build import build
-from envs.fr3.base import addresses, mocaps
-from envs.hardware_sim.fr3_task import TaskWorld
-from envs.hardware_sim.franka import Config
-from envs.hardware_sim.franka_hand import answer_all
-from real_robot.emulators.physics_link import Pace, answer, settings
-from real_robot.ipc.external_state import ExternalStateWriter
+from embodied.envs.fr3.base import addresses, mocaps
+from embodied.envs.hardware_sim.fr3_task import TaskWorld
+from embodied.envs.hardware_sim.franka import Config
+from embodied.envs.hardware_sim.franka_hand import answer_all
+from embodied.real_robot.emulators.physics_link import Pace, answer, settings
+from embodied.real_robot.ipc.external_state import ExternalStateWriter
 
 STEP = 0.001  # s of physics
 LOOK = 0.01  # s from one look at the things to the next
@@ -92,7 +93,7 @@ def main(folder: Path) -> None:
                 things.begin(model, data)
                 things.look(model, data)
                 said["senses"] = {
-                    "_target_": "real_robot.ipc.external_state.ExternalStateReader",
+                    "_target_": "embodied.real_robot.ipc.external_state.ExternalStateReader",
                     "folder": str(folder),
                     "names": things.world.names,
                     "age": AGE,

@@ -19,11 +19,11 @@ from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from envs.maniskill.factory import Settings, horizon_of, task_text
-from envs.maniskill.observations import leaves
-from envs.maniskill.pool import Pool
-from envs.maniskill.rows import Batch, Rows
-from envs.spaces import Actions
+from embodied.envs.maniskill.factory import Settings, horizon_of, task_text
+from embodied.envs.maniskill.observations import leaves
+from embodied.envs.maniskill.pool import Pool
+from embodied.envs.maniskill.rows import Batch, Rows
+from embodied.envs.spaces import Actions
 
 Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embodied.core.spec import POINTS, Leaf
 from embodied.core.tensors import Tensors
-from envs.process.worker.names import flat_name
+from embodied.envs.process.worker.names import flat_name
 
 SKIPPED = ("sensor_param",)
 

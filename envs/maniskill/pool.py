@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.tensors import Tensors
-from envs.maniskill.factory import Settings
-from envs.maniskill.rows import Rows, joined
-from envs.workers import Worker, receive_all, split
+from embodied.envs.maniskill.factory import Settings
+from embodied.envs.maniskill.rows import Rows, joined
+from embodied.envs.workers import Worker, receive_all, split
 
 
 class Pool:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
-from envs.maniskill.factory import Settings, make, require_driver
-from envs.maniskill.observations import element_names, flat, picture, words
-from envs.saved_state import pack, unpack
+from embodied.envs.maniskill.factory import Settings, make, require_driver
+from embodied.envs.maniskill.observations import element_names, flat, picture, words
+from embodied.envs.saved_state import pack, unpack
 
 Arrays = dict[str, NDArray[Any]]
 

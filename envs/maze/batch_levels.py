@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.row_rng import RowRng
+from embodied.envs.row_rng import RowRng
 
 if TYPE_CHECKING:
-    from envs.maze.levels import MazeLevels
+    from embodied.envs.maze.levels import MazeLevels
 
 HASH = 20_612  # seed of the numbers that levels are compared by
 FEW = 64  # levels; below, integers are faster than tensors

@@ -6,7 +6,7 @@ steps is
 
     r = 1 - 0.9 t / horizon.
 
-The level is the task vector (`envs.maze.levels`).
+The level is the task vector (`embodied.envs.maze.levels`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.maze.batch_levels import BatchLevels
-from envs.maze.levels import MazeLevels
-from envs.maze.render import drawing, words
-from envs.row_rng import RowRng
+from embodied.envs.maze.batch_levels import BatchLevels
+from embodied.envs.maze.levels import MazeLevels
+from embodied.envs.maze.render import drawing, words
+from embodied.envs.row_rng import RowRng
 
 EMPTY, WALL, GOAL = 0, 1, 2
 LEFT, RIGHT, GO = 0, 1, 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.maze.shortest_paths import distances
+from embodied.envs.maze.shortest_paths import distances
 
 Walls = NDArray[np.bool_]
 LABYRINTHS = 20

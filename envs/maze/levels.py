@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.maze.held_out import mazes
-from envs.maze.render import drawing
-from envs.maze.shortest_paths import distances
-from envs.maze.tokens import spell
-from envs.maze.zero_shot import SIDE, zero_shot
+from embodied.envs.maze.held_out import mazes
+from embodied.envs.maze.render import drawing
+from embodied.envs.maze.shortest_paths import distances
+from embodied.envs.maze.tokens import spell
+from embodied.envs.maze.zero_shot import SIDE, zero_shot
 
 Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells

@@ -19,13 +19,13 @@ from torch.nn import functional
 
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
-from envs.minigrid.events import happened
-from envs.minigrid.settings import Config
-from envs.minigrid.subgoals import Guide
+from embodied.envs.minigrid.events import happened
+from embodied.envs.minigrid.settings import Config
+from embodied.envs.minigrid.subgoals import Guide
 
 if TYPE_CHECKING:
-    from envs.minigrid.envpool_rows import Pool
-    from envs.minigrid.gym_rows import Rows
+    from embodied.envs.minigrid.envpool_rows import Pool
+    from embodied.envs.minigrid.gym_rows import Rows
 
 __all__ = ["Config", "MiniGrid"]
 
@@ -126,20 +126,20 @@ def chosen(config: Config) -> str:
 
 
 def _listed() -> list[str]:
-    from envs.envpool import envpool
+    from embodied.envs.envpool import envpool
 
     return [i for i in envpool.list_all_envs() if i.startswith(("MiniGrid-", "BabyAI-"))]
 
 
 def _pool(config: Config) -> Pool:
-    from envs.minigrid.envpool_rows import Pool
+    from embodied.envs.minigrid.envpool_rows import Pool
 
     return Pool(config)
 
 
 def _rows(config: Config) -> Rows:
     try:
-        from envs.minigrid.gym_rows import Rows
+        from embodied.envs.minigrid.gym_rows import Rows
     except ModuleNotFoundError as error:
         if error.name not in ("minigrid", "gymnasium"):
             raise

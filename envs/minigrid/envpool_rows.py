@@ -13,11 +13,11 @@ from torch import Tensor
 from embodied.core.env import Step
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from envs.envpool import Config as PoolConfig
-from envs.envpool import EnvPool, envpool, make
-from envs.minigrid.describe import described
-from envs.minigrid.missions import tokens
-from envs.minigrid.settings import (
+from embodied.envs.envpool import Config as PoolConfig
+from embodied.envs.envpool import EnvPool, envpool, make
+from embodied.envs.minigrid.describe import described
+from embodied.envs.minigrid.missions import tokens
+from embodied.envs.minigrid.settings import (
     DIRECTION,
     NOTHING,
     Config,
@@ -25,7 +25,7 @@ from envs.minigrid.settings import (
     mission_leaf,
     whole_leaves,
 )
-from envs.spaces import replace_rows
+from embodied.envs.spaces import replace_rows
 
 
 class Pool(EnvPool):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from envs.minigrid.describe import COLOURS, KIND, STATES, named
+from embodied.envs.minigrid.describe import COLOURS, KIND, STATES, named
 
 Code = tuple[int, ...]
 THINGS = tuple(KIND[word] for word in ("key", "ball", "box"))

@@ -14,10 +14,10 @@ from minigrid.core.mission import MissionSpace
 from minigrid.minigrid_env import MiniGridEnv
 
 from embodied.core.env import NotSavable
-from envs.gym_id import require_known_id
-from envs.minigrid.settings import DIRECTION, Config, cells_leaf
-from envs.minigrid.view import attach
-from envs.spaces import Entry, entries
+from embodied.envs.gym_id import require_known_id
+from embodied.envs.minigrid.settings import DIRECTION, Config, cells_leaf
+from embodied.envs.minigrid.view import attach
+from embodied.envs.spaces import Entry, entries
 
 __all__ = ["Tap", "line", "make", "minigrid", "named_entries", "parts", "require_stateless"]
 
@@ -61,7 +61,9 @@ def make(config: Config) -> gymnasium.Env:
         raise ValueError(f"{config.id} does not accept kwargs {given}: {line(error)}") from error
     world = env.unwrapped
     if not isinstance(world, MiniGridEnv):
-        raise ValueError(f"{config.id} is not a MiniGrid environment; use the adapter envs.gym.Gym")
+        raise ValueError(
+            f"{config.id} is not a MiniGrid environment; use the adapter embodied.envs.gym.Gym"
+        )
     while isinstance(env, OrderEnforcing | PassiveEnvChecker):
         env = env.env
     attach(world)

@@ -1,6 +1,6 @@
 """Gymnasium backend of MiniGrid: any id, any MiniGrid wrapper, exact state.
 
-A plain loop over single environments that observe through `envs.minigrid.view`.
+A plain loop over single environments that observe through `embodied.envs.minigrid.view`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from envs.minigrid import state as saved
-from envs.minigrid.describe import described
-from envs.minigrid.factory import Tap, line, make, named_entries, parts, require_stateless
-from envs.minigrid.missions import tokens
-from envs.minigrid.settings import Config, mission_leaf, privileged, whole_leaves
-from envs.minigrid.view import View
-from envs.spaces import Actions, replace_rows, row_noise
+from embodied.envs.minigrid import state as saved
+from embodied.envs.minigrid.describe import described
+from embodied.envs.minigrid.factory import Tap, line, make, named_entries, parts, require_stateless
+from embodied.envs.minigrid.missions import tokens
+from embodied.envs.minigrid.settings import Config, mission_leaf, privileged, whole_leaves
+from embodied.envs.minigrid.view import View
+from embodied.envs.spaces import Actions, replace_rows, row_noise
 
 
 class Rows(VecEnv):

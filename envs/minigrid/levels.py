@@ -159,4 +159,4 @@ def _place(cell: Cell, turned: bool) -> Cell:
     return (cell[1], cell[0]) if turned else cell
 
 
-gymnasium.register("Levels-v0", entry_point="envs.minigrid.levels:Levels")
+gymnasium.register("Levels-v0", entry_point="embodied.envs.minigrid.levels:Levels")

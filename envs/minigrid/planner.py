@@ -11,7 +11,7 @@ import heapq
 import re
 from dataclasses import dataclass
 
-from envs.minigrid.describe import COLOURS, KIND
+from embodied.envs.minigrid.describe import COLOURS, KIND
 
 Grid = list[list[list[int]]]
 Cell = tuple[int, int]

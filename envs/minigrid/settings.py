@@ -11,7 +11,7 @@ import torch
 
 from embodied.core.spec import SYMBOL, Leaf
 from embodied.core.tensors import Tensors
-from envs.minigrid.missions import WORDS
+from embodied.envs.minigrid.missions import WORDS
 
 # The largest kind (agent), colour (grey) and state (locked, or the fourth direction) of a cell.
 HIGHS = (10, 5, 3)

@@ -17,7 +17,7 @@ from minigrid.minigrid_env import MiniGridEnv
 from numpy.typing import NDArray
 
 from embodied.core.env import NotSavable
-from envs.saved_state import pack, unpack
+from embodied.envs.saved_state import pack, unpack
 
 Arrays = dict[str, NDArray[Any]]
 NOTHING = (OBJECT_TO_IDX["empty"], 0, 0)
@@ -26,7 +26,7 @@ THINGS = ("obj", "door", "red_door", "blue_door")
 LISTS = ("obstacles",)
 TEXTS = ("target_color", "target_type", "targetColor", "targetType", "move_type", "moveColor")
 LETTERS = {"mission": 256, **dict.fromkeys(TEXTS, 16)}
-KNOWN = ("minigrid.envs.", "envs.minigrid.levels")
+KNOWN = ("minigrid.envs.", "embodied.envs.minigrid.levels")
 
 
 def read(world: MiniGridEnv, name: str) -> Arrays:
@@ -113,7 +113,7 @@ def require_savable(world: MiniGridEnv, name: str) -> None:
     if not own.startswith(KNOWN) or own.startswith("minigrid.envs.babyai"):
         raise NotSavable(
             f"{name} cannot save its state: only MiniGrid's own environments (not BabyAI's) and "
-            "envs.minigrid.levels can; episodes in flight restart on resume"
+            "embodied.envs.minigrid.levels can; episodes in flight restart on resume"
         )
 
 

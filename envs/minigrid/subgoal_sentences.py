@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.tensors import Tensors
-from envs.minigrid.describe import COLOURS, KIND
+from embodied.envs.minigrid.describe import COLOURS, KIND
 
 STEPS = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]])  # what forward adds, by turn
 THINGS = ("key", "ball", "box")

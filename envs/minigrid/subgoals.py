@@ -2,7 +2,7 @@
 
     position   "reach (3, 4)"            the agent is on that cell, or the cell's content changes
     object     "the yellow key"          one such object changes, or the agent is on its cell
-    language   "unlock the yellow door"  as defined in `envs.minigrid.subgoal_sentences`
+    language   "unlock the yellow door"  as defined in `embodied.envs.minigrid.subgoal_sentences`
 
 Source: Words as Beacons (Ruiz-Gonzalez et al., 2024). A subgoal is a `Code` of three numbers, so
 the subgoals of all envs are checked in one batch.
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.tensors import Tensors
-from envs.minigrid.describe import COLOURS, KIND, described_whole, listed
-from envs.minigrid.planner import Aim, plan
-from envs.minigrid.subgoal_sentences import STEPS, possible
+from embodied.envs.minigrid.describe import COLOURS, KIND, described_whole, listed
+from embodied.envs.minigrid.planner import Aim, plan
+from embodied.envs.minigrid.subgoal_sentences import STEPS, possible
 
 Kind = Literal["position", "object", "language"]
 KINDS: tuple[str, ...] = get_args(Kind)

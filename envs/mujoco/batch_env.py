@@ -21,7 +21,7 @@ from torch import Tensor
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
-from envs.mujoco.cameras import Cameras
+from embodied.envs.mujoco.cameras import Cameras
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.spec import Leaf
-from envs.mujoco.depth_points import Pinhole
+from embodied.envs.mujoco.depth_points import Pinhole
 
 Image = NDArray[np.uint8]
 Point = tuple[float, float, float]

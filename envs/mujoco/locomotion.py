@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.spec import Leaf, Spec
-from envs.mujoco.batch_env import MujocoVecEnv, Outcome, Rows, action_leaf
-from envs.mujoco.data_pool import DataPool
+from embodied.envs.mujoco.batch_env import MujocoVecEnv, Outcome, Rows, action_leaf
+from embodied.envs.mujoco.data_pool import DataPool
 
 Floats = NDArray[np.float64]
 Range = tuple[float, float]

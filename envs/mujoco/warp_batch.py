@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from envs.mujoco.warp_import import mujoco_warp, warp
+from embodied.envs.mujoco.warp_import import mujoco_warp, warp
 
 STATE = ("qpos", "qvel", "ctrl", "qacc_warmstart", "mocap_pos", "mocap_quat", "time")
 """What a row is: the fields of `mjData` that go on from one step to the next."""

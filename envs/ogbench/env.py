@@ -2,7 +2,7 @@
 
 The package's environments as they are: rewards are 0 once all is done and -1 for each thing that is
 not (`cube-single`: -1 or 0), success ends the episode. With `play` an episode is play data instead:
-see `envs.ogbench.play`.
+see `embodied.envs.ogbench.play`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from envs import gym
-from envs.ogbench.play import Play
-from envs.ogbench.task import Task
+from embodied.envs import gym
+from embodied.envs.ogbench.play import Play
+from embodied.envs.ogbench.task import Task
 
 assert ogbench  # imported for the ids that it registers
 

@@ -28,7 +28,7 @@ from ogbench.relabel_utils import relabel_dataset
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import DEMONSTRATOR
-from envs.ogbench.task import NumpyRandom
+from embodied.envs.ogbench.task import NumpyRandom
 
 STEPS = 1001
 KINDS = {"cube": ["cube"], "puzzle": ["button"], "scene": ["cube", "button", "drawer", "window"]}

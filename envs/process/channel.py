@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
-from envs.process.worker.memory import Layout, mapped, total
+from embodied.envs.process.worker.memory import Layout, mapped, total
 
 HERE = Path(__file__).parent
 # Only the package `worker` is found there: other names would hide modules of the other Python.

@@ -1,9 +1,9 @@
 """ProcessEnv: a VecEnv whose environments run in a process of another Python.
 
-The worker (`envs.process.worker`) resets and steps rows when it is told to; this class resets ended
-rows in the same step, and saves states. A state is, for every row, the seed of its episode and the
-actions since: it is restored by playing them again, and compared with the observation that was
-saved. Backends that cannot step single rows raise NotSavable.
+The worker (`embodied.envs.process.worker`) resets and steps rows when it is told to; this class
+resets ended rows in the same step, and saves states. A state is, for every row, the seed of its
+episode and the actions since: it is restored by playing them again, and compared with the
+observation that was saved. Backends that cannot step single rows raise NotSavable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.process.channel import Channel, WorkerError
+from embodied.envs.process.channel import Channel, WorkerError
 
 DTYPES = ("float32", "uint8", "int64")
 MOST_LEAVES, MOST_BYTES = 256, 1 << 30

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envs.process.env import ProcessEnv
-from envs.process.interpreter import install, interpreter
+from embodied.envs.process.env import ProcessEnv
+from embodied.envs.process.interpreter import install, interpreter
 
 
 @dataclass(frozen=True)

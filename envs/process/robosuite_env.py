@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envs.process.env import ProcessEnv
-from envs.process.interpreter import install, interpreter
+from embodied.envs.process.env import ProcessEnv
+from embodied.envs.process.interpreter import install, interpreter
 
 APART = "robosuite"
 

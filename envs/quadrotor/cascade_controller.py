@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.embodiments.crazyflie import GRAVITY, Vehicle
-from envs.quadrotor.dynamics import Physics
+from embodied.envs.quadrotor.dynamics import Physics
 
 QUICK = 0.03
 """Time constant that the motors seem to have while they are not at their ends, s."""
@@ -39,7 +39,7 @@ class Gains:
 
 
 class Pilot:
-    """For vehicles of one kind; states are those of `envs.quadrotor.dynamics` [17, B]."""
+    """For vehicles of one kind; states are those of `embodied.envs.quadrotor.dynamics` [17, B]."""
 
     def __init__(self, vehicle: Vehicle, device: torch.device, gains: Gains | None = None) -> None:
         self.vehicle, self.gains = vehicle, Gains() if gains is None else gains

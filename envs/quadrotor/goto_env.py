@@ -1,9 +1,9 @@
 """QuadrotorGoto: flies to a goal by velocity commands for a position set-point, batched.
 
 The setting of a drone that is commanded over a radio: its firmware flies it (simulated by
-`envs.quadrotor.cascade_controller`), the policy moves the set-point, which the drone follows with
-lag. Observations have the names of the real robot interface, so a trained policy can be deployed
-without changes.
+`embodied.envs.quadrotor.cascade_controller`), the policy moves the set-point, which the drone
+follows with lag. Observations have the names of the real robot interface, so a trained policy can
+be deployed without changes.
 
     r = 10 (|goal - p| before - |goal - p|) + [|goal - p| < near] - |v|^2 / 20
 """
@@ -24,9 +24,9 @@ from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import RATE, VEHICLES
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
-from envs.quadrotor.cascade_controller import Pilot
-from envs.quadrotor.dynamics import Body, numbers
-from envs.row_rng import RowRng
+from embodied.envs.quadrotor.cascade_controller import Pilot
+from embodied.envs.quadrotor.dynamics import Body, numbers
+from embodied.envs.row_rng import RowRng
 
 NAMES = (
     *(f"q{i}" for i in range(1, 5)),
@@ -174,7 +174,7 @@ class QuadrotorGoto(VecEnv):
     def _sight(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
-            from envs.quadrotor.scene import Sight
+            from embodied.envs.quadrotor.scene import Sight
 
             self._drawn = Sight(self.pilot.vehicle)
         return self._drawn

@@ -21,12 +21,12 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
-from envs.quadrotor.describe import described
-from envs.quadrotor.dynamics import Body, Physics, numbers, tilted
-from envs.quadrotor.native_hover import Flown, NativeHover, obstacle
-from envs.quadrotor.rewards import TARGET, hover
-from envs.quadrotor.vehicles import Vehicles
-from envs.row_rng import RowRng
+from embodied.envs.quadrotor.describe import described
+from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
+from embodied.envs.quadrotor.native_hover import Flown, NativeHover, obstacle
+from embodied.envs.quadrotor.rewards import TARGET, hover
+from embodied.envs.quadrotor.vehicles import Vehicles
+from embodied.envs.row_rng import RowRng
 
 STATE = (
     *("x", "y", "z"),
@@ -210,7 +210,7 @@ class Quadrotor(VecEnv):
     def _sight(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
-            from envs.quadrotor.scene import Sight
+            from embodied.envs.quadrotor.scene import Sight
 
             self._drawn = Sight(self.vehicle)
         return self._drawn

@@ -16,9 +16,9 @@ from torch import Tensor
 from embodied.core.env import NotFinite
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, GRAVITY, Vehicle
+from embodied.envs.quadrotor.vehicles import NAMES, Vehicles
+from embodied.envs.row_rng import RowRng
 from embodied.nn import native
-from envs.quadrotor.vehicles import NAMES, Vehicles
-from envs.row_rng import RowRng
 
 SOURCE = Path(__file__).with_name("hover.cpp")
 MOST = len(NAMES)

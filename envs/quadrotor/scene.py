@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.embodiments.crazyflie import BOX, Vehicle
-from envs.mujoco.cameras import Cameras, Image, looking
+from embodied.envs.mujoco.cameras import Cameras, Image, looking
 
 PROPELLER = 0.023
 """Radius, m."""

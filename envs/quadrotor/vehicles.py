@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embodied.core.build import nearest
 from embodied.embodiments.crazyflie import VEHICLES, Vehicle
-from envs.fr3.tasks.task import Parameter
-from envs.quadrotor.dynamics import numbers
+from embodied.envs.fr3.tasks.task import Parameter
+from embodied.envs.quadrotor.dynamics import numbers
 
 MULTIPLIED = {
     "mass": (0,),

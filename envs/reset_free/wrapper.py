@@ -1,11 +1,11 @@
 """ResetFreeWrapper: reset-free (autonomous) reinforcement learning.
 
 The inner environment (a `ResetFreeEnv`) never resets by itself. The wrapper ends episodes
-(`envs.reset_free.state_machine`) and, inside `step`, runs what the learner does not control: a
-recovery primitive frees a stuck robot, the robot goes home, and goals with a scripted policy
-(`played`) are executed. The learner does not receive these steps. If all of that fails, the inner
-environment is reset: for free in simulation, by a person on a real robot; `log["manual"]` counts
-such resets.
+(`embodied.envs.reset_free.state_machine`) and, inside `step`, runs what the learner does not
+control: a recovery primitive frees a stuck robot, the robot goes home, and goals with a scripted
+policy (`played`) are executed. The learner does not receive these steps. If all of that fails, the
+inner environment is reset: for free in simulation, by a person on a real robot; `log["manual"]`
+counts such resets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper
+from embodied.envs.reset_free import state_machine
+from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates, ResetFreeEnv
+from embodied.envs.wrappers.stack import copied
 from embodied.moved import attributes
-from envs.reset_free import state_machine
-from envs.reset_free.state_machine import Facts, Mode, PracticeStates, ResetFreeEnv
-from envs.wrappers.stack import copied
-from policies.scripted.intervener import Intervener
+from embodied.policies.scripted.intervener import Intervener
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Config:
 
     `slew`: largest change of an action element per step, of the range 2 (None: no limit; FastRLAP).
     The executed action is `log["executed"]` and is what is learned from; the environment should
-    observe its last action. `teleop`: node of an intervener (policies.scripted.intervener) that
-    controls the robot when recoveries have failed, until it releases control, within `waits` steps
-    (None: none).
+    observe its last action. `teleop`: node of an intervener (embodied.policies.scripted.intervener)
+    that controls the robot when recoveries have failed, until it releases control, within `waits`
+    steps (None: none).
     """
 
     states: state_machine.Config = field(default_factory=state_machine.Config)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from embodied.envs.simclip.facts import SceneFacts
 from embodied.vision.captions import Scenes, fact_matrix, ladder_positions
-from envs.simclip.facts import SceneFacts
 
 ROWS = 32
 Progress = Callable[[int], None]

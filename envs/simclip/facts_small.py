@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodied.envs.minigrid.describe import KIND
+from embodied.envs.simclip.facts import SceneFacts, distances
+from embodied.envs.toy.two_gap import GOAL, NEAR, WALL
 from embodied.vision.captions import CaptionSet, fact, fill_templates, ladder
-from envs.minigrid.describe import KIND
-from envs.simclip.facts import SceneFacts, distances
-from envs.toy.two_gap import GOAL, NEAR, WALL
 
 ROD = ("the pendulum", "the rod", "the red rod")
 TURNS = (

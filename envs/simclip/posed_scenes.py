@@ -11,15 +11,15 @@ from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from envs.simclip.album import Progress, SceneStore
+from embodied.envs.simclip.album import Progress, SceneStore
 
 
 def posed(env_name: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     """Add scenes of an environment that can be set to any state."""
     put, way, names = POSES[env_name]
-    node: dict[str, object] = {"_target_": "envs.toy.two_gap.TwoGap"}
+    node: dict[str, object] = {"_target_": "embodied.envs.toy.two_gap.TwoGap"}
     if env_name != "two_gap":
-        node = {"_target_": "envs.gym.Gym", **MADE[env_name]}
+        node = {"_target_": "embodied.envs.gym.Gym", **MADE[env_name]}
     env = build({**node, "num_envs": 1}, VecEnv)
     env.reset(seed)
     row = torch.zeros(1, dtype=torch.int64)

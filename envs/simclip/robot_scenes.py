@@ -8,16 +8,21 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
-from policies.scripted.fr3 import Config as Script
-from policies.scripted.fr3 import Scripted
+from embodied.envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
+from embodied.policies.scripted.fr3 import Config as Script
+from embodied.policies.scripted.fr3 import Scripted
 
 
 def robot(task: str, album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     """Add scenes of accurate and inaccurate scripted policies and of random motions."""
     rows = tracks if tracks else ROWS
     env = build(
-        {"_target_": "envs.fr3.env.Fr3", "task": task, "num_envs": rows, "drawing": "light"}
+        {
+            "_target_": "embodied.envs.fr3.env.Fr3",
+            "task": task,
+            "num_envs": rows,
+            "drawing": "light",
+        }
         | {"threads": 1, "seed": seed, "horizon": 60, "portraits": ["front", "wrist"]},
         VecEnv,
     )

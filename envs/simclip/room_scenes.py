@@ -8,10 +8,10 @@ from torch import Tensor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from envs.minigrid.describe import KIND
-from envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
-from policies.scripted.minigrid import Config as Plan
-from policies.scripted.minigrid import Planner
+from embodied.envs.minigrid.describe import KIND
+from embodied.envs.simclip.album import ROWS, Progress, SceneStore, numbers, picked
+from embodied.policies.scripted.minigrid import Config as Plan
+from embodied.policies.scripted.minigrid import Planner
 
 
 def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
@@ -19,7 +19,7 @@ def rooms(album: SceneStore, seed: int, tracks: int, shown: Progress) -> None:
     rows = tracks if tracks else ROWS
     env = build(
         {
-            "_target_": "envs.minigrid.env.MiniGrid",
+            "_target_": "embodied.envs.minigrid.env.MiniGrid",
             "id": "MiniGrid-DoorKey-6x6-v0",
             "num_envs": rows,
         }

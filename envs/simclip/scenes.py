@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.seeding import forked
+from embodied.envs.simclip.album import Progress, SceneStore
+from embodied.envs.simclip.facts import FR3, SceneFacts
+from embodied.envs.simclip.facts_small import SMALL
+from embodied.envs.simclip.posed_scenes import posed
+from embodied.envs.simclip.robot_scenes import robot
 from embodied.vision.captions import Scenes
-from envs.simclip.album import Progress, SceneStore
-from envs.simclip.facts import FR3, SceneFacts
-from envs.simclip.facts_small import SMALL
-from envs.simclip.posed_scenes import posed
-from envs.simclip.robot_scenes import robot
 
 ENVS = (*(f"fr3_{task}" for task in FR3), *SMALL)
 
@@ -41,7 +41,7 @@ def collect(
         if env_name.startswith("fr3_"):
             robot(env_name.removeprefix("fr3_"), album, seed, tracks, shown)
         elif env_name == "minigrid_doorkey":
-            from envs.simclip.room_scenes import rooms  # needs minigrid
+            from embodied.envs.simclip.room_scenes import rooms  # needs minigrid
 
             rooms(album, seed, tracks, shown)
         else:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.build import ConfigError
-from envs.fr3 import joint_model
-from envs.sysid.simulate import BOUNDS, Replay
-from envs.sysid.traces import Floats, Trace, Window, cut
+from embodied.envs.fr3 import joint_model
+from embodied.envs.sysid.simulate import BOUNDS, Replay
+from embodied.envs.sysid.traces import Floats, Trace, Window, cut
 
 PRIOR = 12.0  # 1 / variance of a uniform number in [0, 1]
 STEP = 0.01  # of the differences, in the bounds' width
@@ -58,7 +58,7 @@ class Identified:
 
     @property
     def arm(self) -> dict[str, list[float]]:
-        """The result in the format of `envs.fr3.joint_model.write`."""
+        """The result in the format of `embodied.envs.fr3.joint_model.write`."""
         return {name: self.value[name].tolist() for name in joint_model.QUANTITIES}
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from mujoco.batch import Batch
 
 from embodied.embodiments import fr3
-from envs.fr3 import joint_model
-from envs.fr3.scene import compile_scene
-from envs.fr3.tasks import TASKS
-from envs.sysid.traces import Floats, Window
+from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.tasks import TASKS
+from embodied.envs.sysid.traces import Floats, Window
 
 BOUNDS = {
     "stiffness": (0.25, 4.0),

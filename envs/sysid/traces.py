@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
-from real_robot.ipc.messages import Mode
+from embodied.real_robot.ipc.messages import Mode
 
 Floats = NDArray[np.float64]
 MOVES = (Mode.RUNNING, Mode.STOPPING, Mode.HOMING)

@@ -21,10 +21,10 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.row_rng import RowRng
-from envs.toy.drive_map import picture
-from envs.toy.drive_road import CURVATURE, HEADING, LIMIT, Obstacles, Roads
-from envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
+from embodied.envs.row_rng import RowRng
+from embodied.envs.toy.drive_map import picture
+from embodied.envs.toy.drive_road import CURVATURE, HEADING, LIMIT, Obstacles, Roads
+from embodied.envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
 
 DT = 0.1  # s
 FAST, PUSH, BRAKE, GRIP = 10.0, 2.5, 5.0, 6.0  # m/s, m/s^2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from envs.row_rng import RowRng
+from embodied.envs.row_rng import RowRng
 
 WAVES, AMPLITUDE, WAVELENGTH = 3, 0.45, (40.0, 100.0)  # rad, m
 LIMITS, SEGMENT = (4.0, 6.0, 8.0), 40  # m/s, m

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from envs.toy.drive_road import Obstacles
+from embodied.envs.toy.drive_road import Obstacles
 
 CONTACT = 1.3  # m between centres
 SOON = 1.0  # s to contact below which there is a conflict

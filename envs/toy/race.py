@@ -5,8 +5,9 @@ A kinematic bicycle model whose tyres slip above a lateral acceleration:
     v' = clip((wanted - v) / dt, -brake, push),  yaw' = clip(v tan(steer) / length, +-grip / |v|)
 
 Walls stop the car; an impact faster than `shock` is a crash. Episodes do not end and the car is not
-reset here; `envs.reset_free.wrapper` splits the interaction into episodes. Reward: speed towards
-the goal as a share of the maximum, less a penalty for a crash (FastRLAP; Stachowicz et al., 2023).
+reset here; `embodied.envs.reset_free.wrapper` splits the interaction into episodes. Reward: speed
+towards the goal as a share of the maximum, less a penalty for a crash (FastRLAP; Stachowicz et al.,
+2023).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from torch import Tensor
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.reset_free.state_machine import Facts
-from envs.row_rng import RowRng
-from envs.toy.race_track import Track
+from embodied.envs.reset_free.state_machine import Facts
+from embodied.envs.row_rng import RowRng
+from embodied.envs.toy.race_track import Track
 
 RAYS = (-1.5, -0.9, -0.4, 0.0, 0.4, 0.9, 1.5)  # rad
 REACH = 5.0  # m
@@ -137,7 +138,7 @@ class Race(VecEnv):
         return {"state": torch.cat([own, self.last, walls], 1)}
 
     def facts(self) -> Facts:
-        """For `envs.reset_free.wrapper`."""
+        """For `embodied.envs.reset_free.wrapper`."""
         reached = (self.track.goal(self.goal) - self.place).norm(dim=1) < self.config.near
         lost = torch.zeros_like(reached)
         return Facts(self.place.clone(), reached & ~self.crashed, self.crashed.clone(), lost)

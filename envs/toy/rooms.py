@@ -17,8 +17,8 @@ from torch import Tensor
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.maze.env import GO, LEFT, RIGHT, WAYS, fitted
-from envs.row_rng import RowRng
+from embodied.envs.maze.env import GO, LEFT, RIGHT, WAYS, fitted
+from embodied.envs.row_rng import RowRng
 
 EMPTY, WALL, SWITCH, DARK, NOISE = 0, 1, 2, 3, 4  # and the colours after it
 DT = 0.1

@@ -18,8 +18,16 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
-from envs.toy.stump_scene import JOINTS, SLOTS, SPEEDS, STAND, STEP, TALLEST, compile_walker
+from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
+from embodied.envs.toy.stump_scene import (
+    JOINTS,
+    SLOTS,
+    SPEEDS,
+    STAND,
+    STEP,
+    TALLEST,
+    compile_walker,
+)
 
 BEAMS, RANGE = 10, 160 / 30
 PAD = 10 * STEP

@@ -17,7 +17,7 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import where
 from embodied.core.wrapper import Wrapper
-from envs.wrappers.stack import copied
+from embodied.envs.wrappers.stack import copied
 
 
 @dataclass(frozen=True)

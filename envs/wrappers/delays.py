@@ -18,7 +18,7 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from envs.wrappers.stack import Lags, Past, chosen
+from embodied.envs.wrappers.stack import Lags, Past, chosen
 
 
 @dataclass(frozen=True)

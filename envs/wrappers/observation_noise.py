@@ -19,7 +19,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from envs.row_rng import RowRng
+from embodied.envs.row_rng import RowRng
 
 STEM = re.compile(r"(_[xyz]|\d+)$")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")

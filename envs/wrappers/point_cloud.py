@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import POINTS, Leaf
-from envs.mujoco import depth_points
-from envs.mujoco.cameras import Cameras
+from embodied.envs.mujoco import depth_points
+from embodied.envs.mujoco.cameras import Cameras
 
 Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.wrapper import Wrapper
-from envs.wrappers.stack import copied
+from embodied.envs.wrappers.stack import copied
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from embodied.core.env import VecEnv
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, where
 from embodied.core.wrapper import Wrapper
-from envs.row_rng import RowRng
+from embodied.envs.row_rng import RowRng
 
 
 class Lags:

@@ -11,8 +11,8 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.envs.wrappers.stack import copied
 from embodied.moved import attributes
-from envs.wrappers.stack import copied
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import embodied as em
-from envs.adapters.lerobot_env import vector_env
+from embodied.envs.adapters.lerobot_env import vector_env
 
 ENV = "two_gap"
 SETTINGS: dict[str, Any] = {}

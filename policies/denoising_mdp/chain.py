@@ -24,7 +24,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
-from policies.networks.encoders import Encoder
+from embodied.policies.networks.encoders import Encoder
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 

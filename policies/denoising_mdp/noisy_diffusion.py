@@ -20,9 +20,9 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from policies.denoising_mdp import chain
-from policies.denoising_mdp.partial_finetune import PartialFinetune
-from policies.generative.diffusion import steps
+from embodied.policies.denoising_mdp import chain
+from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
+from embodied.policies.generative.diffusion import steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class NoisyDiffusion(chain.DenoisingMDP):
     def inside(self, config: Config, base: Node) -> Policy:
         steps = {} if config.steps is None else {"steps": config.steps}
         node = {
-            "_target_": "policies.denoising_mdp.partial_finetune.PartialFinetune",
+            "_target_": "embodied.policies.denoising_mdp.partial_finetune.PartialFinetune",
             "base": {**base, **steps},
             "last": config.last,
         }

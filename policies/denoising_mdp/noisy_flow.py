@@ -20,8 +20,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.nn.networks import mlp
-from policies.denoising_mdp import chain
-from policies.generative.flow import Flow
+from embodied.policies.denoising_mdp import chain
+from embodied.policies.generative.flow import Flow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
 from embodied.nn.normalizers import MinMaxNormalizer
-from policies.generative.diffusion import Diffusion, steps
-from policies.generative.guidance import SamplerStep
-from policies.generative.observation_history import ObservesHistory
-from policies.networks.encoders import Encoder
+from embodied.policies.generative.diffusion import Diffusion, steps
+from embodied.policies.generative.guidance import SamplerStep
+from embodied.policies.generative.observation_history import ObservesHistory
+from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)

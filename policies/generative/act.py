@@ -24,9 +24,9 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
 from embodied.nn.normalizers import MinMaxNormalizer
-from policies.networks.attention import Layer
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
+from embodied.policies.networks.attention import Layer
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from policies.generative import flow
-from policies.generative.guidance import SamplerStep
+from embodied.policies.generative import flow
+from embodied.policies.generative.guidance import SamplerStep
 
 
 @dataclass(frozen=True)

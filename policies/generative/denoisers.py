@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.nn.networks import Denoiser, sinusoid
-from policies.networks.attention import Attention
+from embodied.policies.networks.attention import Attention
 
 
 def denoiser(

@@ -22,19 +22,20 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
-from policies.generative.denoisers import denoiser
-from policies.generative.guidance import SamplerStep
-from policies.generative.observation_history import EncodesHistory
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
+from embodied.policies.generative.denoisers import denoiser
+from embodied.policies.generative.guidance import SamplerStep
+from embodied.policies.generative.observation_history import EncodesHistory
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True)
 class Config:
     """`train_steps`: noise levels T; `steps`: DDIM sampling steps, a divisor of T; `eta`: 0 for
     deterministic sampling given the initial noise, 1 for new noise at every step; `width`, `depth`,
-    `time_dim`: of the residual MLP; `net`: another network (policies.generative.denoisers);
-    `obs_steps`: observations, the present one included (policies.generative.observation_history).
+    `time_dim`: of the residual MLP; `net`: another network
+    (embodied.policies.generative.denoisers); `obs_steps`: observations, the present one included
+    (embodied.policies.generative.observation_history).
     """
 
     chunk: int = 8
@@ -191,7 +192,8 @@ def schedulers(config: Config) -> tuple[Any, Any]:
         from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
     except ImportError as error:
         raise ConfigError(
-            'policies.generative.diffusion needs diffusers: pip install "embodied-rl[diffusion]"'
+            "embodied.policies.generative.diffusion needs diffusers: "
+            'pip install "embodied-rl[diffusion]"'
         ) from error
     settings = {
         "num_train_timesteps": config.train_steps,

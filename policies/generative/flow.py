@@ -17,18 +17,18 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row, sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
-from policies.generative.denoisers import denoiser
-from policies.generative.guidance import SamplerStep
-from policies.generative.observation_history import EncodesHistory
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
+from embodied.policies.generative.denoisers import denoiser
+from embodied.policies.generative.guidance import SamplerStep
+from embodied.policies.generative.observation_history import EncodesHistory
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True)
 class Config:
     """`steps`: Euler steps K; `width`, `depth` (residual blocks), `time_dim`: of the residual MLP;
-    `net`: another network (policies.generative.denoisers); `obs_steps`: observations, the present
-    one included (policies.generative.observation_history)."""
+    `net`: another network (embodied.policies.generative.denoisers); `obs_steps`: observations, the
+    present one included (embodied.policies.generative.observation_history)."""
 
     chunk: int = 8
     steps: int = 4

@@ -15,8 +15,8 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.history import FRESH, HISTORY, with_history
 from embodied.core.tensors import Tensors, each
-from policies.networks.encoders import Encoder
-from policies.wrappers.real_time_chunking import GuidedSampler
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 
 
 class ObservesHistory(GuidedSampler):

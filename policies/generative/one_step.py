@@ -22,8 +22,8 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
-from policies.networks.encoders import Encoder, ImageConfig
-from policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from policies.generative import flow
+from embodied.policies.generative import flow
 
 
 @dataclass(frozen=True)

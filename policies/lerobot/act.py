@@ -18,16 +18,16 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from policies.lerobot.policy import Input, LeRobotPolicy
-from policies.lerobot.transformer import Decoder, Encoder, Places2d, TransformerConfig
-from policies.networks.resnet import FrozenBatchNorm, channels_of, resnet
+from embodied.policies.lerobot.policy import Input, LeRobotPolicy
+from embodied.policies.lerobot.transformer import Decoder, Encoder, Places2d, TransformerConfig
+from embodied.policies.networks.resnet import FrozenBatchNorm, channels_of, resnet
 
 
 @dataclass(frozen=True)
 class Config:
     """`chunk`: steps of the `horizon` predicted ones that are returned; `latent`: size of z;
     `dilate`: dilation in the backbone's last layer. `inputs` and `action` as in
-    `policies.lerobot.policy`."""
+    `embodied.policies.lerobot.policy`."""
 
     inputs: Mapping[str, Input]
     chunk: int

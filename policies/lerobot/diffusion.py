@@ -25,17 +25,17 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
-from policies.generative.guidance import SamplerStep
-from policies.lerobot.images import ImageConfig, ImageEncoder
-from policies.lerobot.policy import Input, LeRobotPolicy
-from policies.lerobot.unet import UNet, UNetConfig
+from embodied.policies.generative.guidance import SamplerStep
+from embodied.policies.lerobot.images import ImageConfig, ImageEncoder
+from embodied.policies.lerobot.policy import Input, LeRobotPolicy
+from embodied.policies.lerobot.unet import UNet, UNetConfig
 
 
 @dataclass(frozen=True)
 class Config:
     """`chunk`: steps of the prediction that are returned; `steps`: of the sampler, at most
     `train_steps` noise levels; `prediction`: of the network; `clip_sample`: bound of x_0 (None:
-    none). `inputs` and `action` as in `policies.lerobot.policy`."""
+    none). `inputs` and `action` as in `embodied.policies.lerobot.policy`."""
 
     inputs: Mapping[str, Input]
     chunk: int

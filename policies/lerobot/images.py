@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.networks.resnet import channels_of, group_norm, resnet
+from embodied.policies.networks.resnet import channels_of, group_norm, resnet
 
 
 @dataclass(frozen=True)

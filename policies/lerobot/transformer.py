@@ -1,7 +1,7 @@
 """The transformer of LeRobot's ACT policy, with its tensor names (Zhao et al., 2023).
 
-It differs from that of `policies.generative.act`: tokens of feature-map pixels, positions that are
-added to queries and keys of every layer, and normalisation after each part (or before it).
+It differs from that of `embodied.policies.generative.act`: tokens of feature-map pixels, positions
+that are added to queries and keys of every layer, and normalisation after each part (or before it).
 """
 
 from __future__ import annotations

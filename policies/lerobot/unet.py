@@ -1,7 +1,7 @@
 """The 1D U-Net of LeRobot's Diffusion policy, with its tensor names (Chi et al., 2023).
 
-It differs from `policies.generative.denoisers.UNet`: two residual blocks per level, transposed
-convolutions, a condition that every block projects, and FiLM as scale * h + bias.
+It differs from `embodied.policies.generative.denoisers.UNet`: two residual blocks per level,
+transposed convolutions, a condition that every block projects, and FiLM as scale * h + bias.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MeanStdNormalizer
-from policies.networks.image_encoders import ImageConfig, cameras
-from policies.networks.pointnet import PointConfig, PointNet
+from embodied.policies.networks.image_encoders import ImageConfig, cameras
+from embodied.policies.networks.pointnet import PointConfig, PointNet
 
 
 class Encoder(nn.Module):

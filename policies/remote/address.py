@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # torch is imported when a policy is built, not when a word i
     from embodied.core.policy import Policy
     from embodied.core.spec import Spec
 
-TARGET = "policies.remote.policy.RemotePolicy"
-PACKAGE = "policies.remote"
+TARGET = "embodied.policies.remote.policy.RemotePolicy"
+PACKAGE = "embodied.policies.remote"
 SCHEMES = ("ws://", "wss://")
 LEAF = {"dtype": "float32", "low": None, "high": None, "unit": "", "names": []}
 

@@ -14,8 +14,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping as NamesAndUnits
+from embodied.policies.remote.translation import Translation
 from embodied.serve.protocol import Offer
-from policies.remote.translation import Translation
 
 BEYOND = 1.5  # an action of this size is in other units than [-1, 1]
 SEED = 0

@@ -22,10 +22,10 @@ from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, length
+from embodied.policies.remote import checks
+from embodied.policies.remote.connection import Connection
+from embodied.policies.remote.translation import Translation
 from embodied.serve.protocol import FEATURES, NOISE, OURS
-from policies.remote import checks
-from policies.remote.connection import Connection
-from policies.remote.translation import Translation
 
 
 @dataclass(frozen=True, kw_only=True)

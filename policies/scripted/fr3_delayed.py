@@ -18,15 +18,16 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
-from policies.scripted import fr3
-from policies.scripted.fr3 import Plan, Scripted, Seen
+from embodied.policies.scripted import fr3
+from embodied.policies.scripted.fr3 import Plan, Scripted, Seen
 
 UP = 4  # the phase of `scripted.lift` in which it raises
 
 
 @dataclass(frozen=True)
 class Config(fr3.Config):
-    """As `policies.scripted.fr3`; `slack` (m) of the width that counts as closed on the cube."""
+    """As `embodied.policies.scripted.fr3`; `slack` (m) of the width that counts as closed on the
+    cube."""
 
     task: str = "lift"
     calm: float = 0.5

@@ -16,8 +16,8 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from policies.scripted import fr3
-from policies.scripted.fr3 import CLOSED, OPEN, Plan, Scripted, Seen
+from embodied.policies.scripted import fr3
+from embodied.policies.scripted.fr3 import CLOSED, OPEN, Plan, Scripted, Seen
 
 ASKED = "privileged/task"
 """The leaf that says which task it is."""
@@ -33,8 +33,8 @@ MISTAKE, MISSED = 5, 0.034
 
 @dataclass(frozen=True)
 class Config:
-    """`quality` as in `policies.scripted.fr3`; `mistakes`: share of episodes whose first grasp
-    misses; `step`: tool motion of an action of 1, m."""
+    """`quality` as in `embodied.policies.scripted.fr3`; `mistakes`: share of episodes whose first
+    grasp misses; `step`: tool motion of an action of 1, m."""
 
     quality: float = 0.8
     mistakes: float = 0.1

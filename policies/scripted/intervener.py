@@ -1,7 +1,7 @@
 """Interveners: decide when to take over from a policy, and which actions to take meanwhile.
 
 A simulated person takes over when there is no progress, and is an imperfect expert (RLIF; Luo et
-al., 2024). For real people see `real_robot.teleop.teleop`.
+al., 2024). For real people see `embodied.real_robot.teleop.teleop`.
 """
 
 from __future__ import annotations

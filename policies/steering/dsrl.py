@@ -22,7 +22,7 @@ from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
-from policies.steering import steered
+from embodied.policies.steering import steered
 
 PROBES, LEAST = 8, 1e-6  # noise samples of the test for an effect, and the least effect
 
@@ -84,7 +84,7 @@ class Dsrl(steered.Steered):
 
     def warmup_policy(self) -> Policy:
         """The base policy with normal noise, clipped to the bound."""
-        return self.with_inner({"_target_": "policies.random.Random", "clip": self.bound})
+        return self.with_inner({"_target_": "embodied.policies.random.Random", "clip": self.bound})
 
 
 def shared_steps(base: Policy) -> int:

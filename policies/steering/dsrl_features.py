@@ -16,12 +16,12 @@ from embodied.core.history import with_history
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, nest, under
 from embodied.moved import attributes
-from policies.steering import dsrl
+from embodied.policies.steering import dsrl
 
 
 @dataclass(frozen=True)
 class Config(dsrl.Config):
-    """Settings as in `policies.steering.dsrl`."""
+    """Settings as in `embodied.policies.steering.dsrl`."""
 
 
 class DsrlFeatures(dsrl.Dsrl):

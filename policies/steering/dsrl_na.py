@@ -17,13 +17,13 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.moved import attributes
-from policies.steering import dsrl
-from policies.steering.steered import Steered
+from embodied.policies.steering import dsrl
+from embodied.policies.steering.steered import Steered
 
 
 @dataclass(frozen=True)
 class Config(dsrl.Config):
-    """Settings as in `policies.steering.dsrl`."""
+    """Settings as in `embodied.policies.steering.dsrl`."""
 
 
 class DsrlNa(dsrl.Dsrl):

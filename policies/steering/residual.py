@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
-from policies.steering import steered
+from embodied.policies.steering import steered
 
 
 @dataclass(frozen=True)

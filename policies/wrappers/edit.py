@@ -19,8 +19,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.gaussian import Gaussian
-from policies.wrappers import best_of_n
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.wrappers import best_of_n
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,9 @@ class Edit(best_of_n.BestOfN):
         seen = spec.with_obs(base_action=act).with_act(act)
         edit = build(config.edit, Policy, spec=seen)
         if not isinstance(edit, Gaussian) or edit.chunk != 1:
-            raise ConfigError("edit needs a policy with a density and chunk=1: policies.gaussian")
+            raise ConfigError(
+                "edit needs a policy with a density and chunk=1: embodied.policies.gaussian"
+            )
         self.edit = edit
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

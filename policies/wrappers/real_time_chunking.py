@@ -30,7 +30,7 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.moved import attributes
-from policies.generative.guidance import SamplerStep, sample
+from embodied.policies.generative.guidance import SamplerStep, sample
 
 
 @dataclass(frozen=True, kw_only=True)

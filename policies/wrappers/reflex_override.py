@@ -28,10 +28,10 @@ from embodied.core.tensors import Tensors
 from embodied.moved import attributes
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import mlp
-from policies.networks.encoders import Encoder
-from policies.wrappers.reflex_rule import reflexing
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.wrappers.reflex_rule import reflexing
 
-RANDOM = "policies.random.Random"
+RANDOM = "embodied.policies.random.Random"
 UNKNOWN = (
     -2.0
 )  # initial logit of the safety critic (safe), so that the reflex does not start active

@@ -53,7 +53,7 @@ class Source(Protocol):
 
 
 class Scene(Protocol):
-    """What a rendered camera (`real_robot.cameras.sources.Rendered`) looks at."""
+    """What a rendered camera (`embodied.real_robot.cameras.sources.Rendered`) looks at."""
 
     def picture(self) -> Frame:
         """Its image now, uint8 [height, width, 3]."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
-from real_robot.assemble import open_channels
-from real_robot.cameras.camera import Camera, CameraError, Frame
-from real_robot.cameras.policy_images import PolicyImages
-from real_robot.cameras.rendered import MeasuredScene, measured_scene
-from real_robot.cameras.sources import FIRST_IMAGE, shared_camera
-from real_robot.deployment import Deployment
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.cameras.camera import Camera, CameraError, Frame
+from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.cameras.rendered import MeasuredScene, measured_scene
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, shared_camera
+from embodied.real_robot.deployment import Deployment
 
 AGAIN = 0.5  # s between two tries to open a camera
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.cameras.camera import Frame, fitted
-from real_robot.cameras.shared_frames import FrameReader
+from embodied.real_robot.cameras.camera import Frame, fitted
+from embodied.real_robot.cameras.shared_frames import FrameReader
 
 KEPT = 256  # pictures of each camera that are taken_at back upon
 

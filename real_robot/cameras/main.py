@@ -1,8 +1,8 @@
-"""Camera process: `python -m real_robot.cameras.main FOLDER NAME`, started by the daemon.
+"""Camera process: `python -m embodied.real_robot.cameras.main FOLDER NAME`, started by the daemon.
 
 It alone opens the device and publishes the images in shared memory
-(`real_robot.cameras.shared_frames`). It controls nothing. When the camera is gone or frozen, the
-process says so and ends.
+(`embodied.real_robot.cameras.shared_frames`). It controls nothing. When the camera is gone or
+frozen, the process says so and ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError
-from real_robot.assemble import open_channels
-from real_robot.cameras.camera import CameraError
-from real_robot.cameras.rendered import measured_scene
-from real_robot.cameras.shared_frames import FrameWriter
-from real_robot.cameras.sources import FIRST_IMAGE, make_camera
-from real_robot.control.main import on_daemon_exit
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.cameras.rendered import measured_scene
+from embodied.real_robot.cameras.shared_frames import FrameWriter
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, make_camera
+from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import MailboxError
 
 SILENT = 5.0  # s without a picture, after which a camera is gone (`reset` opens it again)
 

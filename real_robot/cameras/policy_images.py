@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec, hidden
-from real_robot.cameras.camera import Camera, Frame, fitted
-from real_robot.cameras.shared_frames import FrameReader
-from real_robot.cameras.sources import FIRST_IMAGE, shared_camera
-from real_robot.ipc.messages import MOST_CAMERAS
+from embodied.real_robot.cameras.camera import Camera, Frame, fitted
+from embodied.real_robot.cameras.shared_frames import FrameReader
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, shared_camera
+from embodied.real_robot.ipc.messages import MOST_CAMERAS
 
 
 class PolicyImages:
@@ -33,7 +33,7 @@ class PolicyImages:
             raise ConfigError(
                 f"the policy has image observations ({missing[0]}): name a camera for it "
                 f"(robot.cameras.{missing[0]}={{_target_: "
-                "real_robot.cameras.sources.Video, device: ...}})"
+                "embodied.real_robot.cameras.sources.Video, device: ...}})"
             )
         self.cameras: dict[str, Camera | FrameReader] = {
             name: shared_camera(cameras[name]) if folder is None else FrameReader(folder, name)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.cameras.shared_frames import camera_mailbox
-from real_robot.daemon.child import Child
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import CAMERA
+from embodied.real_robot.cameras.shared_frames import camera_mailbox
+from embodied.real_robot.daemon.child import Child
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import CAMERA
 
 
 class CameraProcesses:
@@ -23,7 +23,10 @@ class CameraProcesses:
         names = deployment.cameras if deployment.policy else {}
         self.children = {
             name: Child(
-                f"camera-{name.replace('/', '.')}", "real_robot.cameras.main", folder, (name,)
+                f"camera-{name.replace('/', '.')}",
+                "embodied.real_robot.cameras.main",
+                folder,
+                (name,),
             )
             for name in names
         }

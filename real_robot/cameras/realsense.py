@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.cameras.camera import CameraError, Frame, Source
+from embodied.real_robot.cameras.camera import CameraError, Frame, Source
 
 TIMEOUT = 2000  # ms without a frame, after which the camera is gone
 FIRST = 10  # times as long for the first one, while the camera starts

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.cameras.camera import Camera, Frame
-from real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.cameras.camera import Camera, Frame
+from embodied.real_robot.ipc.mailbox import Mailbox
 
 LOOK = 0.02  # s
 

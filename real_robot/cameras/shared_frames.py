@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from real_robot.cameras.camera import CameraError, Picture, fresh
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import CAMERA, VERSION
-from real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.cameras.camera import CameraError, Picture, fresh
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import CAMERA, VERSION
+from embodied.real_robot.ipc.ring_buffer import BlackBox
 
 MOST = 32 << 20  # bytes of a ring
 FEWEST, MANY = 8, 64  # pictures in one

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, opencv
+from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, opencv
 
 FIRST_IMAGE = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
+from embodied.real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
 
 
 class ChunkCheck:

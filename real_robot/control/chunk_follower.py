@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.embodiments.controller import Controller
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 
 @dataclass(slots=True)

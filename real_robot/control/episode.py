@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from real_robot.ipc.messages import Ended, Mode
+from embodied.real_robot.ipc.messages import Ended, Mode
 
 
 class Episode:

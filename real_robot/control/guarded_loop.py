@@ -11,17 +11,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from real_robot.control.arm_state import ArmState
-from real_robot.control.episode import Episode
-from real_robot.control.last_resort import LastResort
-from real_robot.control.rate import Rate
-from real_robot.control.state_writer import StateWriter
-from real_robot.drivers.driver import Driver
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import Command, Mode
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Enabled
+from embodied.real_robot.control.arm_state import ArmState
+from embodied.real_robot.control.episode import Episode
+from embodied.real_robot.control.last_resort import LastResort
+from embodied.real_robot.control.rate import Rate
+from embodied.real_robot.control.state_writer import StateWriter
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import Enabled
 
 COMMANDS = frozenset(Command)
 

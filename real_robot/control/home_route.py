@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from real_robot.control.arm_state import Floats
-from real_robot.safety.region import Region
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.safety.region import Region
 
 ASIDE = (0.3, 0.6, 1.0)  # rad (m) that one joint is moved aside
 COARSE = 16  # samples of a way from pose to pose that is looked at first

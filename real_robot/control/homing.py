@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from real_robot.control.arm_state import Floats, Limits
-from real_robot.control.home_route import HomeRoute
-from real_robot.safety.region import Region
+from embodied.real_robot.control.arm_state import Floats, Limits
+from embodied.real_robot.control.home_route import HomeRoute
+from embodied.real_robot.safety.region import Region
 
 SHARE = 0.25  # of the velocity limits
 LEAST = 0.2  # s

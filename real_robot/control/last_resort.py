@@ -13,10 +13,10 @@ import traceback
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.messages import TEXT
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.ipc.messages import TEXT
+from embodied.real_robot.safety.limits import Limiter
 
 
 class LastResort:

@@ -12,20 +12,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.control.chunk_check import ChunkCheck
-from real_robot.control.chunk_follower import Chunk, ChunkFollower
-from real_robot.control.episode import Episode
-from real_robot.control.homing import Homing
-from real_robot.control.presence import Presence
-from real_robot.control.rate import Rate
-from real_robot.control.stopping import StoppingLoop
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import Command, Mode
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Fresh
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.control.chunk_check import ChunkCheck
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.control.episode import Episode
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.control.presence import Presence
+from embodied.real_robot.control.rate import Rate
+from embodied.real_robot.control.stopping import StoppingLoop
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import Fresh
 
 RESETS, RELEASES = (
     (Mode.ESTOP, Mode.RELEASED),

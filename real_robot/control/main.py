@@ -1,4 +1,4 @@
-"""Control process: `python -m real_robot.control.main FOLDER`, started by the daemon.
+"""Control process: `python -m embodied.real_robot.control.main FOLDER`, started by the daemon.
 
 It ends when an operator quits, or when its standard input closes: without the daemon no operator
 can stop the arm, so the arm is brought to rest and held.
@@ -17,12 +17,12 @@ from pathlib import Path
 from types import FrameType
 
 from embodied.core.build import ConfigError
-from real_robot.assemble import build_control
-from real_robot.control.rate import Rate, ahead_of_others
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import DriverError
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.messages import DAEMON_GONE, TERMINATED
+from embodied.real_robot.assemble import build_control
+from embodied.real_robot.control.rate import Rate, ahead_of_others
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED
 
 PATIENCE = 5.0  # s to wait for another control process to let go of the arm
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from real_robot.ipc.channels import Channels
-from real_robot.safety.chain import Chain
-from real_robot.safety.silence import DaemonAlive, HoldToRun
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
 
 
 class Presence:

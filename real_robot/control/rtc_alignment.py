@@ -4,9 +4,9 @@
      |a0 |a1 |a2 |a3 |a4 |a5 |a6 |        the previous plan
              |a2 |a3 |b2 |b3 |b4 |b5 |    the next, on the same grid: 2 executed steps, delay 2
 
-A policy that continues its own plan (`policies.wrappers.real_time_chunking`) has to know how many
-steps of it were executed, and how many will have been when the next chunk arrives. Both are
-measured by the clock, not by counting decisions.
+A policy that continues its own plan (`embodied.policies.wrappers.real_time_chunking`) has to know
+how many steps of it were executed, and how many will have been when the next chunk arrives. Both
+are measured by the clock, not by counting decisions.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.rate import Rate
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import MOST_ACTION, TEXT, Ended, Mode
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.chain import Chain
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.rate import Rate
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Ended, Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.safety.chain import Chain
 
 
 class StateWriter:

@@ -13,15 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.guarded_loop import GuardedLoop
-from real_robot.control.yielding import Yielding
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import Mode
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.chain import Chain
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.guarded_loop import GuardedLoop
+from embodied.real_robot.control.yielding import Yielding
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.safety.chain import Chain
 
 
 class StoppingLoop(GuardedLoop):

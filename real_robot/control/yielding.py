@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 
 FOLLOW = 0.5  # s
 SETTLE = 0.15  # s: an arm on its springs is at rest a little after its set-point

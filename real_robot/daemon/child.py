@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from embodied.core.children import module_command
 
 LOOK = 0.005  # s
 
@@ -34,7 +35,7 @@ class Child:
         self.died, self._ending = "", False
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, str(self.folder), *self.words],
+                module_command(self.module, str(self.folder), *self.words),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -6,8 +6,15 @@ import socket
 import time
 from pathlib import Path
 
-from real_robot.daemon.requests import FOREIGN, Reply, Request, RequestError, Verb, parse_reply
-from real_robot.daemon.server import SOCKET
+from embodied.real_robot.daemon.requests import (
+    FOREIGN,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse_reply,
+)
+from embodied.real_robot.daemon.server import SOCKET
 
 MAX_REPLY_BYTES = 1 << 20
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from real_robot.daemon.requests import Request, Verb
-from real_robot.daemon.server import Client
-from real_robot.daemon.status import StatusMonitor
-from real_robot.ipc.channels import Channels
+from embodied.real_robot.daemon.requests import Request, Verb
+from embodied.real_robot.daemon.server import Client
+from embodied.real_robot.daemon.status import StatusMonitor
+from embodied.real_robot.ipc.channels import Channels
 
 ANSWER = 2.0  # s that the control process has for an answer
 MOST_QUEUED = 32

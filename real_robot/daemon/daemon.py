@@ -21,21 +21,21 @@ from types import FrameType
 from typing import Any
 
 from embodied.core.build import ConfigError
-from real_robot.assemble import build_chain, open_channels, open_flight_recorder
-from real_robot.daemon.commands import Commands
-from real_robot.daemon.folders import make_private
-from real_robot.daemon.log import logged
-from real_robot.daemon.processes import Processes
-from real_robot.daemon.prometheus import Endpoint, render
-from real_robot.daemon.requests import Reply, Request, Verb
-from real_robot.daemon.restarts import Restarts
-from real_robot.daemon.server import Client, RpcServer, RpcServerError
-from real_robot.daemon.status import StatusMonitor
-from real_robot.daemon.systemd import Notifier
-from real_robot.deployment import Deployment
-from real_robot.ipc.blackbox_files import BlackBoxFiles
-from real_robot.ipc.blackbox_saver import BlackBoxSaver
-from real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
+from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
+from embodied.real_robot.daemon.commands import Commands
+from embodied.real_robot.daemon.folders import make_private
+from embodied.real_robot.daemon.log import logged
+from embodied.real_robot.daemon.processes import Processes
+from embodied.real_robot.daemon.prometheus import Endpoint, render
+from embodied.real_robot.daemon.requests import Reply, Request, Verb
+from embodied.real_robot.daemon.restarts import Restarts
+from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError
+from embodied.real_robot.daemon.status import StatusMonitor
+from embodied.real_robot.daemon.systemd import Notifier
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles
+from embodied.real_robot.ipc.blackbox_saver import BlackBoxSaver
+from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
 
 LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited

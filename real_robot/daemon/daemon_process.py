@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from real_robot.daemon.client import call
-from real_robot.daemon.folders import make_private
-from real_robot.daemon.requests import Reply, Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import memory_folder
+from embodied.core.children import module_command
+from embodied.real_robot.daemon.client import call
+from embodied.real_robot.daemon.folders import make_private
+from embodied.real_robot.daemon.requests import Reply, Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import memory_folder
 
 
 class DaemonEnded(RuntimeError):
@@ -39,7 +39,7 @@ class DaemonProcess:
         # Not a file in the folder: another daemon may live there.
         self._errors = tempfile.TemporaryFile(dir=memory_folder())  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "real_robot.daemon.daemon", str(folder), "tied"],
+            module_command("embodied.real_robot.daemon.daemon", str(folder), "tied"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

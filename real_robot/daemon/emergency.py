@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from real_robot.daemon.client import ClientError, call
-from real_robot.daemon.requests import Reply, RequestError, Verb
-from real_robot.ipc.estop import EmergencyStop
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.messages import Mode
-from real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.daemon.client import ClientError, call
+from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
+from embodied.real_robot.ipc.estop import EmergencyStop
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
 
 CONFIRM = 0.5  # s in which the control process is seen to latch
 LOOK = 0.005  # s

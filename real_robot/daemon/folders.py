@@ -6,8 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from real_robot.daemon.server import SOCKET, private
-from real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.daemon.server import SOCKET, private
+from embodied.real_robot.ipc.mailbox import memory_folder
 
 
 class FolderError(RuntimeError):

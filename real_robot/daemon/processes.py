@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.cameras.processes import CameraProcesses
-from real_robot.daemon.child import Child
-from real_robot.daemon.status import recorder_status
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import DISCARD, RECORDED, VERSION
-from real_robot.policy.hot_swap import HotSwap
+from embodied.real_robot.cameras.processes import CameraProcesses
+from embodied.real_robot.daemon.child import Child
+from embodied.real_robot.daemon.status import recorder_status
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION
+from embodied.real_robot.policy.hot_swap import HotSwap
 
 
 class Processes:
@@ -29,11 +29,11 @@ class Processes:
         self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.folder, self.deployment = folder, deployment
-        self.control = Child("control", "real_robot.control.main", folder)
-        self.policy = Child("policy", "real_robot.policy.main", folder)
-        self.recorder = Child("recorder", "real_robot.recording.main", folder)
+        self.control = Child("control", "embodied.real_robot.control.main", folder)
+        self.policy = Child("policy", "embodied.real_robot.policy.main", folder)
+        self.recorder = Child("recorder", "embodied.real_robot.recording.main", folder)
         self.cameras = CameraProcesses(folder, deployment)
-        self.remote = Child("remote", "real_robot.remote.server", folder, log="remote.out")
+        self.remote = Child("remote", "embodied.real_robot.remote.server", folder, log="remote.out")
         self.hot_swap = HotSwap(folder, clock)
 
     def start(self) -> None:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from embodied.core.build import ConfigError
-from real_robot.ipc.messages import Mode
+from embodied.real_robot.ipc.messages import Mode
 
 
 def render(status: dict[str, Any]) -> str:

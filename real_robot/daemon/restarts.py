@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from real_robot.daemon.commands import Answer
-from real_robot.daemon.processes import Processes
-from real_robot.daemon.requests import Request
-from real_robot.daemon.server import Client
+from embodied.real_robot.daemon.commands import Answer
+from embodied.real_robot.daemon.processes import Processes
+from embodied.real_robot.daemon.requests import Request
+from embodied.real_robot.daemon.server import Client
 
 
 class Restarts:

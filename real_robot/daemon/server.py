@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from real_robot.daemon.requests import (
+from embodied.real_robot.daemon.requests import (
     FOREIGN,
     MOST_BYTES,
     Reply,

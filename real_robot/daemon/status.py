@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from real_robot.daemon.child import Child
-from real_robot.daemon.requests import Verb
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import Ended, Mode
+from embodied.real_robot.daemon.child import Child
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import Ended, Mode
 
 LOG = logging.getLogger("embodied.robot")
 SILENT = 1.0  # s without a tick, or a chunk, after which that is worth a note

@@ -11,8 +11,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.springs import Springs
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.springs import Springs
 
 
 class DriverError(RuntimeError):

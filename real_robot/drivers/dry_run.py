@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError, check_stiffness
-from real_robot.drivers.springs import Springs
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from embodied.real_robot.drivers.springs import Springs
 
 
 class DryRunDriver(Driver):

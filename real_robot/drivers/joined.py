@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError
 
 
 @dataclass(frozen=True)

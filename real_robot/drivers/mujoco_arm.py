@@ -23,8 +23,8 @@ import numpy as np
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile, read_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.driver import Driver, DriverError
 
 TIMESTEP = 0.002  # s
 BEHIND = 0.25  # s of physics that are caught up with at most

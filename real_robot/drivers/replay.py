@@ -15,8 +15,8 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.driver import Driver, DriverError
 
 
 @dataclass(frozen=True)

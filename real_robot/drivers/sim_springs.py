@@ -15,8 +15,8 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.springs import Springs, Tool, tool_springs
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.springs import Springs, Tool, tool_springs
 
 SMALL = 1e-4  # c: near a singularity the posture's torques fade out
 

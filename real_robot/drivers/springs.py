@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 Frame = Literal["joints", "tool"]
 

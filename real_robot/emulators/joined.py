@@ -1,4 +1,4 @@
-"""Several emulators as one, for `real_robot.drivers.joined`."""
+"""Several emulators as one, for `embodied.real_robot.drivers.joined`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.build import Node, build
-from real_robot.emulators.process import Emulator
+from embodied.real_robot.emulators.process import Emulator
 
 
 @dataclass(frozen=True)

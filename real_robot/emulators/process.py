@@ -6,7 +6,6 @@ import json
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -15,9 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from real_robot.daemon.child import last_words
-from real_robot.drivers.driver import DriverError
-from real_robot.ipc.mailbox import memory_folder
+from embodied.core.children import module_command
+from embodied.real_robot.daemon.child import last_words
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.mailbox import memory_folder
 
 PATIENCE = 60.0  # s until it is there, on a machine that does much else
 ANSWER = 5.0  # s
@@ -42,8 +42,8 @@ class Emulator(ABC):
 class Process(Emulator):
     """`python -m module FOLDER` reads `config` (a dataclass) as a line of JSON from its standard
     input, answers with a line of settings for the driver, and then does what
-    `real_robot.emulators.physics_link.answer` says. The folder is its own, in memory, and goes when
-    it does; `name` is for people."""
+    `embodied.real_robot.emulators.physics_link.answer` says. The folder is its own, in memory, and
+    goes when it does; `name` is for people."""
 
     def __init__(self, module: str, config: Any, name: str) -> None:
         self.module, self.settings, self.name = module, asdict(config), name
@@ -56,7 +56,7 @@ class Process(Emulator):
         self.folder = Path(tempfile.mkdtemp(prefix="embodied-emulator-", dir=memory_folder()))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, str(self.folder)],
+                module_command(self.module, str(self.folder)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -17,7 +17,15 @@ import tty
 from types import TracebackType
 from typing import Self
 
-from real_robot.drivers.robotiq.wires import ACTIVATE, GO, INPUTS, OUTPUTS, SLAVE, WRITE, crc
+from embodied.real_robot.drivers.robotiq.wires import (
+    ACTIVATE,
+    GO,
+    INPUTS,
+    OUTPUTS,
+    SLAVE,
+    WRITE,
+    crc,
+)
 
 FASTEST = 255 / 0.57  # positions a second
 ACTIVATION = 0.3  # s; a real one takes some seconds

@@ -6,7 +6,7 @@ import json
 from typing import Any, ClassVar
 
 from embodied.core.build import Node, build
-from real_robot.emulators.process import Emulator
+from embodied.real_robot.emulators.process import Emulator
 
 
 class SharedEmulator:

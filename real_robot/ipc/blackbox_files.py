@@ -11,11 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from real_robot.control.main import lock_arm
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import DriverError
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
+from embodied.real_robot.control.main import lock_arm
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
 
 KILLED = "-of-a-killed-daemon"
 

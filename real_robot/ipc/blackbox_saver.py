@@ -6,8 +6,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from real_robot.ipc.blackbox_files import BlackBoxFiles
-from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError
+from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles
+from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError
 
 
 class BlackBoxSaver:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.ipc.estop import EmergencyStop
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import (
+from embodied.real_robot.ipc.estop import EmergencyStop
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import (
     CHUNK,
     DEADMAN,
     HEARTBEAT,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.mailbox import MailboxError
 
 NUMBER = np.dtype("<u8")
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.driver import DriverError
-from real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 
 VERSION = 1
 RENEW = np.dtype([("number", "<u8")])

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from real_robot.ipc.mailbox import MailboxError, checksum
+from embodied.real_robot.ipc.mailbox import MailboxError, checksum
 
 MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 3, 64, 1 << 16
 HEAD = np.dtype(

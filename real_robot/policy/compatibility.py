@@ -6,10 +6,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Bound, Leaf, Spec
 from embodied.embodiments.controller import Controller
-from real_robot.assemble import forward_kinematics
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import MOST_ACTION
-from real_robot.policy.observer import Observer
+from embodied.real_robot.assemble import forward_kinematics
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import MOST_ACTION
+from embodied.real_robot.policy.observer import Observer
 
 
 def observer(spec: Spec, deployment: Deployment) -> Observer:

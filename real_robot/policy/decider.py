@@ -20,12 +20,12 @@ from embodied.core.build import ConfigError
 from embodied.core.errors import ServerLost
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from real_robot.cameras.policy_images import PolicyImages
-from real_robot.control.arm_state import Floats
-from real_robot.control.rtc_alignment import RtcAlignment
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
-from real_robot.policy.observer import Observer
+from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.control.rtc_alignment import RtcAlignment
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import MOST_ACTION, MOST_NOISE, MOST_STEPS, Mode
+from embodied.real_robot.policy.observer import Observer
 
 Target = Callable[[Floats], Floats]
 

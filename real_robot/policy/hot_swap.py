@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from real_robot.daemon.child import Child
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import READY
+from embodied.real_robot.daemon.child import Child
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import READY
 
 LOADING = 120.0  # s that a newcomer has to get ready
 
@@ -29,7 +29,7 @@ class HotSwap:
         """Start a newcomer with the checkpoint or run `policy`."""
         (self.folder / READY).unlink(missing_ok=True)
         log = "policy.next" if acting.log.stem == "policy" else "policy"
-        self.child = Child("policy", "real_robot.policy.main", self.folder, (policy,), log)
+        self.child = Child("policy", "embodied.real_robot.policy.main", self.folder, (policy,), log)
         self.policy, self.deadline = policy, self.clock() + LOADING
         self.child.start()
 

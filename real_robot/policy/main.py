@@ -1,8 +1,10 @@
-"""Policy process: `python -m real_robot.policy.main FOLDER [POLICY]`, started by the daemon.
+"""Policy process: `python -m embodied.real_robot.policy.main FOLDER [POLICY]`, started by the
+daemon.
 
 It does not control the arm: it may stall, die and be started again. With POLICY it takes over from
-another policy process (`real_robot.policy.hot_swap`): it loads, runs a few decisions without
-posting them, writes a file when it is ready, and posts once the daemon has stopped the other.
+another policy process (`embodied.real_robot.policy.hot_swap`): it loads, runs a few decisions
+without posting them, writes a file when it is ready, and posts once the daemon has stopped the
+other.
 """
 
 from __future__ import annotations
@@ -17,22 +19,22 @@ import torch
 from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError, load_policy
 from embodied.core.errors import RemoteError
-from policies.remote.address import PACKAGE
-from real_robot.assemble import open_channels, tool_target
-from real_robot.cameras.camera import CameraError
-from real_robot.cameras.policy_images import PolicyImages
-from real_robot.control.main import on_daemon_exit
-from real_robot.control.rate import Rate
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.messages import READY
-from real_robot.policy.compatibility import (
+from embodied.policies.remote.address import PACKAGE
+from embodied.real_robot.assemble import open_channels, tool_target
+from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.control.rate import Rate
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.messages import READY
+from embodied.real_robot.policy.compatibility import (
     observer,
     require_actions,
     require_rate,
     with_real_time_chunking,
 )
-from real_robot.policy.decider import Decider
+from embodied.real_robot.policy.decider import Decider
 
 WARM_UP_DECISIONS = 5
 
@@ -45,7 +47,7 @@ def main(folder: Path, policy: str = "") -> None:
     on_daemon_exit(lambda reason: os._exit(0), turn.set)
     torch.set_num_threads(1)
     deployment = Deployment.read(folder).allow_packages()
-    if not policy and not deployment.policy:  # a guest decides (real_robot.rl.session)
+    if not policy and not deployment.policy:  # a guest decides (embodied.real_robot.rl.session)
         threading.Event().wait()
     if deployment.served and not policy:  # an operator typed the server's address
         allow(PACKAGE)

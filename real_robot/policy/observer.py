@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec, hidden
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 AXES = ("x", "y", "z")
 JOINT = re.compile(r"(d?q)(\d+)")

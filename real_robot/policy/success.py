@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from real_robot.assemble import forward_kinematics
-from real_robot.control.arm_state import Floats
-from real_robot.deployment import Deployment
+from embodied.real_robot.assemble import forward_kinematics
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
 
 SENSED = "success"
 GOAL = ("goal_x", "goal_y", "goal_z")

@@ -1,4 +1,4 @@
-"""Recorder process: `python -m real_robot.recording.main FOLDER`, started by the daemon.
+"""Recorder process: `python -m embodied.real_robot.recording.main FOLDER`, started by the daemon.
 
 It reads the shared memory of the other processes and controls nothing: it may stall or die, or find
 the disk full, without effect on the arm. Every finished episode is on the disk before the next is
@@ -21,19 +21,24 @@ from embodied.core.checkpoint import CheckpointError, load_spec
 from embodied.core.spec import Spec, SpecMismatch
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.datasets.lerobot.writer import EpisodeWriter
-from real_robot.assemble import build_chain, open_channels, open_flight_recorder, tool_target
-from real_robot.cameras.frame_history import FrameHistory
-from real_robot.cameras.policy_images import image_sizes
-from real_robot.cameras.shared_frames import FrameReader
-from real_robot.control.main import on_daemon_exit
-from real_robot.control.rate import Rate
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import Mailbox, MailboxError
-from real_robot.ipc.messages import DISCARD, RECORDED, VERSION
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.policy.compatibility import observer
-from real_robot.policy.success import Success
-from real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
+from embodied.real_robot.assemble import (
+    build_chain,
+    open_channels,
+    open_flight_recorder,
+    tool_target,
+)
+from embodied.real_robot.cameras.frame_history import FrameHistory
+from embodied.real_robot.cameras.policy_images import image_sizes
+from embodied.real_robot.cameras.shared_frames import FrameReader
+from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.control.rate import Rate
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.policy.compatibility import observer
+from embodied.real_robot.policy.success import Success
+from embodied.real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
 
 PER_STEP = 4  # looks in a step of the policy
 

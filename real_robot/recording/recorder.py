@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from real_robot.cameras.frame_history import FrameHistory
-from real_robot.control.arm_state import Floats
-from real_robot.ipc.messages import Mode
-from real_robot.policy.decider import Target, observe_state
-from real_robot.policy.observer import Observer
+from embodied.real_robot.cameras.frame_history import FrameHistory
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.policy.decider import Target, observe_state
+from embodied.real_robot.policy.observer import Observer
 
 SuccessFunction = Callable[[Floats, Floats], bool | None]
 KEPT = 4096  # ticks, and noises, that are taken_at back upon

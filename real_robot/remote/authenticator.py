@@ -18,8 +18,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from real_robot.daemon.requests import MOST_BYTES
-from real_robot.remote.keys import KeyFileError, Pair, public_of
+from embodied.real_robot.daemon.requests import MOST_BYTES
+from embodied.real_robot.remote.keys import KeyFileError, Pair, public_of
 
 LOG = logging.getLogger("embodied.robot.remote")
 ZAP = "inproc://zeromq.zap.01"

@@ -14,9 +14,16 @@ from types import TracebackType
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from real_robot.daemon.client import MAX_REPLY_BYTES, ClientError
-from real_robot.daemon.requests import ALWAYS, Reply, Request, RequestError, Verb, parse_reply
-from real_robot.remote.keys import CLIENT, SERVER, Pair, public_of, secret_of
+from embodied.real_robot.daemon.client import MAX_REPLY_BYTES, ClientError
+from embodied.real_robot.daemon.requests import (
+    ALWAYS,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse_reply,
+)
+from embodied.real_robot.remote.keys import CLIENT, SERVER, Pair, public_of, secret_of
 
 BYE = b""
 GOING = 500  # ms that the last words may take

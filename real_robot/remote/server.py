@@ -1,4 +1,4 @@
-"""Remote process: `python -m real_robot.remote.server FOLDER`, started by the daemon.
+"""Remote process: `python -m embodied.real_robot.remote.server FOLDER`, started by the daemon.
 
 A ROUTER socket over TCP with CURVE encryption (rfc.zeromq.org/spec/26). A client without a key in
 `clients/` is not admitted (ZAP, spec/27). Each client gets its own connection to the daemon's Unix
@@ -23,13 +23,13 @@ from pathlib import Path
 import zmq
 
 from embodied.core.build import ConfigError
-from real_robot.control.main import on_daemon_exit
-from real_robot.daemon.emergency import Stopped, latched_after, press
-from real_robot.daemon.requests import MOST_BYTES, Reply, RequestError, Verb, parse
-from real_robot.daemon.server import SOCKET
-from real_robot.deployment import Deployment, Remote
-from real_robot.remote.authenticator import Authenticator, guarded
-from real_robot.remote.keys import CLIENTS, SERVER, KeyFileError, secret_of
+from embodied.real_robot.control.main import on_daemon_exit
+from embodied.real_robot.daemon.emergency import Stopped, latched_after, press
+from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, RequestError, Verb, parse
+from embodied.real_robot.daemon.server import SOCKET
+from embodied.real_robot.deployment import Deployment, Remote
+from embodied.real_robot.remote.authenticator import Authenticator, guarded
+from embodied.real_robot.remote.keys import CLIENTS, SERVER, KeyFileError, secret_of
 
 LOG = logging.getLogger("embodied.robot.remote")
 LOOK = 50  # ms between two looks where nothing comes

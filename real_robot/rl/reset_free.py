@@ -1,4 +1,4 @@
-"""Reset-free RL on a real robot (autonomous RL), for `envs.reset_free.wrapper`.
+"""Reset-free RL on a real robot (autonomous RL), for `embodied.envs.reset_free.wrapper`.
 
 Goals are numbers that the policy is given (`goal_x ...`), one set after the other: there, and back
 again. The tool, or an object whose position is sensed, has to reach the goal. Between episodes the
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.tensors import Tensors
-from real_robot.assemble import forward_kinematics
-from real_robot.ipc.messages import Mode
-from real_robot.policy.success import GOAL
-from real_robot.rl import robot_env
-from real_robot.rl.session import RobotSessionError
+from embodied.real_robot.assemble import forward_kinematics
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.policy.success import GOAL
+from embodied.real_robot.rl import robot_env
+from embodied.real_robot.rl.session import RobotSessionError
 
 ENDLESS = 1 << 40  # steps
 
@@ -40,8 +40,8 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """`robot`, `world`, `patience`, `folder`, `camera` and `age` as in real_robot.rl.robot_env.
-    `goals`:
+    """`robot`, `world`, `patience`, `folder`, `camera` and `age` as in
+    embodied.real_robot.rl.robot_env. `goals`:
     what is given on the way to each, `goal_x`, `goal_y`, `goal_z` (m) among it. `thing`: "tool", or
     the name of what is sensed as `NAME_x ...`; it has come there `within` m of the goal. `area`:
     the box (low, high; m) in which the arm gets at it. `retreat`: steps straight up before it goes

@@ -23,18 +23,18 @@ from torch import Tensor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-from real_robot.assemble import build_chain, tool_target
-from real_robot.cameras.camera import CameraError, fitted
-from real_robot.cameras.env_images import EnvImages
-from real_robot.control.rate import Rate
-from real_robot.deployment import Deployment, renamed_settings, with_allowed
-from real_robot.drivers.driver import Driver
-from real_robot.emulators.shared import SharedEmulator
-from real_robot.ipc.messages import Mode
-from real_robot.policy.compatibility import observer, require_actions, require_rate
-from real_robot.policy.decider import observe_state
-from real_robot.policy.success import Success
-from real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
+from embodied.real_robot.assemble import build_chain, tool_target
+from embodied.real_robot.cameras.camera import CameraError, fitted
+from embodied.real_robot.cameras.env_images import EnvImages
+from embodied.real_robot.control.rate import Rate
+from embodied.real_robot.deployment import Deployment, renamed_settings, with_allowed
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.emulators.shared import SharedEmulator
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate
+from embodied.real_robot.policy.decider import observe_state
+from embodied.real_robot.policy.success import Success
+from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
@@ -47,8 +47,8 @@ class Config:
     `patience`: s that an operator has to reset an arm that stopped for good, or to mend a camera
     that policies see by. `given` numbers are drawn anew for each episode where they are ranges,
     `[low, high]`. What policies of `world` see is taken by the robot's `cameras`; no picture is
-    older than `age` s. `camera` (real_robot.cameras.sources) is what rewards look through; a
-    picture has to
+    older than `age` s. `camera` (embodied.real_robot.cameras.sources) is what rewards look through;
+    a picture has to
     come within `age` s after what it is to show. `hold`: the device of hold-to-run (None: the space
     bar of this terminal), where `robot` has `hold_to_run`: a step waits until it is held.
     """

@@ -22,16 +22,16 @@ from typing import Any, ClassVar
 
 from embodied.core.build import ConfigError, Node
 from embodied.core.errors import RobotError
-from real_robot.assemble import open_channels
-from real_robot.control.arm_state import Floats
-from real_robot.daemon.client import ClientError
-from real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
-from real_robot.daemon.requests import RequestError, Verb
-from real_robot.daemon.server import RpcServerError
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import MailboxError, memory_folder
-from real_robot.ipc.messages import Mode
-from real_robot.teleop.hold_to_run import HoldToRun
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.daemon.client import ClientError
+from embodied.real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
+from embodied.real_robot.daemon.requests import RequestError, Verb
+from embodied.real_robot.daemon.server import RpcServerError
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import MailboxError, memory_folder
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.teleop.hold_to_run import HoldToRun
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 LOOK = 0.02  # s

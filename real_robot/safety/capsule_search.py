@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.control.arm_state import Floats
-from real_robot.safety.capsules import Capsule
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.safety.capsules import Capsule
 
 SLICES = 3
 WORTH = 0.85  # of the volume: what another slice has to come down to

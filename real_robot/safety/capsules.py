@@ -2,8 +2,8 @@
 positions.
 
 A capsule is a segment with a radius. Each belongs to a body, each body moves with one joint of the
-arm or stays with its base. Model files are YAML; `real_robot.safety.fit_capsules` writes them from
-MJCF. For arms of this repository they are there: `embodied/embodiments/*_capsules.yaml`.
+arm or stays with its base. Model files are YAML; `embodied.real_robot.safety.fit_capsules` writes
+them from MJCF. For arms of this repository they are there: `embodied/embodiments/*_capsules.yaml`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments.kinematics.arms_file import ArmsFile, Placed, read_arms_file
 from embodied.embodiments.kinematics.chain import Joint
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 Point = tuple[float, float, float]
 
@@ -87,7 +87,7 @@ def read_model(name: str) -> Model:
         raise ConfigError(
             f"geometry.model={name} cannot be read ({type(error).__name__}); known are "
             f"{', '.join(known)}, or a file that "
-            "`python -m real_robot.safety.fit_capsules arm.xml arm.yaml` wrote"
+            "`python -m embodied.real_robot.safety.fit_capsules arm.xml arm.yaml` wrote"
         ) from error
     if not isinstance(node, dict):
         raise ConfigError(f"geometry.model={name} should hold joints, bodies and pairs")

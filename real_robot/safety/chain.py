@@ -17,9 +17,9 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.springs import Springs
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.safety.limits import Limiter
 
 ORDER = (
     "finite",

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import ArmState, Limits
-from real_robot.safety.chain import Tick
+from embodied.real_robot.control.arm_state import ArmState, Limits
+from embodied.real_robot.safety.chain import Tick
 
 
 class Finite:

@@ -1,5 +1,5 @@
 """Safety stage: the set-point of an arm's springs moves, and the springs stiffen, no further than
-the energy tank can pay for (`real_robot.safety.energy_tank`)."""
+the energy tank can pay for (`embodied.real_robot.safety.energy_tank`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.embodiments.fr3 import rotation_error
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.springs import Springs
-from real_robot.safety.chain import Tick
-from real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfig, stiffer, straight
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.safety.chain import Tick
+from embodied.real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfig, stiffer, straight
 
 Poses = Callable[[Floats], Floats]
 """The places of the springs' ends [k, p] at joint positions [k, n]."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 SURE = 2.0  # standard deviations by which a measured position may be off, at every change
 MOVED = 5.0  # standard deviations of a displacement that are no motion

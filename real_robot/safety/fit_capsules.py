@@ -1,4 +1,4 @@
-"""Fits capsules to an arm: `python -m real_robot.safety.fit_capsules ARM.xml MODEL.yaml`.
+"""Fits capsules to an arm: `python -m embodied.real_robot.safety.fit_capsules ARM.xml MODEL.yaml`.
 
 ARM.xml is an MJCF (needs MuJoCo), or a name from this repository: fr3, so101, ur5e. Each body is
 cut, across one axis, into at most three slices where that saves volume, and every slice gets the
@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 from embodied.core.build import ConfigError
-from real_robot.safety.capsule_search import fit_body
-from real_robot.safety.capsules import Body, Model
-from real_robot.safety.mjcf_arm import Arm, compile_mjcf
+from embodied.real_robot.safety.capsule_search import fit_body
+from embodied.real_robot.safety.capsules import Body, Model
+from embodied.real_robot.safety.mjcf_arm import Arm, compile_mjcf
 
 POSES = 3000  # random ones, to find pairs that come near each other
 
@@ -72,12 +72,12 @@ def write(model: Model, path: Path, source: str) -> None:
         {k: json.loads(json.dumps(v)) for k, v in vars(joint).items()} for joint in model.joints
     ]
     node: dict[str, Any] = {"joints": joints, **shapes(model)}
-    head = f"# Capsules of {source}: python -m real_robot.safety.fit_capsules {source}\n"
+    head = f"# Capsules of {source}: python -m embodied.real_robot.safety.fit_capsules {source}\n"
     path.write_text(head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m real_robot.safety.fit_capsules")
+    parser = argparse.ArgumentParser(prog="python -m embodied.real_robot.safety.fit_capsules")
     parser.add_argument("arm", help="an MJCF (ARM.xml), or fr3, so101, ur5e")
     parser.add_argument("model", type=Path, help="the YAML to write")
     parser.add_argument("--joints", type=int, help="how many joints the arm has (all that turn)")

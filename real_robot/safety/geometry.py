@@ -1,10 +1,11 @@
 """Geometry: the whole arm as capsules, kept away from planes, boxes and itself.
 
-The links, the hand and what is mounted on them are capsules (`real_robot.safety.capsules`). The
-depth of joint positions is the least clearance of all of them, less `margin`. All positions, pairs
-and obstacles are computed at once, by closed forms: segment to segment (Ericson, 2005, 5.1.9),
-segment to plane, and segment to box, where half the derivative of the squared distance along a
-segment, sum_i d_i (x_i - clip(x_i, -h_i, h_i)), is piecewise linear and never falls.
+The links, the hand and what is mounted on them are capsules
+(`embodied.real_robot.safety.capsules`). The depth of joint positions is the least clearance of all
+of them, less `margin`. All positions, pairs and obstacles are computed at once, by closed forms:
+segment to segment (Ericson, 2005, 5.1.9), segment to plane, and segment to box, where half the
+derivative of the squared distance along a segment, sum_i d_i (x_i - clip(x_i, -h_i, h_i)), is
+piecewise linear and never falls.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError, nearest
-from real_robot.control.arm_state import Floats
-from real_robot.safety.capsules import Body, Capsule, Kinematics, Model, Point, read_model
-from real_robot.safety.region import Region
-from real_robot.safety.workspace import unit_plane
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.safety.capsules import Body, Capsule, Kinematics, Model, Point, read_model
+from embodied.real_robot.safety.region import Region
+from embodied.real_robot.safety.workspace import unit_plane
 
 FAR = 10.0  # m: the clearance of what is not looked at
 TINY = 1e-12
@@ -62,9 +63,9 @@ class Mounted:
 @dataclass(frozen=True)
 class Config:
     """`model`: an arm of this repository (fr3, so101, ur5e), or a file that
-    `python -m real_robot.safety.fit_capsules` wrote from your MJCF. `margin` (m): what stays free
-    between any two. `self_collision`: whether the arm is kept off itself too; `ignored`: pairs of
-    bodies that this leaves out."""
+    `python -m embodied.real_robot.safety.fit_capsules` wrote from your MJCF. `margin` (m): what
+    stays free between any two. `self_collision`: whether the arm is kept off itself too; `ignored`:
+    pairs of bodies that this leaves out."""
 
     model: str
     planes: tuple[Plane, ...] = ()

@@ -26,12 +26,12 @@ from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariable
 
 from embodied import moved
 from embodied.core.build import ConfigError
-from policies.wrappers.reflex_rule import reflexing
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.springs import SOFTEST, Springs
-from real_robot.safety.chain import Tick
+from embodied.policies.wrappers.reflex_rule import reflexing
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.springs import SOFTEST, Springs
+from embodied.real_robot.safety.chain import Tick
 
-OVERRIDE = "policies.wrappers.reflex_override.ReflexOverride"
+OVERRIDE = "embodied.policies.wrappers.reflex_override.ReflexOverride"
 """The policy that a run with a reflex has saved."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.control.arm_state import Floats, Limits
+from embodied.real_robot.control.arm_state import Floats, Limits
 
 try:
     import ruckig as package

@@ -12,10 +12,10 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from real_robot.control.arm_state import Floats
-from real_robot.safety.capsule_search import point, rounded
-from real_robot.safety.capsules import Capsule, Joint, Kinematics, Model
-from real_robot.safety.geometry import SelfDistances
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.safety.capsule_search import point, rounded
+from embodied.real_robot.safety.capsules import Capsule, Joint, Kinematics, Model
+from embodied.real_robot.safety.geometry import SelfDistances
 
 NEAR = 0.03  # m: bodies that never come that near are no pair
 OFTEN, CLOSE = 0.3, 0.01  # share of poses with capsules that near (m): too coarse to tell

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.safety.chain import Tick
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.safety.chain import Tick
 
 PARTS, ROUNDS = 16, 3
 """A line is looked at in so many points at once, so many times: to 1/4096 of its length."""

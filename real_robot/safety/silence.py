@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState
-from real_robot.safety.chain import Tick
-from real_robot.safety.checks import Heartbeat
+from embodied.real_robot.control.arm_state import ArmState
+from embodied.real_robot.safety.chain import Tick
+from embodied.real_robot.safety.checks import Heartbeat
 
 LET_GO = 0.25  # s without a beat of the operator's hand
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Floats
-from real_robot.safety.region import Region
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.safety.region import Region
 
 Forward = Callable[[Floats], Floats]
 """Tool positions [k, 3] (m, base frame) at joint positions [k, n]."""

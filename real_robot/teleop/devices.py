@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.servos.driver import ServoBus
-from real_robot.teleop.episode_keys import Key
-from real_robot.teleop.hold_to_run import LOOK, HoldDevice
-from real_robot.teleop.leader_motion import LeaderMotion, Reach
-from real_robot.teleop.teleop import NO_INPUT, Device, Held
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.servos.driver import ServoBus
+from embodied.real_robot.teleop.episode_keys import Key
+from embodied.real_robot.teleop.hold_to_run import LOOK, HoldDevice
+from embodied.real_robot.teleop.leader_motion import LeaderMotion, Reach
+from embodied.real_robot.teleop.teleop import NO_INPUT, Device, Held
 
 # Held keys: which of the six motions, which way.
 KEYS = {
@@ -113,7 +113,7 @@ class GamepadConfig:
 
 class Gamepad(Device, HoldDevice):
     """Left stick x and y, right stick z and yaw, as long as the button `hold` is down. Also the
-    device of hold-to-run (`real_robot.teleop.hold_to_run`): that button alone."""
+    device of hold-to-run (`embodied.real_robot.teleop.hold_to_run`): that button alone."""
 
     def __init__(self, config: GamepadConfig) -> None:
         self.config = config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, Self
 
-from real_robot.teleop.terminal import Terminal
+from embodied.real_robot.teleop.terminal import Terminal
 
 Key = Literal["", "next", "discard", "stop"]
 HINT = "right arrow: end and keep; left arrow: discard; Esc: keep, and stop recording"

@@ -2,8 +2,8 @@
 
 A thread of the operator's terminal looks at the device and writes a beat into the mailbox `deadman`
 of the daemon's folder each time it finds it held. The control process brings the arm to rest when
-no beat has come for 0.25 s (`real_robot.safety.silence`), whatever the reason: let go, the device
-unplugged, the terminal stopped or closed.
+no beat has come for 0.25 s (`embodied.real_robot.safety.silence`), whatever the reason: let go, the
+device unplugged, the terminal stopped or closed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.ipc.messages import DEADMAN, HEARTBEAT
-from real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
-from real_robot.teleop.terminal import Terminal
+from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT
+from embodied.real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
+from embodied.real_robot.teleop.terminal import Terminal
 
 LOOK = 0.02  # s between two looks at a button
 EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
 SYN, KEY, DROPPED = 0, 1, 3
-SPACE: Node = {"_target_": "real_robot.teleop.hold_to_run.TerminalKey"}
+SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
 
 
 class HoldDevice(ABC):
@@ -81,8 +81,8 @@ class TerminalKey(HoldDevice):
         if not self.terminal.there:
             raise ConfigError(
                 "hold_to_run: there is no terminal whose key could be held; name a button or a "
-                "pedal, as in hold={_target_: real_robot.teleop.hold_to_run.InputKey, path: "
-                "/dev/input/by-id/NAME, code: 48}"
+                "pedal, as in hold={_target_: embodied.real_robot.teleop.hold_to_run.InputKey, "
+                "path: /dev/input/by-id/NAME, code: 48}"
             )
 
     def begin(self) -> None:

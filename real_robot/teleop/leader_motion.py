@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.embodiments.kinematics.arms_file import forward_of
-from real_robot.control.arm_state import Floats
-from real_robot.teleop.teleop import NO_INPUT, Held
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.teleop.teleop import NO_INPUT, Held
 
 HALF_SECOND = 0.5
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embodied.core.build import ConfigError, nearest
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.lerobot.joints import Hand, Joint, Units
-from real_robot.drivers.lerobot.process import LeRobotProcess, Source
-from real_robot.teleop.leader_motion import LeaderMotion, Reach
-from real_robot.teleop.teleop import MOTION, NO_INPUT, Device, Held
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
+from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source
+from embodied.real_robot.teleop.leader_motion import LeaderMotion, Reach
+from embodied.real_robot.teleop.teleop import MOTION, NO_INPUT, Device, Held
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from real_robot.ipc.mailbox import Mailbox, MailboxError
-from real_robot.ipc.messages import VERSION
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.ipc.messages import VERSION
 
 
 class OperatorThread(ABC):

@@ -19,11 +19,11 @@ from embodied.core.build import Node, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.controller import Controller
-from real_robot.assemble import build_chain, forward_kinematics
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import MOST_ACTION, PERSON, TAKEOVER, Mode, state_record
-from real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
-from real_robot.teleop.teleop import GRIPPER, Device, Teleoperator
+from embodied.real_robot.assemble import build_chain, forward_kinematics
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import MOST_ACTION, PERSON, TAKEOVER, Mode, state_record
+from embodied.real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
+from embodied.real_robot.teleop.teleop import GRIPPER, Device, Teleoperator
 
 TOOL = ("tool_x", "tool_y", "tool_z")
 LOOKS = 2  # in a step of the policy

@@ -2,8 +2,8 @@
 
 A device reports how it is held. `Teleoperator` turns that into actions, by the names of the action
 space, and serves as a policy (demonstrations) and as an intervener (corrections,
-`policies.scripted.intervener`). A person is in control while they hold the device, and for `linger`
-s afterwards; a disconnected gamepad or SpaceMouse counts as not held.
+`embodied.policies.scripted.intervener`). A person is in control while they hold the device, and for
+`linger` s afterwards; a disconnected gamepad or SpaceMouse counts as not held.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
-from policies.scripted.intervener import Intervener
-from real_robot.teleop.episode_keys import Key
+from embodied.policies.scripted.intervener import Intervener
+from embodied.real_robot.teleop.episode_keys import Key
 
 MOTION = ("dx", "dy", "dz", "roll", "pitch", "yaw")
 GRIPPER = "gripper"
@@ -52,8 +52,8 @@ class Device(Protocol):
         ...
 
     def pressed(self) -> Key:
-        """A key of the episode (`real_robot.teleop.episode_keys`) since the last call, where the
-        device has such keys and not the terminal."""
+        """A key of the episode (`embodied.real_robot.teleop.episode_keys`) since the last call,
+        where the device has such keys and not the terminal."""
         return ""
 
     def close(self) -> None: ...
@@ -61,8 +61,8 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Config:
-    """`device`: a node of `real_robot.teleop.devices`; `linger` (s) after it was let go; `speed`:
-    the
+    """`device`: a node of `embodied.real_robot.teleop.devices`; `linger` (s) after it was let go;
+    `speed`: the
     largest action."""
 
     device: Node
@@ -111,7 +111,7 @@ class Teleoperator(Policy):
         return self._action()[None, None], {"row/intervened": torch.tensor([over])}
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        """As policies.scripted.intervener asks: whether the arm is in their hand [1]."""
+        """As embodied.policies.scripted.intervener asks: whether the arm is in their hand [1]."""
         return torch.tensor([self._look(obs)])
 
     def taken(self, obs: Tensors) -> Tensor:
@@ -147,9 +147,9 @@ class Teleoperator(Policy):
 
 
 class TeleopIntervener(Intervener):
-    """A `Teleoperator` as policies.scripted.intervener asks for one. As in `takeover`, the hand's
-    command is the policy's while the policy has the arm, so that taking over does not drop what it
-    holds."""
+    """A `Teleoperator` as embodied.policies.scripted.intervener asks for one. As in `takeover`, the
+    hand's command is the policy's while the policy has the arm, so that taking over does not drop
+    what it holds."""
 
     def __init__(
         self,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from embodied.core.build import ConfigError
-from real_robot.teleop.devices import GRIPS, KEYS, held_keys
-from real_robot.teleop.episode_keys import ONE, Key, keys
-from real_robot.teleop.teleop import NO_INPUT, Device, Held
-from real_robot.teleop.terminal import Terminal
+from embodied.real_robot.teleop.devices import GRIPS, KEYS, held_keys
+from embodied.real_robot.teleop.episode_keys import ONE, Key, keys
+from embodied.real_robot.teleop.teleop import NO_INPUT, Device, Held
+from embodied.real_robot.teleop.terminal import Terminal
 
 STALE = 1.0  # s
 HINT = (

@@ -22,7 +22,7 @@ from embodied.core.affine import Affine
 from embodied.core.saved_file import file_hash
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.mapping import Mapping, Source
-from policies.wrappers.mapped import Mapped
+from embodied.policies.wrappers.mapped import Mapped
 from tests.adopt.checkpoints import ENV, STATE, random_weights, two_gap_checkpoint, two_gap_mapping
 
 

@@ -14,9 +14,9 @@ from embodied.commands.train import train
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from policies.lerobot.diffusion import LeRobotDiffusion
-from policies.steering.dsrl import Dsrl
-from policies.wrappers.best_of_n import BestOfN
+from embodied.policies.lerobot.diffusion import LeRobotDiffusion
+from embodied.policies.steering.dsrl import Dsrl
+from embodied.policies.wrappers.best_of_n import BestOfN
 from tests.adopt.checkpoints import two_gap_checkpoint, two_gap_mapping
 
 DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
@@ -76,8 +76,8 @@ def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
 
 def test_shared_noise_is_that_of_one_step(diffusion: Path, tmp_path: Path) -> None:
     base = checkpoint.load_policy(diffusion)
-    inner = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
-    node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 2.0, "shared_noise": True}
+    inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 2.0, "shared_noise": True}
     policy = Dsrl.wrap(base, node, inner)
     assert policy.inner.spec.act.size == 2
     u = torch.rand(3, 2)
@@ -207,8 +207,8 @@ def test_a_steered_checkpoint_is_small(tmp_path: Path) -> None:
     args.run(args)
     base = checkpoint.load_policy(tmp_path / "base")
     assert isinstance(base, LeRobotDiffusion)
-    inner = {"_target_": "policies.gaussian.Gaussian"}
-    policy = Dsrl.wrap(base, {"_target_": "policies.steering.dsrl.Dsrl"}, inner)
+    inner = {"_target_": "embodied.policies.gaussian.Gaussian"}
+    policy = Dsrl.wrap(base, {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, inner)
     saved = checkpoint.save(tmp_path / "steered" / "checkpoints" / "00000001", policy, 1)
     assert (
         tmp_path / "base" / "checkpoints" / "00000000" / "policy.safetensors"

@@ -17,7 +17,7 @@ from torch import nn
 import embodied as em
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
-from policies.gaussian import Config, Gaussian
+from embodied.policies.gaussian import Config, Gaussian
 
 SMALL = {"size": "debug", "verbose": False}
 
@@ -180,7 +180,9 @@ def test_an_environment_of_an_allowed_package_by_name(
 ) -> None:
     """`allow` counts before the usual policy is chosen, which builds the environment."""
     (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "slide.yaml").write_text("_target_: envs.gym.Gym\nid: slides:Slide-v0\n")
+    (tmp_path / "env" / "slide.yaml").write_text(
+        "_target_: embodied.envs.gym.Gym\nid: slides:Slide-v0\n"
+    )
     (tmp_path / "slides.py").write_text(
         "import gymnasium\nfrom tests.api.test_api import Slide\n"
         'gymnasium.register("Slide-v0", entry_point=Slide)\n'

@@ -18,7 +18,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa
-from policies.wrappers.reflex_override import ReflexOverride
+from embodied.policies.wrappers.reflex_override import ReflexOverride
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
 N = 2000
@@ -28,8 +28,8 @@ OBS = {"state": torch.zeros(N, 2)}
 def overriding(rate: str) -> ReflexOverride:
     torch.manual_seed(0)
     node = {
-        "_target_": "policies.wrappers.reflex_override.ReflexOverride",
-        "base": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
+        "base": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
         "rate": rate,
         "decision_steps": 5,
         "min_duration_steps": 3,

@@ -16,9 +16,9 @@ from embodied.buffers.trajectory_columns import (
 )
 from embodied.core.tensors import Tensors, cat, each
 from embodied.datasets.transitions import transitions
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from embodied.training.collector import Collector
-from policies.random import Config as RandomConfig
-from policies.random import Random
 from tests.datasets.test_transitions import TWO
 from tests.toy_envs import Config, Counter
 

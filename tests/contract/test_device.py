@@ -181,7 +181,7 @@ def test_resume_is_exact_whatever_is_evaluated(kind: str, tmp_path: Path, on_dev
 
 def evaluated() -> None:
     torch.manual_seed(1)
-    env = build({"_target_": "envs.gym.Gym", "id": "Pendulum-v1", "num_envs": 2}, VecEnv)
+    env = build({"_target_": "embodied.envs.gym.Gym", "id": "Pendulum-v1", "num_envs": 2}, VecEnv)
     policy = build(test_learner.node("policy", "flow"), Policy, spec=env.spec).to(DEVICE).eval()
     before = rng_state()
     first = evaluate(policy, env, 2, seed=3)
@@ -277,9 +277,17 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 
 
 def wrapped(name: str) -> None:
-    quadrotor = {"_target_": "envs.quadrotor.hover_env.Quadrotor", "device": DEVICE, "horizon": 5}
-    wrapper = {"_target_": f"envs.wrappers.{name}", **WRAPPERS[name]}
-    node = {"_target_": "envs.wrappers.stack.Wrapped", "env": quadrotor, "wrappers": [wrapper]}
+    quadrotor = {
+        "_target_": "embodied.envs.quadrotor.hover_env.Quadrotor",
+        "device": DEVICE,
+        "horizon": 5,
+    }
+    wrapper = {"_target_": f"embodied.envs.wrappers.{name}", **WRAPPERS[name]}
+    node = {
+        "_target_": "embodied.envs.wrappers.stack.Wrapped",
+        "env": quadrotor,
+        "wrappers": [wrapper],
+    }
     env = build(node | {"num_envs": 3}, VecEnv)
     env.reset(seed=1)
     action = torch.zeros(3, 4, device=DEVICE)

@@ -16,14 +16,14 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from policies.steering.steered import Steered
+from embodied.policies.steering.steered import Steered
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
 NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
 WITH_INNER = [n for n in NODES if issubclass(resolve(NODES[n]["_target_"], PolicyWrapper), Steered)]
 WITHOUT_INNER = [n for n in NODES if n not in WITH_INNER]
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
 
 
 def make(name: str) -> PolicyWrapper:
@@ -32,7 +32,7 @@ def make(name: str) -> PolicyWrapper:
     node = NODES[name]
     kind = "diffusion.Diffusion" if "Diffusion" in node["_target_"] else "flow.Flow"
     small = {"chunk": 4, "width": 16}
-    base = build({"_target_": f"policies.generative.{kind}", **small}, Policy, spec=SPEC)
+    base = build({"_target_": f"embodied.policies.generative.{kind}", **small}, Policy, spec=SPEC)
     return resolve(node["_target_"], PolicyWrapper).wrap(
         base, node, *[INNER] * (name in WITH_INNER)
     )
@@ -64,7 +64,9 @@ def test_the_trained_part_is_put_back(wrapped: PolicyWrapper) -> None:
 def test_it_says_whether_it_needs_an_inner_policy(name: str) -> None:
     kind = resolve(NODES[name]["_target_"], PolicyWrapper)
     base = build(
-        {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, Policy, spec=SPEC
+        {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
+        Policy,
+        spec=SPEC,
     )
     wrong = [] if name in WITH_INNER else [INNER]
     with pytest.raises(ConfigError, match="policy="):
@@ -140,9 +142,11 @@ def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
     torch.manual_seed(0)
     base = build(
-        {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, Policy, spec=SPEC
+        {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
+        Policy,
+        spec=SPEC,
     )
-    node = {"_target_": "policies.steering.residual.Residual", "scale": 0.1}
+    node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1}
     residual = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER)
     obs = {"state": torch.randn(2, 5)}
     noise = residual.sample_noise(2)
@@ -157,9 +161,11 @@ def test_a_residual_begins_as_its_base() -> None:
 def test_latent_is_the_base_at_the_chosen_noise() -> None:
     torch.manual_seed(0)
     base = build(
-        {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}, Policy, spec=SPEC
+        {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
+        Policy,
+        spec=SPEC,
     )
-    node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 1.5}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
     latent = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER | {"zero_head": False})
     obs = {"state": torch.randn(2, 5)}
     actions, carry = latent.act(obs, latent.initial(2), latent.sample_noise(2, explore=True))

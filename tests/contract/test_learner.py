@@ -26,7 +26,7 @@ from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.learners.learner import Learner
-from policies.steering.steered import Steered
+from embodied.policies.steering.steered import Steered
 
 __all__ = ["HORIZON", "batch_for", "candidates", "segment", "updates"]  # for other tests
 CONFIGS = PACKAGED

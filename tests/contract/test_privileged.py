@@ -17,15 +17,15 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import hidden
-from envs.adapters.gymnasium_env import GymView
-from envs.adapters.lerobot_env import LeRobotEnv
-from envs.adapters.sb3_vec_env import VecView
-from envs.gym import Config, Gym
-from envs.maniskill import observations
-from envs.process.env import checked_spec
-from envs.process.worker import gymnasium_rows
-from envs.process.worker.names import grouped
-from envs.spaces import entries
+from embodied.envs.adapters.gymnasium_env import GymView
+from embodied.envs.adapters.lerobot_env import LeRobotEnv
+from embodied.envs.adapters.sb3_vec_env import VecView
+from embodied.envs.gym import Config, Gym
+from embodied.envs.maniskill import observations
+from embodied.envs.process.env import checked_spec
+from embodied.envs.process.worker import gymnasium_rows
+from embodied.envs.process.worker.names import grouped
+from embodied.envs.spaces import entries
 from tests.contract.test_env import FILES, GIVEN
 
 MARKS = ("privileged", "critic")
@@ -145,7 +145,7 @@ def test_two_observations_of_one_name_are_refused() -> None:
 
 def test_envpool_playground() -> None:
     pytest.importorskip("envpool")
-    from envs import envpool
+    from embodied.envs import envpool
 
     env = envpool.EnvPool(envpool.Config("G1JoystickFlatTerrain-v1", 2, threads=1))
     shapes = {name: leaf.shape for name, leaf in env.spec.obs.items()}

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-import envs
+from embodied import envs
 from embodied.checks.teacher_envs import need
 from embodied.core import tensors as tt
 from embodied.core.build import build, resolve
@@ -23,18 +23,18 @@ from embodied.core.env import NotSavable, StateRoles, VecEnv
 from embodied.core.env_contract import errors_in_one_line, random_actions
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.envs.wrappers.time_limit import LimitConfig, TimeLimit
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.resets.reset_wrapper import ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
 from embodied.teachers.teacher import Curriculum
-from envs.wrappers.time_limit import LimitConfig, TimeLimit
 from tests.contract.test_env import APART, FILES, GIVEN, WIRED
 from tests.contract.test_teacher import FILES as TEACHER_FILES
 
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHER_FILES}
 TEACHERS = [name for name, node in NODES.items() if need(node["_target_"]) == "states"]
-PLAYER = {"_target_": "policies.random.Random"}
+PLAYER = {"_target_": "embodied.policies.random.Random"}
 ALL = {*Path("configs/env").glob("*.yaml")}
 INSIDE = {
     "Rows": "MiniGrid with the Gymnasium back end",
@@ -44,7 +44,11 @@ INSIDE = {
 """Classes that no YAML names, and where they are."""
 MISSING = () if find_spec("ogbench") else ("ogbench",)
 """Packages of environments that are in no extra of the tests."""
-BY_OTHERS = ("envs.process.worker", "envs.hardware_sim", *(f"envs.{name}" for name in MISSING))
+BY_OTHERS = (
+    "embodied.envs.process.worker",
+    "embodied.envs.hardware_sim",
+    *(f"envs.{name}" for name in MISSING),
+)
 """Modules that need another Python or a missing package, or that are no environments."""
 STEPS = 6  # of a recorded episode
 WORD = 2**24
@@ -68,10 +72,10 @@ def test_every_environment_class_is_put_to_the_test() -> None:
     here = [file for file in ALL if not file.stem.startswith(MISSING)]
     made = {kind for file in here for kind in targets(yaml.safe_load(file.read_text()))}
     assert ALL - set(FILES) == WIRED | APART
-    for module in pkgutil.walk_packages(envs.__path__, "envs."):
+    for module in pkgutil.walk_packages(envs.__path__, "embodied.envs."):
         if not module.name.startswith(BY_OTHERS):
             importlib.import_module(module.name)
-    known = {kind for kind in below(VecEnv) if kind.__module__.startswith("envs.")}
+    known = {kind for kind in below(VecEnv) if kind.__module__.startswith("embodied.envs.")}
     missing = {kind.__name__ for kind in known if not any(issubclass(m, kind) for m in made)}
     assert missing == set(INSIDE)
 

@@ -10,9 +10,9 @@ from embodied.core.actor import Actor
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.gaussian import Config as GaussianConfig
-from policies.gaussian import Gaussian
-from policies.generative.flow import Config, Flow
+from embodied.policies.gaussian import Config as GaussianConfig
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.generative.flow import Config, Flow
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NEVER = torch.zeros(2, dtype=torch.bool)

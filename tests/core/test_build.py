@@ -19,7 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.nn.networks import QFunction
-from policies.generative.denoisers import Timed
+from embodied.policies.generative.denoisers import Timed
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
@@ -30,7 +30,7 @@ COLD = {
     "tests/golden/test_old_runs.py",
 }
 """They look at classes and build none."""
-TEMPORARY = "envs.fr3.warp_env"  # a file that catches a library's greeting
+TEMPORARY = "embodied.envs.fr3.warp_env"  # a file that catches a library's greeting
 
 
 def calls(path: Path) -> Iterator[ast.Call]:
@@ -75,17 +75,25 @@ def test_policies_are_made_of_policies_and_networks() -> None:
 
 
 def test_a_class_of_the_role_is_built() -> None:
-    assert resolve("policies.gaussian.Gaussian", Policy).__name__ == "Gaussian"
+    assert resolve("embodied.policies.gaussian.Gaussian", Policy).__name__ == "Gaussian"
     for target, role, line in (
-        ("policies.gaussian.Gaussian", VecEnv, "is no VecEnv; if it should be one, write `class "),
-        ("policies.gaussian.Policy", Policy, "write embodied.core.policy.Policy"),
-        ("policies.gaussian.Gausian", Policy, 'no class Gausian (did you mean "Gaussian"?)'),
-        ("policies.gaussian.torch", Policy, "no class torch"),
-        ("policies.gaussian.__doc__", Policy, "no class __doc__"),
-        ("policies.gaussian", Policy, "no class gaussian"),
+        (
+            "embodied.policies.gaussian.Gaussian",
+            VecEnv,
+            "is no VecEnv; if it should be one, write `class ",
+        ),
+        ("embodied.policies.gaussian.Policy", Policy, "write embodied.core.policy.Policy"),
+        (
+            "embodied.policies.gaussian.Gausian",
+            Policy,
+            'no class Gausian (did you mean "Gaussian"?)',
+        ),
+        ("embodied.policies.gaussian.torch", Policy, "no class torch"),
+        ("embodied.policies.gaussian.__doc__", Policy, "no class __doc__"),
+        ("embodied.policies.gaussian", Policy, "no class gaussian"),
         ("os.system", Policy, 'allow=["os"]'),
         ("policiesx.gaussian.Gaussian", Policy, "not in an allowed package"),
-        ("policies.gaussian.Gaussian()", Policy, "no dotted name"),
+        ("embodied.policies.gaussian.Gaussian()", Policy, "no dotted name"),
         ("policies.\n.x", Policy, "no dotted name"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -135,17 +143,18 @@ def test_functions_are_named_by_their_role() -> None:
 
 
 def test_what_a_saved_node_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = {"a": [{"_target_": "real_robot.drivers.sim.Sim"}]}
+    node = {"a": [{"_target_": "embodied.real_robot.drivers.sim.Sim"}]}
     # Other tests of this process may have allowed it.
     mine = [each for each in module.ALLOWED if each != "tests."]
     monkeypatch.setattr(module, "ALLOWED", mine)
     monkeypatch.setattr(module, "ASKED", [])
-    with pytest.raises(ConfigError, match=r'x names real_robot.*allow=\["real_robot"\]'):
+    advice = r'x names embodied.real_robot.*allow=\["embodied.real_robot"\]'
+    with pytest.raises(ConfigError, match=advice):
         require_inside(node, "x")
     allow("my_lab")
     with pytest.raises(ConfigError, match="beyond this process"):
         require_inside(node, "x")
-    allow("real_robot")
+    allow("embodied.real_robot")
     require_inside(node, "x")
 
 
@@ -204,14 +213,13 @@ def hook(event, args):
         seen.append([now, event, str(args)[:200]])
 
 sys.addaudithook(hook)
-for top in ("embodied", "envs", "policies", "real_robot"):
-    package = importlib.import_module(top)
-    for found in pkgutil.walk_packages(package.__path__, top + "."):
-        now = found.name
-        try:
-            importlib.import_module(now)
-        except ImportError:
-            pass  # a package that is not installed here
+package = importlib.import_module("embodied")
+for found in pkgutil.walk_packages(package.__path__, "embodied."):
+    now = found.name
+    try:
+        importlib.import_module(now)
+    except ImportError:
+        pass  # a package that is not installed here
 print(json.dumps(seen))
 """
 
@@ -227,6 +235,6 @@ def test_importing_a_module_of_ours_does_nothing() -> None:
 
 def test_a_module_that_lacks_its_package_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ogbench", None)
-    monkeypatch.delitem(sys.modules, "envs.ogbench.env", raising=False)
+    monkeypatch.delitem(sys.modules, "embodied.envs.ogbench.env", raising=False)
     with pytest.raises(ConfigError, match=r"type: pip install 'embodied-rl\[ogbench\]'"):
-        resolve("envs.ogbench.env.Ogbench", VecEnv)
+        resolve("embodied.envs.ogbench.env.Ogbench", VecEnv)

@@ -15,15 +15,20 @@ from embodied.core.spec import Leaf, Spec
 
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 NODES: list[dict[str, Any]] = [
-    {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16},
-    {"_target_": "policies.generative.shortcut.Shortcut", "chunk": 4, "width": 16},
-    {"_target_": "policies.generative.consistency.Consistency", "chunk": 4, "width": 16},
-    {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 4, "width": 16, "eta": 1.0},
-    {"_target_": "policies.generative.act.Act", "chunk": 4, "width": 16, "ensemble": True},
+    {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
+    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "chunk": 4, "width": 16},
+    {"_target_": "embodied.policies.generative.consistency.Consistency", "chunk": 4, "width": 16},
     {
-        "_target_": "policies.steering.dsrl.Dsrl",
-        "base": {"_target_": "policies.generative.flow.Flow", "width": 16},
-        "inner": {"_target_": "policies.gaussian.Gaussian", "hidden": [16]},
+        "_target_": "embodied.policies.generative.diffusion.Diffusion",
+        "chunk": 4,
+        "width": 16,
+        "eta": 1.0,
+    },
+    {"_target_": "embodied.policies.generative.act.Act", "chunk": 4, "width": 16, "ensemble": True},
+    {
+        "_target_": "embodied.policies.steering.dsrl.Dsrl",
+        "base": {"_target_": "embodied.policies.generative.flow.Flow", "width": 16},
+        "inner": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]},
     },
 ]
 
@@ -33,7 +38,7 @@ def make(node: dict[str, Any]) -> Policy:
     return build(node, Policy, spec=SPEC).eval()
 
 
-@pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[1])
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[2])
 @torch.no_grad()
 def test_one_dict_in_and_one_out_is_the_same_decision(node: dict[str, Any]) -> None:
     policy = make(node)
@@ -47,7 +52,7 @@ def test_one_dict_in_and_one_out_is_the_same_decision(node: dict[str, Any]) -> N
     assert set(seen) == set(expected[0])
 
 
-@pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[1])
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[2])
 @torch.no_grad()
 def test_a_decision_never_looks_at_a_value(node: dict[str, Any]) -> None:
     """On the meta device there are none: what passes here does not wait for a GPU either."""
@@ -64,7 +69,7 @@ def test_without_a_gpu_it_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[1])
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node["_target_"].split(".")[2])
 def test_a_replay_is_the_decision(node: dict[str, Any]) -> None:
     policy = make(node).cuda()
     played = []

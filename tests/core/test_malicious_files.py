@@ -19,13 +19,13 @@ import yaml
 from embodied import cli
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from envs.toy import two_gap
-from policies.gaussian import Config, Gaussian
+from embodied.envs.toy import two_gap
+from embodied.policies.gaussian import Config, Gaussian
 
 SPEC = two_gap.TwoGap(two_gap.Config(num_envs=1)).spec
-ENV = {"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}
-GAUSSIAN = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
-RANDOM = {"_target_": "policies.random.Random"}
+ENV = {"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}
+GAUSSIAN = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+RANDOM = {"_target_": "embodied.policies.random.Random"}
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 WIRES = ("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request")
 SEEN: list[str] = []
@@ -102,7 +102,7 @@ def view(run: Path) -> str:
 
 def robot(run: Path) -> str:
     """As the process beside the arm gets it from `embodied robot load RUN`."""
-    from real_robot.policy import main
+    from embodied.real_robot.policy import main
 
     with pytest.raises((ConfigError, checkpoint.CheckpointError)) as caught:
         main.load_policy(str(checkpoint.find(run).resolve()))
@@ -111,8 +111,8 @@ def robot(run: Path) -> str:
 
 def demonstrate(run: Path) -> str:
     """As a demonstrator (`demonstrator=checkpoint demonstrator.run=RUN`)."""
-    from policies.scripted.checkpoint import CheckpointDemonstrator
-    from policies.scripted.checkpoint import Config as Trained
+    from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
+    from embodied.policies.scripted.checkpoint import Config as Trained
 
     with pytest.raises((ConfigError, checkpoint.CheckpointError)) as caught:
         CheckpointDemonstrator(Trained(str(run)), SPEC)
@@ -138,17 +138,17 @@ def collect_with_a_shell(marker: Path) -> dict[str, Any]:
 
 
 def servo_arm() -> dict[str, Any]:
-    target = "real_robot.drivers.servos.driver.ServoBus"
+    target = "embodied.real_robot.drivers.servos.driver.ServoBus"
     joints = [{"name": "a", "id": 1, "low": 0, "high": 4095, "zero": 2048}]
     return {"_target_": target, "protocol": "feetech", "port": "/dev/ttyACM0", "joints": joints}
 
 
 def franka_sim() -> dict[str, Any]:
-    return {"_target_": "envs.hardware_sim.franka.Franky"}
+    return {"_target_": "embodied.envs.hardware_sim.franka.Franky"}
 
 
 def wrapped(base: Any) -> dict[str, Any]:
-    target = "policies.wrappers.real_time_chunking.RealTimeChunking"
+    target = "embodied.policies.wrappers.real_time_chunking.RealTimeChunking"
     return {"_target_": target, "base": base}
 
 
@@ -157,7 +157,7 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
     "command line": collect_with_a_shell,
     "extends the list": lambda m: {"_target_": "embodied.core.build.allow", "prefix": "subprocess"},
     "imports a module": lambda m: {
-        "_target_": "real_robot.drivers.franka.errors.import_module",
+        "_target_": "embodied.real_robot.drivers.franka.errors.import_module",
         "name": "antigravity",
     },
     # functions and what modules have imported
@@ -167,7 +167,7 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
         "value": 1,
     },
     "a class of the standard library": lambda m: {
-        "_target_": "real_robot.emulators.process.subprocess.Popen",
+        "_target_": "embodied.real_robot.emulators.process.subprocess.Popen",
         "args": shell(m),
     },
     "an imported module": lambda m: {"_target_": "embodied.core.checkpoint.subprocess"},
@@ -175,10 +175,10 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
     "a library's function": lambda m: {"_target_": "embodied.core.checkpoint.load_file"},
     "torch.load": lambda m: {"_target_": "embodied.core.checkpoint.torch.load", "f": str(m)},
     # other ways to name things
-    "a method": lambda m: {"_target_": "policies.gaussian.Gaussian.load_state_dict"},
+    "a method": lambda m: {"_target_": "embodied.policies.gaussian.Gaussian.load_state_dict"},
     "a nested module": lambda m: {"_target_": "embodied.core.checkpoint.os.system"},
-    "dunder": lambda m: {"_target_": "policies.gaussian.__loader__.load_module"},
-    "builtins": lambda m: {"_target_": "policies.gaussian.__builtins__.exec"},
+    "dunder": lambda m: {"_target_": "embodied.policies.gaussian.__loader__.load_module"},
+    "builtins": lambda m: {"_target_": "embodied.policies.gaussian.__builtins__.exec"},
     "another package": lambda m: {"_target_": "subprocess.Popen", "args": shell(m)},
     "a path": lambda m: {"_target_": f"policies./../..{m}.x"},
     "not a name": lambda m: {"_target_": ["os.system"]},
@@ -193,12 +193,15 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
     # classes of ours in the wrong role
     "an emulator": lambda m: franka_sim(),
     "any process": lambda m: {
-        "_target_": "real_robot.emulators.process.Process",
+        "_target_": "embodied.real_robot.emulators.process.Process",
         "module": "http.server",
         "config": {},
         "name": "x",
     },
-    "a daemon": lambda m: {"_target_": "real_robot.daemon.client.DaemonProcess", "folder": str(m)},
+    "a daemon": lambda m: {
+        "_target_": "embodied.real_robot.daemon.client.DaemonProcess",
+        "folder": str(m),
+    },
     "a trainer": lambda m: {"_target_": "embodied.training.components.RunComponents"},
     "an environment": lambda m: ENV,
     "a driver": lambda m: servo_arm(),
@@ -209,11 +212,11 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
         "key": "HOME",
     },
     "a policy server": lambda m: {
-        "_target_": "policies.remote.policy.RemotePolicy",
+        "_target_": "embodied.policies.remote.policy.RemotePolicy",
         "url": "ws://127.9.9.9:1",
     },
     "a policy server as a base": lambda m: wrapped(
-        {"_target_": "policies.remote.policy.RemotePolicy", "url": "ws://127.9.9.9:1"}
+        {"_target_": "embodied.policies.remote.policy.RemotePolicy", "url": "ws://127.9.9.9:1"}
     ),
     "the role itself": lambda m: {"_target_": "embodied.core.policy.VecEnv"},
     # in a policy's settings
@@ -221,18 +224,18 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
     "a command as a base": lambda m: wrapped(collect_with_a_shell(m)),
     "an emulator as a base of a base": lambda m: wrapped(wrapped(franka_sim())),
     "a network for a denoiser": lambda m: {
-        "_target_": "policies.generative.flow.Flow",
+        "_target_": "embodied.policies.generative.flow.Flow",
         "net": {"_target_": "subprocess.Popen", "args": shell(m)},
     },
     "a critic that is a policy's": lambda m: {
-        "_target_": "policies.wrappers.best_of_n.BestOfN",
+        "_target_": "embodied.policies.wrappers.best_of_n.BestOfN",
         "base": GAUSSIAN,
         "critic": franka_sim(),
     },
     "a person's hand": lambda m: {
-        "_target_": "real_robot.teleop.teleop.Teleoperator",
+        "_target_": "embodied.real_robot.teleop.teleop.Teleoperator",
         "device": {
-            "_target_": "real_robot.teleop.devices.Leader",
+            "_target_": "embodied.real_robot.teleop.devices.Leader",
             "arm": servo_arm(),
             "kinematics": "embodied.embodiments.so101.forward",
         },
@@ -240,11 +243,13 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
     # YAML
     "a YAML tag": lambda m: f"!!python/object/apply:os.system ['id > {m}']",
     "a YAML tag inside": lambda m: (
-        "_target_: policies.gaussian.Gaussian\n"
+        "_target_: embodied.policies.gaussian.Gaussian\n"
         f"hidden: !!python/object/apply:subprocess.check_output [[touch, '{m}']]\n"
     ),
-    "an anchor that contains itself": lambda m: "&a {_target_: policies.random.Random, x: *a}",
-    "a text": lambda m: "policies.gaussian.Gaussian",
+    "an anchor that contains itself": lambda m: (
+        "&a {_target_: embodied.policies.random.Random, x: *a}"
+    ),
+    "a text": lambda m: "embodied.policies.gaussian.Gaussian",
     "nothing": lambda m: "",
 }
 
@@ -269,12 +274,12 @@ def code_beside(folder: Path, marker: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "code.py").write_text(
         f"open({str(marker)!r}, 'w').write('x')\n"
-        "from envs.toy.two_gap import TwoGap\nclass World(TwoGap):\n    pass\n"
+        "from embodied.envs.toy.two_gap import TwoGap\nclass World(TwoGap):\n    pass\n"
     )
 
 
 def gym(name: str, **kwargs: Any) -> dict[str, Any]:
-    return {"_target_": "envs.gym.Gym", "id": name, "num_envs": 1, "kwargs": kwargs}
+    return {"_target_": "embodied.envs.gym.Gym", "id": name, "num_envs": 1, "kwargs": kwargs}
 
 
 ENVS: dict[str, Callable[[Path], Any]] = {
@@ -285,12 +290,12 @@ ENVS: dict[str, Callable[[Path], Any]] = {
     "a policy": lambda m: RANDOM,
     "a process": lambda m: franka_sim(),
     "in a wrapper": lambda m: {
-        "_target_": "envs.wrappers.stack.Wrapped",
+        "_target_": "embodied.envs.wrappers.stack.Wrapped",
         "env": ENV,
         "wrappers": [{"_target_": "subprocess.Popen", "args": shell(m)}],
     },
     "a robot": lambda m: {
-        "_target_": "real_robot.rl.robot_env.RealEnv",
+        "_target_": "embodied.real_robot.rl.robot_env.RealEnv",
         "robot": {"driver": servo_arm()},
         "world": ENV,
     },
@@ -437,7 +442,7 @@ def test_a_reference_leads_to_the_same_check(tmp_path: Path, watched: list[str])
     marker = tmp_path / "pwned"
     run_of(tmp_path / "evil", collect_with_a_shell(marker))
     (tmp_path / "link").symlink_to(tmp_path / "evil")
-    target = "policies.scripted.checkpoint.CheckpointDemonstrator"
+    target = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
     for path in (tmp_path / "other" / ".." / "evil", tmp_path / "link"):
         (tmp_path / "other").mkdir(exist_ok=True)
         run = run_of(tmp_path / "run", {"_target_": target, "run": str(path)})

@@ -23,9 +23,9 @@ from embodied.core.build import allow, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each
 from embodied.learners.learner import Learner
+from embodied.policies.gaussian import Gaussian
 from embodied.training.logger import Log
 from embodied.training.train import train
-from policies.gaussian import Gaussian
 from tests.contract import test_learner as contract
 from tests.training.test_train import settings
 
@@ -82,7 +82,9 @@ def sac(begin: int, rows: int) -> Learner:
 def ppo(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
     policy = build(
-        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=contract.SPEC
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"},
+        Policy,
+        spec=contract.SPEC,
     )
     size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
     return build(PPO | size, Learner, policy=policy, spec=contract.SPEC)
@@ -131,7 +133,7 @@ def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path:
     if kind == "chunks":
         node["policy"]["chunk"] = 3
     if kind == "rollout":
-        node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
+        node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
         node["learner"] = PPO | {"batch_size": 16, "epochs": 2}
         node["data"] = "on_policy"
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))

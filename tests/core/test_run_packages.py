@@ -15,7 +15,7 @@ from embodied.core import build, run_packages
 
 LAB = """
 from dataclasses import dataclass
-from policies import gaussian
+from embodied.policies import gaussian
 
 @dataclass(frozen=True)
 class Config(gaussian.Config):
@@ -90,7 +90,7 @@ def test_another_run_beside_it_gains_nothing(
 
 
 def test_what_reaches_robots_is_not_remembered(place: Path) -> None:
-    build.allow("real_robot")
+    build.allow("embodied.real_robot")
     build.allow("remembered_lab")
     run_packages.remember(place / "run")
     (entry,) = json.loads(run_packages.state_file().read_text()).values()

@@ -16,13 +16,13 @@ from embodied.core.build import build
 from embodied.core.checkpoint import CheckpointError
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
-from policies.steering.dsrl import Dsrl
-from policies.wrappers.best_of_n import BestOfN
+from embodied.policies.steering.dsrl import Dsrl
+from embodied.policies.wrappers.best_of_n import BestOfN
 
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 64}
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
-DSRL = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 1.5}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 64}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_only_what_was_trained_is_written(run: Path, tmp_path: Path) -> None:
 
 def test_it_can_be_wrapped_and_saved_again(run: Path, tmp_path: Path) -> None:
     loaded = checkpoint.load_policy(saved(steered(run), tmp_path / "steered"))
-    node = {"_target_": "policies.wrappers.best_of_n.BestOfN", "n": 2}
+    node = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "n": 2}
     node |= {"critic": {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": [8]}}
     best = BestOfN.wrap(loaded, node)
     folder = saved(best, tmp_path / "best")

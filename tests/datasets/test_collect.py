@@ -13,8 +13,8 @@ from embodied.core.build import allow
 from embodied.core.env import Step
 from embodied.datasets.collect import CollectConfig, collect, play
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
-from policies.random import Config as RandomConfig
-from policies.random import Random
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
 from tests.toy_envs import Config, Counter
 
 allow("tests")
@@ -24,7 +24,7 @@ def settings(folder: Path, **changes: object) -> CollectConfig:
     """Row 0 ends after 3 steps and succeeds, row 1 after 5 and does not."""
     start = CollectConfig(
         env={"_target_": "tests.toy_envs.Counter"},
-        demonstrator={"_target_": "policies.random.Random"},
+        demonstrator={"_target_": "embodied.policies.random.Random"},
         episodes=4,
         out=str(folder),
         num_envs=2,

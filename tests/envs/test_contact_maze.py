@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from envs.toy.contact_maze import (
+from embodied.envs.toy.contact_maze import (
     GOAL,
     LOWER,
     UPPER,

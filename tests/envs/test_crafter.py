@@ -21,12 +21,12 @@ opensimplex = pytest.importorskip("opensimplex")
 from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.env import Step  # noqa: E402
-from envs.crafter.env import Config, Crafter, row_seed, score  # noqa: E402
-from envs.crafter.life import COW, KINDS, PLANT, RIPE, Thing  # noqa: E402
-from envs.crafter.maps import make  # noqa: E402
-from envs.crafter.noise import Noise  # noqa: E402
-from envs.crafter.picture import picture  # noqa: E402
-from envs.crafter.rules import (  # noqa: E402
+from embodied.envs.crafter.env import Config, Crafter, row_seed, score  # noqa: E402
+from embodied.envs.crafter.life import COW, KINDS, PLANT, RIPE, Thing  # noqa: E402
+from embodied.envs.crafter.maps import make  # noqa: E402
+from embodied.envs.crafter.noise import Noise  # noqa: E402
+from embodied.envs.crafter.picture import picture  # noqa: E402
+from embodied.envs.crafter.rules import (  # noqa: E402
     ACHIEVEMENTS,
     ACTIONS,
     ITEMS,
@@ -37,9 +37,9 @@ from envs.crafter.rules import (  # noqa: E402
     TABLE,
     place,
 )
-from envs.crafter.view import seen  # noqa: E402
-from envs.crafter.words import words  # noqa: E402
-from envs.crafter.world import World  # noqa: E402
+from embodied.envs.crafter.view import seen  # noqa: E402
+from embodied.envs.crafter.words import words  # noqa: E402
+from embodied.envs.crafter.world import World  # noqa: E402
 
 DO = ACTIONS.index("do")
 
@@ -236,7 +236,7 @@ def test_a_saved_world_goes_on_exactly_also_elsewhere() -> None:
 def test_other_states_of_a_chunk_are_saved_too() -> None:
     """Who came to a chunk first decides who leaves it: the order survives."""
     world, copy = World(5), World(6)
-    from envs.crafter import state as crafter_state
+    from embodied.envs.crafter import state as crafter_state
 
     first, second = Thing(COW, place(1, 1)), Thing(COW, place(13, 1))
     for thing in (first, second):
@@ -280,7 +280,9 @@ def test_words_say_what_is_where() -> None:
 def test_a_demonstrator_reaches_the_goal_which_ends_the_episode() -> None:
     env = Crafter(Config(num_envs=2, workers=0, length=400, goal="make_wood_pickaxe"))
     policy = build(
-        {"_target_": "policies.scripted.crafter.Woodcutter", "unsteady": 0.0}, Policy, spec=env.spec
+        {"_target_": "embodied.policies.scripted.crafter.Woodcutter", "unsteady": 0.0},
+        Policy,
+        spec=env.spec,
     )
     actor = Actor(policy, 2)
     torch.manual_seed(0)
@@ -341,7 +343,7 @@ def test_gymnasium_s_checker_passes() -> None:
     pytest.importorskip("gymnasium")
     from gymnasium.utils.env_checker import check_env
 
-    from envs.adapters.gymnasium_env import GymView
+    from embodied.envs.adapters.gymnasium_env import GymView
 
     every = ("symbols", "inventory", "image")
     env = Crafter(Config(num_envs=1, workers=0, observe=every))

@@ -8,9 +8,9 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from envs.crafter.env import Config, Crafter
-from envs.crafter.events import happened
-from envs.crafter.rules import ITEMS, SYMBOL
+from embodied.envs.crafter.env import Config, Crafter
+from embodied.envs.crafter.events import happened
+from embodied.envs.crafter.rules import ITEMS, SYMBOL
 
 
 def seen(ahead: str = "grass", sleeping: bool = False, **items: int) -> Tensors:
@@ -56,7 +56,9 @@ def test_pictures_alone_do_not_say() -> None:
 def test_on_the_way_to_a_pickaxe() -> None:
     """A scripted player's messages: wood before the table, the table before the pickaxe."""
     env = Crafter(Config(num_envs=4, workers=0, length=400, goal="make_wood_pickaxe"))
-    player = build({"_target_": "policies.scripted.crafter.Woodcutter"}, Policy, spec=env.spec)
+    player = build(
+        {"_target_": "embodied.policies.scripted.crafter.Woodcutter"}, Policy, spec=env.spec
+    )
     obs, said = env.reset(0), [[] for _ in range(4)]
     carry, over = player.initial(4), torch.zeros(4, dtype=torch.bool)
     for _ in range(400):

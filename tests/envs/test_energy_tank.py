@@ -14,8 +14,8 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from envs.toy.contact_maze import MASS, ContactMaze, stiffness_of
-from envs.wrappers.energy_tank import Config, EnergyTank
+from embodied.envs.toy.contact_maze import MASS, ContactMaze, stiffness_of
+from embodied.envs.wrappers.energy_tank import Config, EnergyTank
 
 YAML = Path(__file__).resolve().parents[2] / "configs" / "env" / "contact_maze_tank.yaml"
 
@@ -120,7 +120,7 @@ def test_its_state_is_exact() -> None:
 
 
 def test_it_needs_springs() -> None:
-    other = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    other = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     with pytest.raises(ConfigError, match="impedance-controlled"):
         EnergyTank(Config(start=1.0, most=1.0, least=0.1, power=1.0), other)
     with pytest.raises(ConfigError, match="price"):

@@ -10,8 +10,8 @@ from embodied.core.env import NotSavable
 
 envpool = pytest.importorskip("envpool")
 
-from envs.envpool import Config, EnvPool  # noqa: E402
-from envs.spaces import row_noise  # noqa: E402
+from embodied.envs.envpool import Config, EnvPool  # noqa: E402
+from embodied.envs.spaces import row_noise  # noqa: E402
 
 
 def test_ended_rows_begin_again_in_the_same_step() -> None:

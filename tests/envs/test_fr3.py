@@ -8,10 +8,10 @@ import torch
 
 from embodied.core.actor import Actor
 from embodied.core.env import NotFinite, Step
-from envs.fr3.env import Config, Fr3
-from envs.fr3.tasks import TASKS
-from policies.scripted import fr3
-from policies.scripted.fr3 import Scripted
+from embodied.envs.fr3.env import Config, Fr3
+from embodied.envs.fr3.tasks import TASKS
+from embodied.policies.scripted import fr3
+from embodied.policies.scripted.fr3 import Scripted
 
 
 @pytest.fixture(autouse=True)

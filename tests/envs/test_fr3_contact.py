@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.fr3.contact_env import Config, Fr3Contact
+from embodied.envs.fr3.contact_env import Config, Fr3Contact
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 

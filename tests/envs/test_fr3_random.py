@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.fr3.env import Config, Fr3
+from embodied.envs.fr3.env import Config, Fr3
 
 EVERYTHING = {
     "friction": (0.5, 1.5),

@@ -12,9 +12,9 @@ from embodied.core.actor import Actor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from envs.fr3.shuttle import HOME
+from embodied.envs.fr3.shuttle import HOME
 
-PUSH = {"_target_": "policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
+PUSH = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
 
 
 def shuttle(n: int = 1, **more: object) -> Any:

@@ -11,13 +11,13 @@ from embodied.core.text import decode
 from embodied.core.wrapper import find_protocol
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
+from embodied.envs.fr3.language.env import Config, LanguageTasks
+from embodied.envs.fr3.language.instructions import INSTRUCTIONS, NAMES
+from embodied.envs.fr3.language.objects import BLOCK, TRAVEL
+from embodied.envs.fr3.language.words import SENTENCES, TOKENS, WORDS, tokens
 from embodied.evaluation.evaluate import evaluate
-from envs.fr3.language.env import Config, LanguageTasks
-from envs.fr3.language.instructions import INSTRUCTIONS, NAMES
-from envs.fr3.language.objects import BLOCK, TRAVEL
-from envs.fr3.language.words import SENTENCES, TOKENS, WORDS, tokens
-from policies.scripted import fr3_tasks
-from policies.scripted.fr3_tasks import ScriptedTasks
+from embodied.policies.scripted import fr3_tasks
+from embodied.policies.scripted.fr3_tasks import ScriptedTasks
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def test_settings_that_cannot_be_are_one_line() -> None:
     with pytest.raises(ConfigError, match=r"type env\.text="):
         made(text=5)
     with pytest.raises(ConfigError, match=r"for env=fr3_tasks only"):
-        from envs.fr3 import env as fr3_env
+        from embodied.envs.fr3 import env as fr3_env
 
         ScriptedTasks(fr3_tasks.Config(), fr3_env.Fr3(fr3_env.Config(num_envs=1)).spec)
 
@@ -195,8 +195,8 @@ def test_the_demonstrator_does_what_is_said() -> None:
 
 def test_demonstrations_keep_the_sentence_of_every_episode(tmp_path) -> None:
     settings = {"tasks": ["open_drawer", "press_button"], "objects": "seen"}
-    target = "envs.fr3.language.env.LanguageTasks"
-    script = {"_target_": "policies.scripted.fr3_tasks.ScriptedTasks"}
+    target = "embodied.envs.fr3.language.env.LanguageTasks"
+    script = {"_target_": "embodied.policies.scripted.fr3_tasks.ScriptedTasks"}
     node = {"_target_": target, **settings}
     config = CollectConfig(node, script, episodes=6, out=str(tmp_path / "demos"), num_envs=3)
     assert collect(config, lambda kept, played: None)[0] == 6

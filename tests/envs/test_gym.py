@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 
 from embodied.core.env import NotFinite, NotSavable, VecEnv
-from envs.gym import Config, Gym
-from envs.spaces import row_noise
+from embodied.envs.gym import Config, Gym
+from embodied.envs.spaces import row_noise
 
 
 class Counter(gymnasium.Env):

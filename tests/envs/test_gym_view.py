@@ -13,10 +13,10 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from embodied.core.env import VecEnv
-from envs.adapters.gymnasium_env import GymView
-from envs.adapters.sb3_vec_env import VecView
-from envs.fr3 import env as fr3_env
-from envs.gym import Config, Gym
+from embodied.envs.adapters.gymnasium_env import GymView
+from embodied.envs.adapters.sb3_vec_env import VecView
+from embodied.envs.fr3 import env as fr3_env
+from embodied.envs.gym import Config, Gym
 
 
 def checked(env: VecEnv, flat: bool = True) -> None:

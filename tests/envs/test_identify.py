@@ -13,13 +13,13 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from envs.fr3 import joint_model
-from envs.fr3.env import Config as World
-from envs.fr3.env import Fr3
-from envs.sysid.fit import Config, Identified, identify
-from envs.sysid.simulate import nominal
-from envs.sysid.traces import Trace, cut, read_traces
-from real_robot.ipc.messages import Mode, state_record
+from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.env import Config as World
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.sysid.fit import Config, Identified, identify
+from embodied.envs.sysid.simulate import nominal
+from embodied.envs.sysid.traces import Trace, cut, read_traces
+from embodied.real_robot.ipc.messages import Mode, state_record
 
 TRUE = {
     "stiffness": np.array(fr3.STIFFNESS) * [0.6, 0.7, 0.8, 1.2, 0.9, 0.8, 1.3],
@@ -137,7 +137,7 @@ def test_the_command_writes_a_world_that_can_be_stepped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("envs.sysid.fit.identify", lambda config, traces: found)
+    monkeypatch.setattr("embodied.envs.sysid.fit.identify", lambda config, traces: found)
     box, out = black_box(tmp_path / "box.npz", trace), tmp_path / "mine" / "env" / "like.yaml"
     with pytest.raises(SystemExit) as ended:
         main(["robot", "identify", str(box), "robot=franka", f"out={out}"])
@@ -148,7 +148,7 @@ def test_the_command_writes_a_world_that_can_be_stepped(
     assert out.with_suffix(".png").stat().st_size > 10_000
     node = yaml.safe_load(out.read_text())
     assert "friction of joint 7" in out.read_text()
-    assert node.pop("_target_") == "envs.fr3.env.Fr3"
+    assert node.pop("_target_") == "embodied.envs.fr3.env.Fr3"
     world = Fr3(World(**{**node, "num_envs": 2, "threads": 1}))
     got = joint_model.read(world.model)
     for name, value in found.arm.items():

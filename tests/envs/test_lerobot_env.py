@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embodied as em
-from envs.adapters.lerobot_env import LeRobotEnv
+from embodied.envs.adapters.lerobot_env import LeRobotEnv
 
 FILE = Path(__file__).parents[2] / "plugins" / "envhub" / "env.py"
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from envs.mujoco.batch_env import Floats, Outcome
-from envs.mujoco.locomotion import WORLDS, Config, Locomotion
+from embodied.envs.mujoco.batch_env import Floats, Outcome
+from embodied.envs.mujoco.locomotion import WORLDS, Config, Locomotion
 
 ROWS, STEPS = 2, 1000
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.fr3.assist_force import AssistForce, Config
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.gym import Config as GymConfig
-from envs.gym import Gym
+from embodied.envs.fr3.assist_force import AssistForce, Config
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.gym import Config as GymConfig
+from embodied.envs.gym import Gym
 
 
 def lift(rows: int = 2) -> Fr3:

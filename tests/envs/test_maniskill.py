@@ -19,11 +19,11 @@ pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: man
 from embodied.core.env import NotFinite, VecEnv
 from embodied.core.spec import require_same
 from embodied.datasets.importers import maniskill as importer
-from envs.maniskill.env import Config, ManiSkill
-from envs.maniskill.factory import NoDriver, require_driver
-from envs.maniskill.pool import Pool
-from policies.scripted.maniskill import Config as ScriptConfig
-from policies.scripted.maniskill import PickCube
+from embodied.envs.maniskill.env import Config, ManiSkill
+from embodied.envs.maniskill.factory import NoDriver, require_driver
+from embodied.envs.maniskill.pool import Pool
+from embodied.policies.scripted.maniskill import Config as ScriptConfig
+from embodied.policies.scripted.maniskill import PickCube
 
 try:
     require_driver("cpu")
@@ -262,7 +262,8 @@ def test_refusals_are_one_line(made: Maker) -> None:
 
 
 def test_without_a_driver_one_line_says_what_to_install() -> None:
-    code = "from envs.maniskill.env import Config, ManiSkill; ManiSkill(Config('PickCube-v1'))"
+    module = "embodied.envs.maniskill.env"
+    code = f"from {module} import Config, ManiSkill; ManiSkill(Config('PickCube-v1'))"
     surroundings = {**os.environ, "VK_ICD_FILENAMES": "/nowhere.json"}
     surroundings.pop("VK_DRIVER_FILES", None)
     ran = subprocess.run(

@@ -14,12 +14,12 @@ import numpy as np  # noqa: E402
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 from minigrid.minigrid_env import MiniGridEnv  # noqa: E402
 
-from envs.adapters.gymnasium_env import GymView  # noqa: E402
-from envs.minigrid.describe import described, described_whole  # noqa: E402
-from envs.minigrid.env import Config, MiniGrid  # noqa: E402
-from envs.minigrid.missions import mission_of, tokens  # noqa: E402
-from envs.minigrid.view import View  # noqa: E402
-from envs.spaces import row_noise  # noqa: E402
+from embodied.envs.adapters.gymnasium_env import GymView  # noqa: E402
+from embodied.envs.minigrid.describe import described, described_whole  # noqa: E402
+from embodied.envs.minigrid.env import Config, MiniGrid  # noqa: E402
+from embodied.envs.minigrid.missions import mission_of, tokens  # noqa: E402
+from embodied.envs.minigrid.view import View  # noqa: E402
+from embodied.envs.spaces import row_noise  # noqa: E402
 
 IDS = (
     "MiniGrid-DoorKey-5x5-v0",
@@ -30,7 +30,7 @@ IDS = (
     "MiniGrid-PutNear-6x6-N2-v0",
     "MiniGrid-RedBlueDoors-6x6-v0",
     "MiniGrid-Unlock-v0",
-    "envs.minigrid.levels:Levels-v0",
+    "embodied.envs.minigrid.levels:Levels-v0",
 )
 LEFT, RIGHT, FORWARD = 0, 1, 2
 

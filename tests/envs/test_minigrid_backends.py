@@ -13,10 +13,10 @@ from embodied.core.env import NotSavable
 pytest.importorskip("minigrid")
 pytest.importorskip("envpool")
 
-from envs.minigrid import state as minigrid_state
-from envs.minigrid.describe import COLOURS, KINDS
-from envs.minigrid.env import Config, MiniGrid
-from envs.minigrid.envpool_rows import symbols_of
+from embodied.envs.minigrid import state as minigrid_state
+from embodied.envs.minigrid.describe import COLOURS, KINDS
+from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.envs.minigrid.envpool_rows import symbols_of
 
 # Together: goals, keys, doors, lava, picking up, going to, dropping near, doors of one colour.
 IDS = (
@@ -135,7 +135,7 @@ def test_auto_takes_the_pool_where_it_can() -> None:
     assert backend() == "envpool"
     assert backend(wrappers=("FullyObsWrapper",)) == "gymnasium"
     assert backend(kwargs={"size": 7}) == "gymnasium"
-    assert backend(id="envs.minigrid.levels:Levels-v0") == "gymnasium"
+    assert backend(id="embodied.envs.minigrid.levels:Levels-v0") == "gymnasium"
     with pytest.raises(ValueError, match="need backend=gymnasium"):
         backend(backend="envpool", kwargs={"size": 7})
     with pytest.raises(ValueError, match="did you mean MiniGrid-Empty-5x5-v0"):

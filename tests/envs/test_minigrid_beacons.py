@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from envs.minigrid.describe import COLOURS
-from envs.minigrid.env import Config, MiniGrid
-from envs.minigrid.subgoal_sentences import goal
-from envs.minigrid.subgoals import parsed, reached, told_by_planner
+from embodied.envs.minigrid.describe import COLOURS
+from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.envs.minigrid.subgoal_sentences import goal
+from embodied.envs.minigrid.subgoals import parsed, reached, told_by_planner
 
 TEXTS = [
     *[f"pick up the {colour} key" for colour in COLOURS],

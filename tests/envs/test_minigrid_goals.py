@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embodied.core.tensors import Tensors
-from envs.minigrid.subgoal_sentences import FORMS, goal, possible
+from embodied.envs.minigrid.subgoal_sentences import FORMS, goal, possible
 
 KEY, DOOR, BALL, BOX, GOAL = 5, 4, 6, 7, 8
 RED, GREEN, YELLOW = 0, 1, 4
@@ -100,9 +100,9 @@ def test_a_sentence_without_meaning_lists_the_forms(text: str) -> None:
 def test_an_episode_of_doorkey_passes_its_subgoals_in_order() -> None:
     """Played by the planner: key, door, goal, each exactly once."""
     pytest.importorskip("minigrid")
-    from envs.minigrid.env import Config, MiniGrid
-    from policies.scripted.minigrid import Config as PlannerConfig
-    from policies.scripted.minigrid import Planner
+    from embodied.envs.minigrid.env import Config, MiniGrid
+    from embodied.policies.scripted.minigrid import Config as PlannerConfig
+    from embodied.policies.scripted.minigrid import Planner
 
     level = "MiniGrid-DoorKey-6x6-v0"
     env = MiniGrid(Config(level, "gymnasium", num_envs=3, privileged=True))

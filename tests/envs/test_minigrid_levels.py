@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("minigrid")
 
-from envs.minigrid.env import Config, MiniGrid
-from policies.scripted.minigrid import Config as PlannerConfig
-from policies.scripted.minigrid import Planner, State, search
+from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.policies.scripted.minigrid import Config as PlannerConfig
+from embodied.policies.scripted.minigrid import Planner, State, search
 
-ID = "envs.minigrid.levels:Levels-v0"
+ID = "embodied.envs.minigrid.levels:Levels-v0"
 NAMES = ("size", "walls", "lava", "door", "distance", "layout")
 WALL, DOOR, KEY, GOAL, LAVA = 2, 4, 5, 8, 9
 

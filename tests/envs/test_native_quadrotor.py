@@ -12,8 +12,8 @@ from torch import Tensor
 from embodied.cli import main
 from embodied.core.env import NotFinite, Step
 from embodied.core.tensors import Tensors
+from embodied.envs.quadrotor.hover_env import Config, Quadrotor
 from embodied.nn import native
-from envs.quadrotor.hover_env import Config, Quadrotor
 
 ALL = {"inertia": (0.8, 1.2), "mass": (0.9, 1.1), "blend": (0.0, 1.0), "disturbance": (0.0, 2.0)}
 ALL |= {"thrust": (0.95, 1.1), "torque": (0.8, 1.2), "lag": (0.7, 1.3)}

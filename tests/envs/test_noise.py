@@ -10,12 +10,12 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.wrappers.observation_noise import Config, ObservationNoise
-from policies.scripted.fr3 import TRAITS, WORDS
-from policies.scripted.fr3_delayed import Config as PatientConfig
-from policies.scripted.fr3_delayed import DelayedLift
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.wrappers.observation_noise import Config, ObservationNoise
+from embodied.policies.scripted.fr3 import TRAITS, WORDS
+from embodied.policies.scripted.fr3_delayed import Config as PatientConfig
+from embodied.policies.scripted.fr3_delayed import DelayedLift
 
 ROWS = 400
 

@@ -20,8 +20,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import DEMONSTRATOR
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
-from envs.ogbench.env import Config, Ogbench
-from envs.ogbench.play import CUBE
+from embodied.envs.ogbench.env import Config, Ogbench
+from embodied.envs.ogbench.play import CUBE
 
 FILES = sorted(Path("configs/env").glob("ogbench_*.yaml"))
 TASK = "cube-single-singletask-v0"
@@ -100,7 +100,12 @@ def test_play_goes_on_where_the_task_is_solved() -> None:
 
 
 def test_what_the_oracle_would_do_is_not_in_the_dataset(tmp_path: Path) -> None:
-    node = {"_target_": "envs.ogbench.env.Ogbench", "id": TASK, "play": True, "horizon": 12}
+    node = {
+        "_target_": "embodied.envs.ogbench.env.Ogbench",
+        "id": TASK,
+        "play": True,
+        "horizon": 12,
+    }
     config = CollectConfig(node, ORACLE, 2, str(tmp_path / "play"), 1, success_only=False)
     assert collect(config, lambda kept, played: None)[0] == 2
     episodes = read_episodes(tmp_path / "play")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.gym import Config as GymConfig
-from envs.gym import Gym
-from envs.wrappers.partial_observation import Config, Partial
+from embodied.envs.gym import Config as GymConfig
+from embodied.envs.gym import Gym
+from embodied.envs.wrappers.partial_observation import Config, Partial
 
 
 def test_columns() -> None:

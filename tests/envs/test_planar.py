@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from envs.toy.two_gap import Config, TwoGap, inside, moved
+from embodied.envs.toy.two_gap import Config, TwoGap, inside, moved
 
 
 def test_a_closed_gap_is_wall() -> None:

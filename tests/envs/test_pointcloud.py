@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
-from envs.fr3.env import Config, Fr3
-from envs.mujoco import depth_points
-from envs.mujoco.cameras import Cameras
-from envs.mujoco.depth_points import thinned, unproject
-from envs.wrappers import point_cloud
+from embodied.envs.fr3.env import Config, Fr3
+from embodied.envs.mujoco import depth_points
+from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.mujoco.depth_points import thinned, unproject
+from embodied.envs.wrappers import point_cloud
 
 BOX = depth_points.Config(points=64, voxel=0.05, low=(0, 0, 0), high=(1, 1, 1))
 

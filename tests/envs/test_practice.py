@@ -15,13 +15,13 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.envs.reset_free import state_machine
+from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates
+from embodied.envs.reset_free.wrapper import Config, ResetFreeWrapper
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
+from embodied.policies.scripted.intervener import Intervener
 from embodied.training.collector import Collector
-from envs.reset_free import state_machine
-from envs.reset_free.state_machine import Facts, Mode, PracticeStates
-from envs.reset_free.wrapper import Config, ResetFreeWrapper
-from policies.random import Config as RandomConfig
-from policies.random import Random
-from policies.scripted.intervener import Intervener
 
 
 def flags(*values: int) -> Tensor:
@@ -361,7 +361,7 @@ def test_free_resets_are_what_it_is_compared_with() -> None:
 
 
 def test_not_everything_can_be_practised_in() -> None:
-    world = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    world = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     with pytest.raises(ConfigError, match=r"TwoGap is not a ResetFreeEnv.*facts"):
         ResetFreeWrapper(Config(), world)
 
@@ -376,7 +376,9 @@ def race(n: int, **more: object) -> VecEnv:
 def test_the_slow_lap_is_one() -> None:
     env = race(4, par=300)
     spec = env.spec
-    actor = Actor(build({"_target_": "policies.scripted.race_car.Lap"}, Policy, spec=spec), 4)
+    actor = Actor(
+        build({"_target_": "embodied.policies.scripted.race_car.Lap"}, Policy, spec=spec), 4
+    )
     torch.manual_seed(0)
     obs, first = env.reset(1), torch.ones(4, dtype=torch.bool)
     laps = torch.zeros(4)

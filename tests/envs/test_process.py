@@ -15,12 +15,12 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import take
-from envs.process import channel, mjlab_env
-from envs.process.channel import Channel, WorkerError
-from envs.process.env import checked_spec
-from envs.process.gymnasium_env import Config, GymnasiumProcess
-from envs.process.interpreter import interpreter
-from envs.process.worker.memory import mapped, total
+from embodied.envs.process import channel, mjlab_env
+from embodied.envs.process.channel import Channel, WorkerError
+from embodied.envs.process.env import checked_spec
+from embodied.envs.process.gymnasium_env import Config, GymnasiumProcess
+from embodied.envs.process.interpreter import interpreter
+from embodied.envs.process.worker.memory import mapped, total
 
 
 def made(**settings) -> GymnasiumProcess:
@@ -197,7 +197,10 @@ def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
     assert not list(channel.SHARED.glob("embodied_env_*")) or not channel.SHARED.is_dir()
     env.close()
     assert env.channel.process.returncode is not None
-    node = {"_target_": "envs.process.gymnasium_env.GymnasiumProcess", "python": "/tmp/evil"}
+    node = {
+        "_target_": "embodied.envs.process.gymnasium_env.GymnasiumProcess",
+        "python": "/tmp/evil",
+    }
     with pytest.raises(ConfigError, match=r"allow=\[\"envs\.process\"\]"):
         require_inside(node, "run.yaml")
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from embodied.embodiments.crazyflie import BOX, GRAVITY, LIBRARY, PAPER, VEHICLES, Vehicle
+from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
+from embodied.envs.quadrotor.hover_env import Config, Quadrotor
+from embodied.envs.quadrotor.rewards import TARGET, hover
 from embodied.learners.off_policy.td3 import Config as Td3Config
 from embodied.learners.off_policy.td3 import Td3
-from envs.quadrotor.dynamics import Body, Physics, numbers, tilted
-from envs.quadrotor.hover_env import Config, Quadrotor
-from envs.quadrotor.rewards import TARGET, hover
-from policies.deterministic import Config as PolicyConfig
-from policies.deterministic import Deterministic
+from embodied.policies.deterministic import Config as PolicyConfig
+from embodied.policies.deterministic import Deterministic
 
 
 class Flight:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-import envs
+from embodied import envs
 
 HEADLESS = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MUJOCO_GL")}
 NO_EGL = """
@@ -22,10 +22,10 @@ class Without(real):
         super().__init__(name, *rest, **more)
 ctypes.CDLL = ctypes.cdll._dlltype = Without
 import torch
-from envs.fr3.env import Fr3
+from embodied.envs.fr3.env import Fr3
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-env = build({"_target_": "envs.fr3.env.Fr3", "num_envs": 1}, VecEnv)
+env = build({"_target_": "embodied.envs.fr3.env.Fr3", "num_envs": 1}, VecEnv)
 env.reset(seed=0)
 env.step(torch.zeros(1, env.spec.act.size))
 try:

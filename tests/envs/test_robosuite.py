@@ -12,9 +12,9 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from envs.process.interpreter import interpreter
-from envs.process.robosuite_env import Config, Robosuite
-from policies.scripted.robosuite import angle, frame, wrapped
+from embodied.envs.process.interpreter import interpreter
+from embodied.envs.process.robosuite_env import Config, Robosuite
+from embodied.policies.scripted.robosuite import angle, frame, wrapped
 
 QUARTER = torch.tensor([[0.0, 0.0, 0.5**0.5, 0.5**0.5]])  # about z, x y z w
 

@@ -8,9 +8,9 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import so101
-from envs.so101 import NEAR, RANGES, Config, So101
-from policies.scripted.fr3 import Config as ScriptConfig
-from policies.scripted.fr3 import Scripted
+from embodied.envs.so101 import NEAR, RANGES, Config, So101
+from embodied.policies.scripted.fr3 import Config as ScriptConfig
+from embodied.policies.scripted.fr3 import Scripted
 
 
 def test_a_script_reaches_the_goals() -> None:

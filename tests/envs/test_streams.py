@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from envs.row_rng import GOLDEN, RowRng, mixed
+from embodied.envs.row_rng import GOLDEN, RowRng, mixed
 
 WORD = (1 << 64) - 1
 

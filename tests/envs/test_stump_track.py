@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from envs.toy.stump_scene import SLOTS, STAND, STEP, TALLEST
-from envs.toy.stump_track import BEAMS, PAD, RANGE, Config, StumpTrack
+from embodied.envs.toy.stump_scene import SLOTS, STAND, STEP, TALLEST
+from embodied.envs.toy.stump_track import BEAMS, PAD, RANGE, Config, StumpTrack
 
 ROWS = np.arange(2)
 

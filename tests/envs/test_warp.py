@@ -18,16 +18,16 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
 from embodied.core.tensors import Tensors
-from envs.fr3.env import Config as PoolConfig
-from envs.fr3.env import Fr3
-from envs.fr3.tasks import TASKS
-from policies.scripted import fr3
-from policies.scripted.fr3 import Scripted
+from embodied.envs.fr3.env import Config as PoolConfig
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.fr3.tasks import TASKS
+from embodied.policies.scripted import fr3
+from embodied.policies.scripted.fr3 import Scripted
 
 pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
 
-from envs.fr3.warp_env import Config, Fr3Warp
-from envs.mujoco.warp_import import warp
+from embodied.envs.fr3.warp_env import Config, Fr3Warp
+from embodied.envs.mujoco.warp_import import warp
 
 
 def made(task: str = "lift", rows: int = 4, **settings: Any) -> Fr3Warp:
@@ -244,11 +244,13 @@ def test_only_rows_that_begin_again_draw() -> None:
 
 
 def test_it_is_quiet_and_says_how_it_is_installed() -> None:
-    code = "import envs.fr3.warp_env, warp; warp.zeros(3)"
+    code = "import embodied.envs.fr3.warp_env, warp; warp.zeros(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
     for package in ("warp", "mujoco_warp"):
-        code = f"import sys; sys.modules['{package}'] = None; import envs.mujoco.warp_import"
+        code = (
+            f"import sys; sys.modules['{package}'] = None; import embodied.envs.mujoco.warp_import"
+        )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "pip install 'embodied-rl[warp]'" in done.stderr.splitlines()[-1]
     assert warp.config.kernel_cache_dir, "kernels are not kept"

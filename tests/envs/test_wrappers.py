@@ -15,10 +15,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from envs.toy.two_gap import Config as GapConfig
-from envs.toy.two_gap import TwoGap
-from envs.wrappers import action_repeat, delays, nan_guard, sparse_success, time_limit
-from envs.wrappers.stack import Wrapped
+from embodied.envs.toy.two_gap import Config as GapConfig
+from embodied.envs.toy.two_gap import TwoGap
+from embodied.envs.wrappers import action_repeat, delays, nan_guard, sparse_success, time_limit
+from embodied.envs.wrappers.stack import Wrapped
 
 
 @dataclass(frozen=True)
@@ -217,15 +217,15 @@ def test_frame_stack() -> None:
 
 
 NODE: dict[str, Any] = yaml.safe_load("""
-_target_: envs.wrappers.stack.Wrapped
+_target_: embodied.envs.wrappers.stack.Wrapped
 num_envs: 3
-env: {_target_: envs.toy.two_gap.TwoGap, horizon: 7}
+env: {_target_: embodied.envs.toy.two_gap.TwoGap, horizon: 7}
 wrappers:
-  - {_target_: envs.wrappers.delays.ActionDelay, low: 0, high: 2, show: true}
-  - {_target_: envs.wrappers.delays.ObservationDelay, low: 0, high: 3}
-  - {_target_: envs.wrappers.delays.FrameStack, frames: 2}
-  - {_target_: envs.wrappers.action_repeat.ActionRepeat, times: 2}
-  - {_target_: envs.wrappers.time_limit.TimeLimit, steps: 3}
+  - {_target_: embodied.envs.wrappers.delays.ActionDelay, low: 0, high: 2, show: true}
+  - {_target_: embodied.envs.wrappers.delays.ObservationDelay, low: 0, high: 3}
+  - {_target_: embodied.envs.wrappers.delays.FrameStack, frames: 2}
+  - {_target_: embodied.envs.wrappers.action_repeat.ActionRepeat, times: 2}
+  - {_target_: embodied.envs.wrappers.time_limit.TimeLimit, steps: 3}
 """)
 
 
@@ -260,13 +260,19 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
 def test_wrong_settings_are_one_line() -> None:
     bad = [
         (
-            {"_target_": "envs.wrappers.delays.ObservationDelay", "names": ["stat"]},
+            {"_target_": "embodied.envs.wrappers.delays.ObservationDelay", "names": ["stat"]},
             'did you mean "state"',
         ),
-        ({"_target_": "envs.wrappers.delays.ActionDelay", "low": 3, "high": 1}, "0 <= low <= high"),
-        ({"_target_": "envs.wrappers.time_limit.TimeLimit", "steps": 0}, "at least 1"),
-        ({"_target_": "envs.wrappers.time_limit.TimeLimit", "stepps": 9}, 'did you mean "steps"'),
-        ({"_target_": "envs.wrappers.delays.FrameStack", "frames": 0}, "at least 1"),
+        (
+            {"_target_": "embodied.envs.wrappers.delays.ActionDelay", "low": 3, "high": 1},
+            "0 <= low <= high",
+        ),
+        ({"_target_": "embodied.envs.wrappers.time_limit.TimeLimit", "steps": 0}, "at least 1"),
+        (
+            {"_target_": "embodied.envs.wrappers.time_limit.TimeLimit", "stepps": 9},
+            'did you mean "steps"',
+        ),
+        ({"_target_": "embodied.envs.wrappers.delays.FrameStack", "frames": 0}, "at least 1"),
     ]
     for node, says in bad:
         with pytest.raises(ConfigError, match=says):

@@ -14,11 +14,11 @@ from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
+from embodied.envs.fr3.env import Config, Fr3
 from embodied.evaluation.evaluate import evaluate
 from embodied.evaluation.task_grid import FILE, TaskGridEval, grid
 from embodied.training.logger import Log
 from embodied.training.train import train
-from envs.fr3.env import Config, Fr3
 from tests.training.test_teaching import NODE
 
 SPEC = Spec({}, Leaf((1,)), 0.1, Leaf((2,), low=0.0, high=1.0, names=("a", "b")))
@@ -46,7 +46,9 @@ def test_every_task_is_played_once_and_listed_in_order() -> None:
     """Five tasks in two rows: the sixth episode is not counted."""
     env = Telling(Fr3(Config(task="reach", num_envs=2, threads=1, horizon=3)))
     tasks = torch.tensor([[0.1, 0.5, 0.5], [0.3] * 3, [0.5] * 3, [0.7] * 3, [0.9] * 3])
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec)
+    policy = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec
+    )
     result = evaluate(policy, TaskGridEval(env, tasks), 5, 0)
     assert result.returns.tolist() == pytest.approx([1, 3, 5, 7, 9])
 

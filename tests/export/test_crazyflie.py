@@ -18,10 +18,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.embodiments.crazyflie import LIBRARY, PAPER, Vehicle
+from embodied.envs.quadrotor.hover_env import STATE, Config, Quadrotor
 from embodied.export.c_header import FLAGS
 from embodied.export.crazyflie import SEEN, history, trained_on, write_crazyflie
 from embodied.export.decision import Decision, facts
-from envs.quadrotor.hover_env import STATE, Config, Quadrotor
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="there is no C compiler (cc) on this machine")
@@ -107,7 +107,7 @@ void tick(const float *place, const float *goal, int mode, int step, float *out)
 def policy(past: int = 32, **settings: Any) -> tuple[Any, Quadrotor]:
     env = Quadrotor(Config(num_envs=1, history=past, noise=0.0, **settings))
     torch.manual_seed(0)
-    node = {"_target_": "policies.deterministic.Deterministic", "hidden": [64, 64]}
+    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [64, 64]}
     made = build({**node, "activation": "tanh"}, Policy, spec=env.spec)
     with torch.no_grad():
         for each in made.net.parameters():
@@ -244,7 +244,9 @@ def test_who_is_not_of_rotor_speeds_is_refused(tmp_path: Path) -> None:
     spec = Quadrotor(Config(num_envs=1, history=2)).spec
     other = type(spec)({"state": spec.obs["state"]}, spec.act, dt=0.05)
     made = build(
-        {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}, Policy, spec=other
+        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]},
+        Policy,
+        spec=other,
     )
     with pytest.raises(ConfigError, match="by radio"):
         write_crazyflie(Decision(made), {}, PAPER, tmp_path / "app")

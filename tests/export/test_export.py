@@ -113,16 +113,16 @@ def test_an_onnx_file_says_what_it_is(tmp_path: Path) -> None:
     assert session.get_inputs()[2].type == "tensor(uint8)"
     assert [o.name for o in session.get_outputs()] == ["actions"]
     assert list(tmp_path.iterdir()) == [tmp_path / "policy.onnx"]
-    assert facts(Decision(make({"_target_": "policies.generative.flow.Flow"}, SPECS["vectors"])))[
-        "noise"
-    ] == ("normal")
+    assert facts(
+        Decision(make({"_target_": "embodied.policies.generative.flow.Flow"}, SPECS["vectors"]))
+    )["noise"] == ("normal")
 
 
 def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None:
-    base = {"_target_": "policies.generative.flow.Flow", "width": 32}
-    inner = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+    base = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32}
+    inner = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
     nodes = {"base": base, "inner": inner}
-    policy = make({"_target_": "policies.steering.dsrl.Dsrl", **nodes}, SPECS["vectors"])
+    policy = make({"_target_": "embodied.policies.steering.dsrl.Dsrl", **nodes}, SPECS["vectors"])
     write_onnx(decision := Decision(policy), facts(decision), tmp_path / "policy.onnx")
     obs, noise = rows(policy, 3)
     feed = {k: v.numpy() for k, v in zip(decision.inputs, decision.example(3), strict=True)}
@@ -130,7 +130,9 @@ def test_a_steered_policy_exports_where_it_has_no_memory(tmp_path: Path) -> None
     found = open_session(tmp_path / "policy.onnx").run(None, feed | {"noise": noise.numpy()})[0]
     expected = policy.act(obs, policy.initial(3), noise)[0]
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
-    residual = make({"_target_": "policies.steering.residual.Residual", **nodes}, SPECS["vectors"])
+    residual = make(
+        {"_target_": "embodied.policies.steering.residual.Residual", **nodes}, SPECS["vectors"]
+    )
     with pytest.raises(ConfigError, match="Residual carries plan, cursor"):
         Decision(residual)
 
@@ -321,7 +323,7 @@ def test_the_header_documents_and_does_not_obey(tmp_path: Path) -> None:
 
 
 def test_headers_are_for_plain_layers(tmp_path: Path) -> None:
-    flow = make({"_target_": "policies.generative.flow.Flow"}, SPECS["vectors"])
+    flow = make({"_target_": "embodied.policies.generative.flow.Flow"}, SPECS["vectors"])
     for policy, words in (
         (flow, "holds plain layers, and Flow is more"),
         (small("deterministic", SPECS["images"]), "sees images, symbols or points"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from envs.hardware_sim.crazyflie import Config
-from envs.hardware_sim.crazyflie_flight import Air
-from real_robot.emulators.crazyflie.firmware import Firmware
+from embodied.envs.hardware_sim.crazyflie import Config
+from embodied.envs.hardware_sim.crazyflie_flight import Air
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware
 
 
 class FakeCrazyflie:

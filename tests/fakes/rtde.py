@@ -1,5 +1,5 @@
 """The UR that is not there, which ships with the package: `robot=ur_sim` needs it."""
 
-from real_robot.emulators.ur.controller import FakeUR
+from embodied.real_robot.emulators.ur.controller import FakeUR
 
 __all__ = ["FakeUR"]

@@ -1,6 +1,6 @@
 """The servo bus on a pseudo-terminal, which ships with the package: `robot=so101_sim` needs it."""
 
-from real_robot.emulators.servos.bus import (
+from embodied.real_robot.emulators.servos.bus import (
     MAKES,
     OVERLOAD,
     DynamixelServo,

@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import embodied
-import envs
-import policies
-import real_robot
+from embodied import envs, policies, real_robot
 from embodied.core.build import ConfigError, named_function, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-import envs  # noqa: F401  (chooses the off-screen renderer before anything imports mujoco)
+import embodied.envs  # noqa: F401  (chooses the off-screen renderer before anything imports mujoco)
 from tests.golden import fingerprint, test_envs, test_learners, test_states
 
 MODULES = {"learners": test_learners, "envs": test_envs, "states": test_states}

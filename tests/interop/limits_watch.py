@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.assemble import build_chain, build_regions, open_flight_recorder
-from real_robot.daemon.client import ClientError, call
-from real_robot.daemon.requests import RequestError
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.messages import DAEMON_GONE, TERMINATED, Mode
-from real_robot.safety.region import Region
+from embodied.real_robot.assemble import build_chain, build_regions, open_flight_recorder
+from embodied.real_robot.daemon.client import ClientError, call
+from embodied.real_robot.daemon.requests import RequestError
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED, Mode
+from embodied.real_robot.safety.region import Region
 
 PAST = 3  # ticks that a difference of the third order looks back
 BULGE = 0.005  # m that a motion to rest may lead out of a region between two samples

@@ -35,13 +35,13 @@ STEPS = ("steps=120", "learner.batch_size=64", "policy.width=64", "eval.episodes
 
 
 def two_gap() -> VecEnv:
-    return build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 8}, VecEnv)
+    return build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 8}, VecEnv)
 
 
 @pytest.fixture(scope="module")
 def episodes() -> list[Tensors]:
     env = two_gap()
-    node = {"_target_": "policies.scripted.two_gap.TwoGapDemonstrator"}
+    node = {"_target_": "embodied.policies.scripted.two_gap.TwoGapDemonstrator"}
     return list(islice(play(build(node, Policy, spec=env.spec), env, 0), EPISODES))
 
 

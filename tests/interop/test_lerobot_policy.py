@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("idle_machine")
 NAMES = tuple(f"{what}_{axis}" for what in ("tool", "lead", "goal") for axis in "xyz")
 ACTIONS = ("dx", "dy", "dz", "gripper")
 REACH = {
-    "_target_": "policies.scripted.fr3.Scripted",
+    "_target_": "embodied.policies.scripted.fr3.Scripted",
     "task": "reach",
     "quality": 1.0,
     "step": 0.015,
@@ -55,7 +55,7 @@ def described(run: Path, out: Path, plugins: Path, folder: Path) -> str:
 
 
 def test_the_same_noise_gives_the_same_chunk(plugins: Path, tmp_path: Path) -> None:
-    node = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}
+    node = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
     policy = saved(node, tmp_path / "run")
     said = described(tmp_path / "run", tmp_path / "lerobot", plugins, tmp_path)
     assert json.dumps(NAMES) in said

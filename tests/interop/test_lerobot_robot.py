@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from embodied.core.build import build
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.lerobot.driver import LeRobotDriver
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.lerobot.driver import LeRobotDriver
 from tests.fakes.servo_bus import FakeBus
 
 pytest.importorskip("lerobot", reason="LeRobot is not installed here: sh scripts/interop.sh")
@@ -44,7 +44,7 @@ def calibrated(tmp_path: Path) -> Iterator[tuple[FakeBus, Path]]:
 
 def node(path: str, folder: Path, **settings: Any) -> dict[str, Any]:
     return {
-        "_target_": "real_robot.drivers.lerobot.driver.LeRobotDriver",
+        "_target_": "embodied.real_robot.drivers.lerobot.driver.LeRobotDriver",
         "type": "so101_follower",
         "python": sys.executable,
         "port": path,

@@ -28,19 +28,19 @@ from embodied.core import build as core_build  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec  # noqa: E402
+from embodied.policies.remote.address import allow_typed, remote_policy  # noqa: E402
+from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
 from embodied.serve import codec  # noqa: E402
 from embodied.serve.openpi_wrapper import Steerable  # noqa: E402
 from embodied.serve.policy_service import PolicyService  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
-from policies.remote.address import allow_typed, remote_policy  # noqa: E402
-from policies.steering.dsrl import Dsrl  # noqa: E402
 
 SPEC = Spec(
     {"state": Leaf((7,)), "image": Leaf((64, 64, 3), "uint8")},
     Leaf((6,), low=-1.0, high=1.0),
     dt=0.05,
 )
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 5, "width": 16}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 5, "width": 16}
 MAPPING = {"obs": {"state": "observation/state", "image": "observation/image"}}
 TOKEN = "a token of more than sixteen letters"
 HORIZON, WIDE = 10, 8  # the model's action is wider than the robot's
@@ -153,8 +153,8 @@ def served(policy: Any, metadata: dict[str, Any]) -> Iterator[str]:
         thread.join(5)
 
 
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
-DSRL = {"_target_": "policies.steering.dsrl.Dsrl"}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
+DSRL = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
 
 
 def test_our_client_asks_an_openpi_server_and_learns_no_noise_through_it() -> None:

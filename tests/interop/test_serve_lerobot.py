@@ -23,8 +23,8 @@ from embodied.core.build import ConfigError, allow, build  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
 from embodied.core.spec import Leaf, Spec, SpecMismatch  # noqa: E402
 from embodied.core.tensors import Tensors  # noqa: E402
+from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
-from policies.steering.dsrl import Dsrl  # noqa: E402
 from scripts.serve_lerobot import LeRobotService, load  # noqa: E402
 from tests.interop.tiny_vlas import (  # noqa: E402
     CAMERAS,
@@ -36,7 +36,7 @@ from tests.interop.tiny_vlas import (  # noqa: E402
 )
 
 KINDS = ["smolvla", "pi0", "pi05"]
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 MAPPING = {
     "obs": {"state": STATE, **CAMERAS},
     "action": {"low": [-3.0] * 4, "high": [3.0] * 4},
@@ -70,7 +70,7 @@ def service(
 
 @pytest.fixture(scope="module")
 def server(service: LeRobotService) -> Iterator[Server]:
-    allow("policies.remote")
+    allow("embodied.policies.remote")
     with Server(service, port=0) as running:
         yield running
 
@@ -81,7 +81,7 @@ def remote(server: Server) -> Policy:
 
 
 def asked(url: str, spec: Spec = SPEC) -> Policy:
-    node = {"_target_": "policies.remote.policy.RemotePolicy", "url": url}
+    node = {"_target_": "embodied.policies.remote.policy.RemotePolicy", "url": url}
     return build({**node, "mapping": MAPPING, "wait": 0.0}, Policy, spec=spec)
 
 
@@ -112,7 +112,7 @@ def test_it_is_lerobots_chunk(service: LeRobotService, remote: Policy) -> None:
 
 def test_noise_of_one_step_is_shared(remote: Policy) -> None:
     """32 numbers instead of 320; the chunk is that of the repeated noise."""
-    node = {"_target_": "policies.steering.dsrl.Dsrl", "shared_noise": True}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "shared_noise": True}
     policy = Dsrl.wrap(remote, node, INNER)
     assert policy.inner.spec.act.size == 32
     u = torch.rand(2, 32)
@@ -152,7 +152,7 @@ def test_from_the_command_line(smolvla: Path, tmp_path: Path) -> None:
         said = next((x for x in process.stdout if x.startswith("serving")), "")
         try:
             assert said.startswith("serving smolvla at ws://127.0.0.1:")
-            allow("policies.remote")
+            allow("embodied.policies.remote")
             steered(said.split()[3].rstrip(";"), tmp_path)
         finally:
             process.terminate()

@@ -8,7 +8,7 @@ import torch
 from embodied.core.spec import Leaf
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, variance
 from embodied.learners.on_policy.running_stats import Moments, ObservationStats, RewardScaler
-from policies.networks.encoders import Encoder
+from embodied.policies.networks.encoders import Encoder
 
 
 def columns(*rows: list[float]) -> torch.Tensor:

@@ -16,11 +16,11 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
 from embodied.learners.learner import Learner
-from policies.steering import dsrl_na
+from embodied.policies.steering import dsrl_na
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [32]}
+BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}
 LEARNER = {
     "_target_": "embodied.learners.finetune.dsrl_na.DsrlNa",
     "batch_size": 64,
@@ -32,7 +32,7 @@ def made(base: dict[str, Any] = BASE, **settings: Any) -> DsrlNa:
     torch.manual_seed(0)
     policy = dsrl_na.DsrlNa.wrap(
         build(base, Policy, spec=SPEC),
-        {"_target_": "policies.steering.dsrl_na.DsrlNa", "bound": 2.0},
+        {"_target_": "embodied.policies.steering.dsrl_na.DsrlNa", "bound": 2.0},
         INNER,
     )
     return build(LEARNER | settings, Learner, policy=policy)

@@ -16,17 +16,19 @@ from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa, Held, risk_target
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
-from policies.gaussian import Config as GaussianConfig
-from policies.gaussian import Gaussian
-from policies.wrappers.reflex_override import ReflexOverride
-from policies.wrappers.reflex_rule import reflexing
+from embodied.policies.gaussian import Config as GaussianConfig
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.wrappers.reflex_override import ReflexOverride
+from embodied.policies.wrappers.reflex_rule import reflexing
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
 
 def made(**settings: object) -> Bresa:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [16]}, Policy, spec=SPEC)
+    policy = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}, Policy, spec=SPEC
+    )
     node = {
         "_target_": "embodied.learners.off_policy.bresa.Bresa",
         "batch_size": 64,
@@ -249,7 +251,7 @@ ARM = Spec(JOINTS, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
 
 def arm(**settings: object) -> Bresa:
     torch.manual_seed(0)
-    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
     learner = {
         "_target_": "embodied.learners.off_policy.bresa.Bresa",
         "batch_size": 8,

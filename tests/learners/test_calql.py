@@ -24,7 +24,7 @@ def make(
     """With a policy that starts at the deviation `std` before squashing."""
     torch.manual_seed(0)
     log_std = [math.log(std) - 1, math.log(std) + 1]
-    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "log_std": log_std}
+    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32], "log_std": log_std}
     policy = build(node, Policy, spec=SPEC)
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(

@@ -21,7 +21,9 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, **settings: object) -> DsacT:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=spec)
+    policy = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=spec
+    )
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
         {"_target_": "embodied.learners.off_policy.dsac_t.DsacT", **given},
@@ -234,7 +236,7 @@ def test_bandit_is_solved() -> None:
 
 
 def test_refusals() -> None:
-    policy = build({"_target_": "policies.deterministic.Deterministic"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.deterministic.Deterministic"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="log-prob"):
         build(
             {"_target_": "embodied.learners.off_policy.dsac_t.DsacT"},

@@ -23,7 +23,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, **settings: object) -> Flashsac:
     torch.manual_seed(0)
-    node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 16, "depth": 1}
+    node = {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 16, "depth": 1}
     policy = build(node, Policy, spec=spec)
     given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
     node = {"_target_": "embodied.learners.off_policy.flashsac.Flashsac", **given}
@@ -158,7 +158,7 @@ def test_learns_to_reach() -> None:
     """The real collector, replay and update; a policy that stands still scores about -15."""
     torch.manual_seed(0)
     env = Reach(8)
-    node = {"_target_": "policies.block_gaussian.BlockGaussian", "width": 32}
+    node = {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 32}
     policy = build(node, Policy, spec=env.spec)
     rates = {"critic_lr": 1e-3, "actor_lr": 1e-3, "temperature_lr": 1e-3}
     node = {
@@ -178,7 +178,7 @@ def test_learns_to_reach() -> None:
 
 
 def test_refusals() -> None:
-    policy = build({"_target_": "policies.gaussian.Gaussian"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.gaussian.Gaussian"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="block_gaussian"):
         build(
             {"_target_": "embodied.learners.off_policy.flashsac.Flashsac"},

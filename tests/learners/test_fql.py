@@ -16,12 +16,16 @@ from embodied.learners.learner import Learner
 from embodied.learners.offline.fql import Fql, value_loss
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
 
 
 def make(chunk: int = 1, **settings: Any) -> Fql:
     torch.manual_seed(0)
-    node = {"_target_": "policies.generative.one_step.OneStep", "flow": FLOW, "hidden": [32, 32]}
+    node = {
+        "_target_": "embodied.policies.generative.one_step.OneStep",
+        "flow": FLOW,
+        "hidden": [32, 32],
+    }
     policy = build({**node, "chunk": chunk}, Policy, spec=SPEC)
     given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
     return build(
@@ -155,11 +159,11 @@ def test_refusals() -> None:
             policy=build(FLOW, Policy, spec=SPEC),
             spec=SPEC,
         )
-    wide = {"_target_": "policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
+    wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
     critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
         node = {
-            "_target_": "policies.generative.one_step.OneStep",
+            "_target_": "embodied.policies.generative.one_step.OneStep",
             "flow": {**wide, "critic": critic},
         }
         build(node, Policy, spec=SPEC)

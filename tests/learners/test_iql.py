@@ -115,7 +115,7 @@ def test_each_loss_moves_its_own_part() -> None:
 def test_the_gaussian_likelihood_is_weighted() -> None:
     """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
     torch.manual_seed(0)
-    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "imitate": "nll"}
+    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32], "imitate": "nll"}
     policy = build(node, Policy, spec=SPEC)
     learner = build(
         {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [32], "beta": 0.1},
@@ -133,7 +133,12 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
 
 def test_a_flow_policy_can_be_extracted() -> None:
     torch.manual_seed(0)
-    node = {"_target_": "policies.generative.flow.Flow", "chunk": 3, "width": 16, "depth": 1}
+    node = {
+        "_target_": "embodied.policies.generative.flow.Flow",
+        "chunk": 3,
+        "width": 16,
+        "depth": 1,
+    }
     policy = build(node, Policy, spec=SPEC)
     learner = build(
         {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [16]},
@@ -183,7 +188,7 @@ def test_what_cannot_be_learned_is_refused() -> None:
         build(
             {"_target_": "embodied.learners.offline.iql.Iql"},
             Learner,
-            policy=build({"_target_": "policies.random.Random"}, Policy, spec=SPEC),
+            policy=build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC),
             spec=SPEC,
             total_steps=1,
         )

@@ -19,7 +19,7 @@ from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
 
 TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
-GAUSSIAN = "policies.diagonal_gaussian.DiagonalGaussian"
+GAUSSIAN = "embodied.policies.diagonal_gaussian.DiagonalGaussian"
 PPO = "embodied.learners.on_policy.ppo.Ppo"
 # 300 updates of each: settings of the learner, and of the policy.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -175,7 +175,7 @@ def test_a_wrong_slope_would_be_seen() -> None:
 
 
 RECURRENT = {
-    "_target_": "policies.recurrent.Recurrent",
+    "_target_": "embodied.policies.recurrent.Recurrent",
     "width": 4,
     "inner": {"_target_": GAUSSIAN},
 }

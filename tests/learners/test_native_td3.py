@@ -18,7 +18,7 @@ from embodied.learners.off_policy.td3 import Td3
 from embodied.nn import native
 
 OBS, ACT, UPDATES = 5, 3, 300
-DETERMINISTIC = "policies.deterministic.Deterministic"
+DETERMINISTIC = "embodied.policies.deterministic.Deterministic"
 TD3 = "embodied.learners.off_policy.td3.Td3"
 SMALL = {"hidden": [20, 20]}
 TANH = {"activation": "tanh"}

@@ -16,6 +16,8 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
+from embodied.envs.gym import Config as GymConfig
+from embodied.envs.gym import Gym
 from embodied.learners.learner import Learner
 from embodied.learners.on_policy.gae import value_loss
 from embodied.learners.on_policy.learning_rates import clip_norm
@@ -24,8 +26,6 @@ from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPol
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
-from envs.gym import Config as GymConfig
-from envs.gym import Gym
 from tests.toy_envs import Config, Counter, Reach
 from tests.training.test_on_policy import Silent
 
@@ -33,13 +33,13 @@ BOX, CHOICE = Leaf((2,), low=-1.0, high=1.0), Leaf((), "int64", 0, 3)
 OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
 NODES: dict[str, dict[str, Any]] = {
     "normal": {
-        "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
         "hidden": [8],
         "head": 1.0,
     },
-    "categorical": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
+    "categorical": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
 }
-MEMORY = {"_target_": "policies.recurrent.Recurrent", "width": 5}
+MEMORY = {"_target_": "embodied.policies.recurrent.Recurrent", "width": 5}
 ALL = [(name, memory) for name in NODES for memory in (False, True)]
 
 
@@ -367,7 +367,11 @@ def test_deviation_that_does_not_learn() -> None:
 def test_only_the_played_part_of_a_chunk_counts() -> None:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "chunk": 3, "hidden": [4]}
+    node = {
+        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
+        "chunk": 3,
+        "hidden": [4],
+    }
     learner = build(
         {
             "_target_": "embodied.learners.on_policy.ppo.Ppo",
@@ -397,7 +401,9 @@ def steps(loop: OnPolicyLoop, count: int) -> None:
 
 def test_policies_without_a_density_are_refused() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({"_target_": "policies.generative.flow.Flow", "width": 8}, Policy, spec=spec)
+    policy = build(
+        {"_target_": "embodied.policies.generative.flow.Flow", "width": 8}, Policy, spec=spec
+    )
     with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
         build(
             {"_target_": "embodied.learners.on_policy.ppo.Ppo"}, Learner, policy=policy, spec=spec
@@ -432,7 +438,7 @@ def score(learner: Ppo, env: VecEnv, length: int) -> float:
 def test_reach_is_learned() -> None:
     env = Reach(8)
     node = {
-        "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
         "hidden": [32],
         "log_std": -0.5,
     }

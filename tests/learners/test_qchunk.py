@@ -23,7 +23,7 @@ from tests.toy_envs import Config, Counter
 
 GAMMA = 0.9
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
 CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
 
 
@@ -31,7 +31,7 @@ def make(chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings
     torch.manual_seed(0)
     critic = {**CRITIC, "hidden": list(hidden)}
     node = {
-        "_target_": "policies.wrappers.best_of_n.BestOfN",
+        "_target_": "embodied.policies.wrappers.best_of_n.BestOfN",
         "base": FLOW,
         "critic": critic,
         "n": n,

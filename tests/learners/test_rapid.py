@@ -202,7 +202,11 @@ def test_it_goes_on_exactly() -> None:
 
 def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
     """In MiniGrid, between two batches and in the middle of episodes."""
-    world = {"_target_": "envs.minigrid.env.MiniGrid", "id": "MiniGrid-Empty-5x5-v0", "num_envs": 4}
+    world = {
+        "_target_": "embodied.envs.minigrid.env.MiniGrid",
+        "id": "MiniGrid-Empty-5x5-v0",
+        "num_envs": 4,
+    }
     node = {
         "name": "rapid",
         "env": {**world, "backend": "gymnasium", "threads": 1},

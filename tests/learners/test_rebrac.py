@@ -24,7 +24,9 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
 def make(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
     torch.manual_seed(0)
     policy = build(
-        {"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, Policy, spec=SPEC
+        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [32]},
+        Policy,
+        spec=SPEC,
     )
     given = {"hidden": [32], "batch_size": 4, **settings}
     node = {"_target_": f"embodied.learners.{target}", **given}

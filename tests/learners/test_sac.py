@@ -27,7 +27,11 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
     torch.manual_seed(0)
-    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [32], "zero_head": zero_head}
+    node = {
+        "_target_": "embodied.policies.gaussian.Gaussian",
+        "hidden": [32],
+        "zero_head": zero_head,
+    }
     policy = build(node, Policy, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
@@ -231,7 +235,7 @@ def test_learns_to_reach() -> None:
     """The real collector, replay and update; a policy that stands still scores about -15."""
     torch.manual_seed(0)
     env = Reach(8)
-    node = {"_target_": "policies.gaussian.Gaussian", "hidden": [64, 64]}
+    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [64, 64]}
     policy = build(node, Policy, spec=env.spec)
     settings = {"hidden": [64, 64], "batch_size": 128, "initial_temperature": 0.1}
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
@@ -263,7 +267,7 @@ def test_refusals() -> None:
     spec = Spec({"state": Leaf((3,))}, Leaf((), "int64", 0, 3), dt=0.1)
     with pytest.raises(ConfigError, match="continuous actions"):
         make(spec)
-    policy = build({"_target_": "policies.random.Random"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="log-prob"):
         build(
             {"_target_": "embodied.learners.off_policy.sac.Sac"}, Learner, policy=policy, spec=SPEC

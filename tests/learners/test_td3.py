@@ -26,7 +26,9 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 def make(spec: Spec = SPEC, **settings: object) -> Td3:
     torch.manual_seed(0)
     policy = build(
-        {"_target_": "policies.deterministic.Deterministic", "hidden": [32]}, Policy, spec=spec
+        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [32]},
+        Policy,
+        spec=spec,
     )
     given = {"hidden": [32], "batch_size": 4, **settings}
     return build(
@@ -227,7 +229,7 @@ def test_learns_to_reach() -> None:
     """The real collector, replay and update; a policy that stands still scores about -15."""
     torch.manual_seed(0)
     env = Reach(8)
-    node = {"_target_": "policies.deterministic.Deterministic", "hidden": [64, 64]}
+    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [64, 64]}
     policy = build(node, Policy, spec=env.spec)
     lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", **lrs}
@@ -247,7 +249,7 @@ def test_learns_to_reach() -> None:
 
 
 def test_refusals() -> None:
-    policy = build({"_target_": "policies.gaussian.Gaussian"}, Policy, spec=SPEC)
+    policy = build({"_target_": "embodied.policies.gaussian.Gaussian"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="policy=deterministic"):
         build(
             {"_target_": "embodied.learners.off_policy.td3.Td3"}, Learner, policy=policy, spec=SPEC
@@ -331,7 +333,7 @@ def test_the_policy_climbs_the_smaller_mean() -> None:
 
 
 def test_every_episode_has_its_own_deviation() -> None:
-    node = {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}
+    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
     policy = build({**node, "std_range": [0.1, 0.5]}, Policy, spec=SPEC)
     obs = {"state": torch.zeros(3, 3)}
     e = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -9.0]])

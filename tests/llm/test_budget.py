@@ -125,7 +125,7 @@ WITH_CHAT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", WITH_CHAT)
 def test_rewards_keep_what_they_spend_in_the_folder_of_their_run(name: str, tmp_path: Path) -> None:
     settings, where = WITH_CHAT[name]
-    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     reward = build(
         {"_target_": f"embodied.rewards.{name}", **settings},
         Reward,
@@ -156,7 +156,7 @@ def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
     def config(url: str) -> DesignConfig:
         limits = {"calls": 3, "backoff": 0.001}
         return DesignConfig(
-            env={"_target_": "envs.toy.two_gap.TwoGap"},
+            env={"_target_": "embodied.envs.toy.two_gap.TwoGap"},
             designer={"_target_": "embodied.reward_design.designers.eureka.Eureka", "repairs": 0},
             chat={"_target_": "embodied.llm.client.ChatClient", "url": url, "model": "m"}
             | {"limits": limits},

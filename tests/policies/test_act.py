@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from policies.generative.act import Act, Config, ensembled, kl
-from policies.networks.attention import Attention, Layer
+from embodied.policies.generative.act import Act, Config, ensembled, kl
+from embodied.policies.networks.attention import Attention, Layer
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 

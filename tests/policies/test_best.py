@@ -17,19 +17,19 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import QFunction
-from policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
-from policies.wrappers.edit import Edit
+from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
+from embodied.policies.wrappers.edit import Edit
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": 2}
-GAUSSIAN = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 2}
+GAUSSIAN = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
 
 
 def best(**settings: Any) -> BestOfN:
     torch.manual_seed(0)
     node = {
-        "_target_": "policies.wrappers.best_of_n.BestOfN",
+        "_target_": "embodied.policies.wrappers.best_of_n.BestOfN",
         "base": FLOW,
         "critic": LINEAR,
         "n": 4,
@@ -41,7 +41,7 @@ def best(**settings: Any) -> BestOfN:
 def edit(**settings: Any) -> Edit:
     torch.manual_seed(0)
     node = {
-        "_target_": "policies.wrappers.edit.Edit",
+        "_target_": "embodied.policies.wrappers.edit.Edit",
         "base": FLOW,
         "critic": LINEAR,
         "edit": GAUSSIAN,
@@ -136,7 +136,7 @@ def test_any_base_and_what_its_critic_judges() -> None:
     torch.manual_seed(1)
     flow = build(FLOW, Policy, spec=SPEC)
     latent = {
-        "_target_": "policies.steering.dsrl.Dsrl",
+        "_target_": "embodied.policies.steering.dsrl.Dsrl",
         "bound": 2.0,
         "base": FLOW,
         "inner": GAUSSIAN,

@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 from embodied.export.torchscript import write_torchscript
-from policies.networks.image_encoders import (
+from embodied.policies.networks.image_encoders import (
     Camera,
     ImageConfig,
     Residual,
@@ -108,7 +108,12 @@ def test_camera_policies_export(body: str, head: str, shared: bool, tmp_path: Pa
     """Both files are compared with PyTorch as they are written, and not written beyond 1e-5."""
     torch.manual_seed(0)
     images = {"body": body, "head": head, "shared": shared, "channels": [8, 16]}
-    node = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16, "images": images}
+    node = {
+        "_target_": "embodied.policies.generative.flow.Flow",
+        "chunk": 2,
+        "width": 16,
+        "images": images,
+    }
     eyes = {name: Leaf((20, 16, 3), "uint8") for name in ("base", "wrist")}
     obs = {**eyes, "state": Leaf((3,))}
     policy = build(node, Policy, spec=Spec(obs, Leaf((2,), low=-1.0, high=1.0), dt=0.05))

@@ -16,7 +16,7 @@ from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import Dataset, chunks
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
-from policies.categorical import Categorical, Config
+from embodied.policies.categorical import Categorical, Config
 
 CELLS = Leaf((2, 2), "uint8", 0, 3, unit="symbol")
 SPEC = Spec({"cells": CELLS}, Leaf((), "int64", 0, 4), dt=1.0, text="press the right key")

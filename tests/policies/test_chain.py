@@ -14,22 +14,36 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.denoising_mdp.chain import DenoisingMDP
-from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
-from policies.denoising_mdp.noisy_flow import NoisyFlow
-from policies.denoising_mdp.partial_finetune import PartialFinetune
+from embodied.policies.denoising_mdp.chain import DenoisingMDP
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
+from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 BASES: dict[str, dict[str, Any]] = {
-    "flow": {"_target_": "policies.generative.flow.Flow", "chunk": 3, "steps": 4, "width": 16},
-    "one step": {"_target_": "policies.generative.flow.Flow", "chunk": 3, "steps": 1, "width": 16},
+    "flow": {
+        "_target_": "embodied.policies.generative.flow.Flow",
+        "chunk": 3,
+        "steps": 4,
+        "width": 16,
+    },
+    "one step": {
+        "_target_": "embodied.policies.generative.flow.Flow",
+        "chunk": 3,
+        "steps": 1,
+        "width": 16,
+    },
     "shortcut": {
-        "_target_": "policies.generative.shortcut.Shortcut",
+        "_target_": "embodied.policies.generative.shortcut.Shortcut",
         "chunk": 3,
         "steps": 2,
         "width": 16,
     },
-    "diffusion": {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 3, "width": 16},
+    "diffusion": {
+        "_target_": "embodied.policies.generative.diffusion.Diffusion",
+        "chunk": 3,
+        "width": 16,
+    },
 }
 
 
@@ -45,7 +59,7 @@ def noisy(kind: str, **settings: Any) -> DenoisingMDP:
     name = "noisy_diffusion" if kind == "diffusion" else "noisy_flow"
     cls = NoisyDiffusion if kind == "diffusion" else NoisyFlow
     node = {
-        "_target_": f"policies.denoising_mdp.{name}.{cls.__name__}",
+        "_target_": f"embodied.policies.denoising_mdp.{name}.{cls.__name__}",
         "base": BASES["flow"],
         **settings,
     }
@@ -210,5 +224,7 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
 )
 def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as found:
-        build({"_target_": f"policies.denoising_mdp.{name}", **settings}, Policy, spec=SPEC)
+        build(
+            {"_target_": f"embodied.policies.denoising_mdp.{name}", **settings}, Policy, spec=SPEC
+        )
     assert "\n" not in str(found.value)

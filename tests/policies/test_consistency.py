@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.generative.consistency import Config, Consistency
+from embodied.policies.generative.consistency import Config, Consistency
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -92,7 +92,7 @@ def test_steps_that_do_not_fit_are_refused() -> None:
     for settings in ({"steps": 0}, {"steps": 9, "levels": 8}):
         with pytest.raises(ConfigError, match="steps="):
             build(
-                {"_target_": "policies.generative.consistency.Consistency", **settings},
+                {"_target_": "embodied.policies.generative.consistency.Consistency", **settings},
                 Policy,
                 spec=SPEC,
             )

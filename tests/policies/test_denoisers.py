@@ -12,14 +12,19 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.nn.networks import Denoiser
-from policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
-from policies.networks.encoders import Encoder
+from embodied.policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
+from embodied.policies.networks.encoders import Encoder
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.1)
 NETS: list[dict[str, Any]] = [
-    {"_target_": "policies.generative.denoisers.Transformer", "width": 16, "depth": 2, "heads": 2},
     {
-        "_target_": "policies.generative.denoisers.UNet",
+        "_target_": "embodied.policies.generative.denoisers.Transformer",
+        "width": 16,
+        "depth": 2,
+        "heads": 2,
+    },
+    {
+        "_target_": "embodied.policies.generative.denoisers.UNet",
         "channels": [8, 16, 24],
         "groups": 2,
         "width": 16,
@@ -122,18 +127,21 @@ def test_a_condition_scales_and_shifts_what_a_layer_sees() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"_target_": "policies.generative.denoisers.UNet", "kernel": 4}, "odd kernel"),
+        ({"_target_": "embodied.policies.generative.denoisers.UNet", "kernel": 4}, "odd kernel"),
         (
-            {"_target_": "policies.generative.denoisers.UNet", "channels": [12]},
+            {"_target_": "embodied.policies.generative.denoisers.UNet", "channels": [12]},
             "multiple of groups=8",
         ),
-        ({"_target_": "policies.generative.denoisers.UNet", "time_dim": 3}, "must be even"),
         (
-            {"_target_": "policies.generative.denoisers.Transformer", "heads": 5},
+            {"_target_": "embodied.policies.generative.denoisers.UNet", "time_dim": 3},
+            "must be even",
+        ),
+        (
+            {"_target_": "embodied.policies.generative.denoisers.Transformer", "heads": 5},
             "multiple of heads=5",
         ),
         (
-            {"_target_": "policies.generative.denoisers.Transformer", "layers": 5},
+            {"_target_": "embodied.policies.generative.denoisers.Transformer", "layers": 5},
             'no setting "layers"',
         ),
     ],

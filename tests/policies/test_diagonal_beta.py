@@ -13,14 +13,14 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import NORMALIZED, Leaf, Spec
 from embodied.learners.on_policy.ppo import Ppo
-from policies.diagonal_beta import TRIES, DiagonalBeta, gamma
+from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: Any) -> DiagonalBeta:
     torch.manual_seed(0)
-    node = {"_target_": "policies.diagonal_beta.DiagonalBeta", "hidden": [8], **settings}
+    node = {"_target_": "embodied.policies.diagonal_beta.DiagonalBeta", "hidden": [8], **settings}
     return build(node, DiagonalBeta, spec=spec)
 
 

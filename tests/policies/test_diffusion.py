@@ -12,7 +12,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.generative.diffusion import Config, Diffusion
+from embodied.policies.generative.diffusion import Config, Diffusion
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -20,7 +20,7 @@ SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 def make(**settings: float) -> Diffusion:
     torch.manual_seed(0)
     node = {
-        "_target_": "policies.generative.diffusion.Diffusion",
+        "_target_": "embodied.policies.generative.diffusion.Diffusion",
         "chunk": 3,
         "width": 16,
         **settings,

@@ -9,7 +9,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.text import encode, text_leaf
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-from policies.networks.encoders import Encoder, ImageConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig
 
 OBS = {
     "b": Leaf((2,)),

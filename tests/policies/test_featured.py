@@ -12,7 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.steering.dsrl_features import DsrlFeatures
+from embodied.policies.steering.dsrl_features import DsrlFeatures
 
 SPEC = Spec(
     {
@@ -24,17 +24,17 @@ SPEC = Spec(
     dt=0.1,
 )
 BASE = {
-    "_target_": "policies.generative.flow.Flow",
+    "_target_": "embodied.policies.generative.flow.Flow",
     "chunk": 3,
     "width": 16,
     "images": {"channels": [4], "features": 7},
 }
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 
 
 def made(**base: Any) -> DsrlFeatures:
     torch.manual_seed(0)
-    node = {"_target_": "policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
+    node = {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
     policy = DsrlFeatures.wrap(build(BASE | base, Policy, spec=SPEC), node, INNER)
     assert isinstance(policy, DsrlFeatures)
     return policy
@@ -75,6 +75,8 @@ def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
 
 
 def test_a_base_without_an_encoder_is_refused() -> None:
-    base = build({"_target_": "policies.random.Random"}, Policy, spec=SPEC)
+    base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
-        DsrlFeatures.wrap(base, {"_target_": "policies.steering.dsrl_features.DsrlFeatures"}, INNER)
+        DsrlFeatures.wrap(
+            base, {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures"}, INNER
+        )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.spec import Leaf, Spec
-from policies.generative.flow import Config, Flow
+from embodied.policies.generative.flow import Config, Flow
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 

@@ -12,7 +12,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.gaussian import Config, Gaussian
+from embodied.policies.gaussian import Config, Gaussian
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -80,7 +80,7 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
     deviations = {}
     for kind in ("nll", "mse"):
         policy = build(
-            {"_target_": "policies.gaussian.Gaussian", "hidden": [8], "imitate": kind},
+            {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8], "imitate": kind},
             Policy,
             spec=SPEC,
         )

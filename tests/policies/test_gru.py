@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from policies.networks import gru
+from embodied.policies.networks import gru
 
 T, B, W = 7, 5, 6
 

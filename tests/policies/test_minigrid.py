@@ -8,7 +8,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from policies.scripted.minigrid import (
+from embodied.policies.scripted.minigrid import (
     DROP,
     FORWARD,
     PICK,
@@ -19,7 +19,7 @@ from policies.scripted.minigrid import (
     Planner,
     State,
 )
-from policies.scripted.minigrid import search as find
+from embodied.policies.scripted.minigrid import search as find
 
 CODES = {"#": (2, 5, 0), ".": (1, 0, 0), "G": (8, 1, 0), "D": (4, 4, 2), "K": (5, 4, 0)}
 CODES |= {"o": (6, 0, 0), "~": (9, 0, 0), "d": (4, 0, 1)}
@@ -97,8 +97,8 @@ def test_mistakes_are_turns_or_safe_steps() -> None:
 )
 def test_it_wins_in_the_packages_levels(level: str) -> None:
     pytest.importorskip("minigrid")
-    from envs.minigrid.env import Config as WorldConfig
-    from envs.minigrid.env import MiniGrid
+    from embodied.envs.minigrid.env import Config as WorldConfig
+    from embodied.envs.minigrid.env import MiniGrid
 
     name = f"MiniGrid-{level}-v0"
     env = MiniGrid(WorldConfig(name, "gymnasium", num_envs=3, privileged=True))

@@ -16,11 +16,11 @@ from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 SHARE, ROWS = 0.3, 4096
 NODES: list[dict[str, Any]] = [
-    {"_target_": "policies.generative.flow.Flow", "steps": 8},
-    {"_target_": "policies.generative.diffusion.Diffusion", "steps": 10},
-    {"_target_": "policies.generative.shortcut.Shortcut", "steps": 1},
-    {"_target_": "policies.generative.shortcut.Shortcut", "steps": 8},
-    {"_target_": "policies.generative.consistency.Consistency", "steps": 1},
+    {"_target_": "embodied.policies.generative.flow.Flow", "steps": 8},
+    {"_target_": "embodied.policies.generative.diffusion.Diffusion", "steps": 10},
+    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 1},
+    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 8},
+    {"_target_": "embodied.policies.generative.consistency.Consistency", "steps": 1},
 ]
 
 
@@ -61,6 +61,6 @@ def test_both_modes_keep_their_share(node: dict[str, Any]) -> None:
 
 def test_one_step_of_plain_flow_is_the_mean() -> None:
     """0.3 * -0.6 + 0.7 * 0.6 = 0.24: why there are shortcuts."""
-    played, _ = trained({"_target_": "policies.generative.flow.Flow", "steps": 1}, 500)
+    played, _ = trained({"_target_": "embodied.policies.generative.flow.Flow", "steps": 1}, 500)
     assert near(played) < 0.2
     assert abs(played.mean() - 0.24) < 0.08 and played.std() < 0.2

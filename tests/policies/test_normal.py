@@ -12,7 +12,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.diagonal_gaussian import DiagonalGaussian
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
@@ -21,7 +21,11 @@ SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
 def make(**settings: Any) -> DiagonalGaussian:
     torch.manual_seed(0)
     return build(
-        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8], **settings},
+        {
+            "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
+            "hidden": [8],
+            **settings,
+        },
         Policy,
         spec=SPEC,
     )
@@ -85,4 +89,6 @@ def test_it_begins_near_zero_and_orthogonal() -> None:
 def test_discrete_actions_are_refused() -> None:
     spec = SPEC.with_act(Leaf((), "int64", 0, 3))
     with pytest.raises(ConfigError, match="continuous"):
-        build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec)
+        build(
+            {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec
+        )

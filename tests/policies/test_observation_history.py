@@ -15,8 +15,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
-from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
-from policies.denoising_mdp.noisy_flow import NoisyFlow
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 KINDS = ("flow.Flow", "shortcut.Shortcut", "consistency.Consistency", "diffusion.Diffusion")
@@ -25,7 +25,12 @@ STEPS = 3
 
 def make(kind: str, **settings: Any) -> Any:
     torch.manual_seed(0)
-    node = {"_target_": f"policies.generative.{kind}", "chunk": 2, "width": 16, "obs_steps": STEPS}
+    node = {
+        "_target_": f"embodied.policies.generative.{kind}",
+        "chunk": 2,
+        "width": 16,
+        "obs_steps": STEPS,
+    }
     return build({**node, **settings}, Policy, spec=SPEC)
 
 
@@ -91,7 +96,9 @@ def test_it_learns_what_depends_on_the_past_alone() -> None:
 def test_denoising_as_an_mdp_keeps_the_past(kind: str) -> None:
     base, cls = make(kind), NoisyFlow if kind == "flow.Flow" else NoisyDiffusion
     name = "noisy_flow.NoisyFlow" if kind == "flow.Flow" else "noisy_diffusion.NoisyDiffusion"
-    policy = cls.wrap(base, {"_target_": f"policies.denoising_mdp.{name}", "base": base.node})
+    policy = cls.wrap(
+        base, {"_target_": f"embodied.policies.denoising_mdp.{name}", "base": base.node}
+    )
     obs, noise = {"state": torch.randn(4, 2)}, policy.sample_noise(4)
     carry = policy.initial(4)
     carry = carry | {"history/state": torch.randn(4, 2, 2), "fresh": torch.zeros(4).bool()}
@@ -116,4 +123,8 @@ def test_one_step_needs_no_memory_and_one_observation_is_the_least() -> None:
         make("flow.Flow", obs_steps=0)
     with pytest.raises(ConfigError, match=r"flow\.obs_steps=1"):
         flow = make("flow.Flow").node
-        build({"_target_": "policies.generative.one_step.OneStep", "flow": flow}, Policy, spec=SPEC)
+        build(
+            {"_target_": "embodied.policies.generative.one_step.OneStep", "flow": flow},
+            Policy,
+            spec=SPEC,
+        )

@@ -10,18 +10,18 @@ from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.wrappers.physical_units import PhysicalUnits
+from embodied.policies.wrappers.physical_units import PhysicalUnits
 
 DEGREES = Leaf((2,), unit="deg", names=("shoulder", "elbow"))
 ARM = Spec({"state": Leaf((3,), unit="deg")}, DEGREES, dt=0.1)
 ACTION = Affine((-90.0, 0.0), (90.0, 100.0))
 STATE = Affine((-10.0,) * 3, (10.0,) * 3)
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16, "depth": 1}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16, "depth": 1}
 
 
 def arm(reach: float | None = None) -> PhysicalUnits:
     node = {
-        "_target_": "policies.wrappers.physical_units.PhysicalUnits",
+        "_target_": "embodied.policies.wrappers.physical_units.PhysicalUnits",
         "base": FLOW,
         "action": ACTION.to_json(),
         "obs": {"state": STATE.to_json()},
@@ -92,12 +92,12 @@ WIDE = arm(reach=4.0)
 def networks() -> list[dict]:
     small = {"hidden": [16]}
     flow = {"chunk": 2, "width": 16, "depth": 1}
-    where = "policies.generative"
+    where = "embodied.policies.generative"
     return [
-        {"_target_": "policies.gaussian.Gaussian", **small},
-        {"_target_": "policies.gaussian.Gaussian", "imitate": "nll", **small},
-        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", **small},
-        {"_target_": "policies.deterministic.Deterministic", **small},
+        {"_target_": "embodied.policies.gaussian.Gaussian", **small},
+        {"_target_": "embodied.policies.gaussian.Gaussian", "imitate": "nll", **small},
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", **small},
+        {"_target_": "embodied.policies.deterministic.Deterministic", **small},
         {"_target_": f"{where}.flow.Flow", **flow},
         {"_target_": f"{where}.shortcut.Shortcut", **flow},
         {"_target_": f"{where}.consistency.Consistency", "steps": 2, **flow},

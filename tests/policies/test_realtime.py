@@ -15,24 +15,37 @@ from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
+from embodied.envs.toy.two_gap import Config as GapConfig
+from embodied.envs.toy.two_gap import TwoGap
 from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
-from envs.toy.two_gap import Config as GapConfig
-from envs.toy.two_gap import TwoGap
-from policies.generative.guidance import SamplerStep, sample
-from policies.wrappers.real_time_chunking import PreviousPlan, RealTimeChunking, pulled, weights
+from embodied.policies.generative.guidance import SamplerStep, sample
+from embodied.policies.wrappers.real_time_chunking import (
+    PreviousPlan,
+    RealTimeChunking,
+    pulled,
+    weights,
+)
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": 6}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 6}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "flow": FLOW,
-    "shortcut": {**FLOW, "_target_": "policies.generative.shortcut.Shortcut", "steps": 2},
-    "consistency": {**FLOW, "_target_": "policies.generative.consistency.Consistency", "steps": 3},
-    "diffusion": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion"},
-    "stochastic": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion", "eta": 1.0},
+    "shortcut": {**FLOW, "_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 2},
+    "consistency": {
+        **FLOW,
+        "_target_": "embodied.policies.generative.consistency.Consistency",
+        "steps": 3,
+    },
+    "diffusion": {**FLOW, "_target_": "embodied.policies.generative.diffusion.Diffusion"},
+    "stochastic": {
+        **FLOW,
+        "_target_": "embodied.policies.generative.diffusion.Diffusion",
+        "eta": 1.0,
+    },
     "relay": {
-        "_target_": "policies.denoising_mdp.partial_finetune.PartialFinetune",
-        "base": {**FLOW, "_target_": "policies.generative.diffusion.Diffusion"},
+        "_target_": "embodied.policies.denoising_mdp.partial_finetune.PartialFinetune",
+        "base": {**FLOW, "_target_": "embodied.policies.generative.diffusion.Diffusion"},
     },
 }
 
@@ -40,7 +53,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 def realtime(base: dict[str, Any] = FLOW, **settings: Any) -> RealTimeChunking:
     torch.manual_seed(0)
     node = {
-        "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
+        "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
         "base": base,
         **settings,
     }
@@ -310,7 +323,7 @@ def test_around_a_trained_policy_and_what_is_refused(tmp_path: Path) -> None:
     base = realtime().base
     node = {
         **realtime(delay=3, mode="hard").node,
-        "base": {"_target_": "policies.generative.act.Act"},
+        "base": {"_target_": "embodied.policies.generative.act.Act"},
     }
     policy = asked_for(base, node, tmp_path, {})
     assert isinstance(policy, RealTimeChunking) and policy.config.delay == 3 and policy.chunk == 6
@@ -319,7 +332,7 @@ def test_around_a_trained_policy_and_what_is_refused(tmp_path: Path) -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"delay": 6}, r"delay=6 is not in 0\.\.5"),
         ({"beta": -1.0}, "beta=-1.0 should not"),
-        ({"base": {"_target_": "policies.gaussian.Gaussian", "chunk": 6}}, "mode=naive"),
+        ({"base": {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 6}}, "mode=naive"),
     )
     for settings, line in refused:
         with pytest.raises(ConfigError, match=line):

@@ -12,22 +12,22 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from policies.networks.encoders import Encoder
-from policies.recurrent import Memory, Recurrent
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.recurrent import Memory, Recurrent
 
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}
 
 TARGETS = {
-    "normal": "policies.diagonal_gaussian.DiagonalGaussian",
-    "categorical": "policies.categorical.Categorical",
+    "normal": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
+    "categorical": "embodied.policies.categorical.Categorical",
 }
 
 
 def make(inner: str) -> Recurrent:
     torch.manual_seed(0)
     node: dict[str, Any] = {
-        "_target_": "policies.recurrent.Recurrent",
+        "_target_": "embodied.policies.recurrent.Recurrent",
         "width": 6,
         "inner": {"_target_": TARGETS[inner], "hidden": [5]},
     }
@@ -86,8 +86,8 @@ def test_gradients_reach_the_first_observation() -> None:
 
 def test_inner_policies_without_a_density_are_refused() -> None:
     node = {
-        "_target_": "policies.recurrent.Recurrent",
-        "inner": {"_target_": "policies.generative.flow.Flow"},
+        "_target_": "embodied.policies.recurrent.Recurrent",
+        "inner": {"_target_": "embodied.policies.generative.flow.Flow"},
     }
     with pytest.raises(ConfigError, match="density"):
         build(node, Policy, spec=Spec(OBS, ACTS["normal"], dt=0.1))

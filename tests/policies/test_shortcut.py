@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.generative.shortcut import Config, Shortcut
+from embodied.policies.generative.shortcut import Config, Shortcut
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -140,4 +140,8 @@ def test_targets_have_no_gradient() -> None:
 )
 def test_steps_that_do_not_fit_are_refused(settings: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build({"_target_": "policies.generative.shortcut.Shortcut", **settings}, Policy, spec=SPEC)
+        build(
+            {"_target_": "embodied.policies.generative.shortcut.Shortcut", **settings},
+            Policy,
+            spec=SPEC,
+        )

@@ -13,7 +13,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
-from policies.scripted.checkpoint import CheckpointDemonstrator
+from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -29,7 +29,7 @@ def saved(folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = SPEC, chun
 
 def trained(run: Path, spec: Spec = SPEC, **settings: object) -> CheckpointDemonstrator:
     node = {
-        "_target_": "policies.scripted.checkpoint.CheckpointDemonstrator",
+        "_target_": "embodied.policies.scripted.checkpoint.CheckpointDemonstrator",
         "run": str(run),
         **settings,
     }
@@ -101,7 +101,7 @@ def test_collecting_from_a_run(tmp_path: Path) -> None:
     settings = CollectConfig(
         env={"_target_": "tests.toy_envs.Reach"},
         demonstrator={
-            "_target_": "policies.scripted.checkpoint.CheckpointDemonstrator",
+            "_target_": "embodied.policies.scripted.checkpoint.CheckpointDemonstrator",
             "run": str(run),
             "random": 0.5,
         },
@@ -138,7 +138,7 @@ def test_collecting_with_a_new_plan_in_every_step(tmp_path: Path) -> None:
     allow("tests")
     run = saved(tmp_path / "run", "generative.flow.Flow", Reach(1).spec, chunk=3)
     node = {
-        "_target_": "policies.scripted.checkpoint.CheckpointDemonstrator",
+        "_target_": "embodied.policies.scripted.checkpoint.CheckpointDemonstrator",
         "run": str(run),
         "settings": {"steps": 2},
     }

@@ -7,8 +7,8 @@ import resource
 import signal
 import time
 
-from real_robot.daemon.requests import MOST_BYTES, Request, Verb
-from real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.daemon.requests import MOST_BYTES, Request, Verb
+from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from tests.fakes.servo_bus import Faults
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from real_robot.assemble import open_channels
-from real_robot.daemon.client import call
-from real_robot.daemon.emergency import emergency_stop
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import FILE
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.daemon.client import call
+from embodied.real_robot.daemon.emergency import emergency_stop
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import FILE
 from tests.real_robot.blows import BRAKE, TURN
 from tests.real_robot.chaos import Blow, Scene
 from tests.real_robot.test_daemon import PATIENT

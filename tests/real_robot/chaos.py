@@ -25,12 +25,12 @@ from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
-from real_robot.assemble import build_chain, open_channels, open_flight_recorder
-from real_robot.control.arm_state import Floats
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import memory_folder
-from real_robot.ipc.messages import Mode
-from real_robot.safety.checks import FreshConfig, Heartbeat
+from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from tests.fakes.servo_bus import FakeBus
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, until
@@ -253,7 +253,7 @@ def servos(settings: Settings, bus: FakeBus) -> dict[str, Any]:
         for i, (name, zero) in enumerate(zip(fr3.JOINTS, ZEROS, strict=True), 1)
     ]
     return {
-        "_target_": "real_robot.drivers.servos.driver.ServoBus",
+        "_target_": "embodied.real_robot.drivers.servos.driver.ServoBus",
         "protocol": "dynamixel",
         "port": bus.path,
         "joints": joints,

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from embodied.embodiments import fr3
-from real_robot.assemble import open_channels
-from real_robot.control.arm_state import Floats
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import Mode
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import Mode
 from tests.real_robot.blows import BRAKE, SAY, TURN, press
 from tests.real_robot.chaos import Blow, Outcome, Scene, Settings, ended, latch, place
 from tests.real_robot.plate import SENSED

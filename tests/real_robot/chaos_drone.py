@@ -24,11 +24,11 @@ from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.flight import Flight
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.drivers.crazyflie.driver import ASK, SPEED
-from real_robot.emulators.crazyflie.firmware import LOCK_AFTER
-from real_robot.policy.observer import names_of
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.crazyflie.driver import ASK, SPEED
+from embodied.real_robot.emulators.crazyflie.firmware import LOCK_AFTER
+from embodied.real_robot.policy.observer import names_of
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.blows import SAY, end_daemon
 from tests.real_robot.chaos import Blow, Scene, Settings, ended, place

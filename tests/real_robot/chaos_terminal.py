@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.deploy.session import Session
-from real_robot.daemon.daemon import UNHEARD
-from real_robot.deployment import Deployment
+from embodied.real_robot.daemon.daemon import UNHEARD
+from embodied.real_robot.deployment import Deployment
 from tests.real_robot.blows import BRAKE, TURN
 from tests.real_robot.chaos import Blow, Scene, Settings, ended, place
 from tests.real_robot.test_daemon import PATIENT, Bridge, until

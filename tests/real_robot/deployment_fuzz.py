@@ -22,12 +22,12 @@ import numpy as np
 import yaml
 
 from embodied.core.build import ConfigError, build
-from real_robot.assemble import build_control, open_channels, open_flight_recorder
-from real_robot.control.arm_state import ArmState
-from real_robot.control.loop import Control
-from real_robot.deployment import FILE, Deployment
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.mailbox import MailboxError, memory_folder
+from embodied.real_robot.assemble import build_control, open_channels, open_flight_recorder
+from embodied.real_robot.control.arm_state import ArmState
+from embodied.real_robot.control.loop import Control
+from embodied.real_robot.deployment import FILE, Deployment
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.ipc.mailbox import MailboxError, memory_folder
 
 Json = Any
 ROBOTS = Path("configs/robot")
@@ -57,7 +57,7 @@ WHOLE: dict[str, Json] = {
     },
     "workspace": {"low": [-1, -1, 0], "high": [1, 1, 1], "planes": [[0, 0, 1, 0.01]]},
     "remote": {"port": 5555, "keys": "keys", "address": "127.0.0.1"},
-    "cameras": {"front": {"_target_": "real_robot.cameras.sources.Folder", "path": "x"}},
+    "cameras": {"front": {"_target_": "embodied.real_robot.cameras.sources.Folder", "path": "x"}},
     "filmed": {"front": [96, 96]},
     "metrics": 0,
     "goal_within": 0.02,

@@ -29,15 +29,15 @@ import yaml
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.spec import Leaf, Spec
-from policies.wrappers.reflex_override import ReflexOverride
-from real_robot.assemble import build_chain, build_regions
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.deployment import Deployment
-from real_robot.safety.checks import Enabled
-from real_robot.safety.energy_stage import Config as EnergyConfig
-from real_robot.safety.geometry import Box
-from real_robot.safety.learned_reflex import Config as ReflexConfig
-from real_robot.safety.silence import DaemonAlive, HoldToRun
+from embodied.policies.wrappers.reflex_override import ReflexOverride
+from embodied.real_robot.assemble import build_chain, build_regions
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.safety.checks import Enabled
+from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.geometry import Box
+from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
+from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
 from tests.real_robot.test_chain import within
 
 ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
@@ -95,8 +95,8 @@ def reflex(made: Deployment, folder: Path) -> str:
     torch.manual_seed(0)
     spec = Spec({"state": Leaf((4 * n,))}, Leaf((n,), low=-1.0, high=1.0), dt=1 / made.hertz)
     node = {
-        "_target_": "policies.wrappers.reflex_override.ReflexOverride",
-        "base": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
+        "base": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
         "decision_steps": 1, "threshold": 0.5, "release_ratio": 0.9, "min_duration_steps": 1,
         "hidden": [16, 16],
     }  # fmt: skip

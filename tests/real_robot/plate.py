@@ -1,6 +1,6 @@
 """A plate in front of the simulated FR3, and the force with which the arm presses on it.
 
-As a driver's settings: `{"_target_": "real_robot.drivers.sim.Sim", "world": {"_target_":
+As a driver's settings: `{"_target_": "embodied.real_robot.drivers.sim.Sim", "world": {"_target_":
 "tests.real_robot.plate.Plate", "height": 0.45}}` after `embodied.core.build.allow("tests")`; the
 deployment's `sensed` is then `["plate_force"]`.
 """
@@ -13,12 +13,12 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.sim import World, arm_spec
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.sim import World, arm_spec
 
 SENSED = "plate_force"
 FRANKA_STIFFNESS = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
-"""The driver's for a real Franka, N m/rad (`real_robot.drivers.franka.driver.Config`)."""
+"""The driver's for a real Franka, N m/rad (`embodied.real_robot.drivers.franka.driver.Config`)."""
 FRANKA_DAMPING = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
 
 

@@ -14,15 +14,15 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import NAMES
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.mujoco.batch_env import MujocoVecEnv
-from envs.so101 import Config as So101Config
-from envs.so101 import So101
-from real_robot.assemble import tool_target
-from real_robot.control.chunk_follower import Chunk, ChunkFollower
-from real_robot.deployment import Deployment
-from real_robot.policy.compatibility import observer, require_actions
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.mujoco.batch_env import MujocoVecEnv
+from embodied.envs.so101 import Config as So101Config
+from embodied.envs.so101 import So101
+from embodied.real_robot.assemble import tool_target
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.policy.compatibility import observer, require_actions
 
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
 

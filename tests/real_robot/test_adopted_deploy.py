@@ -10,8 +10,8 @@ import torch
 from embodied import cli
 from embodied.core import checkpoint
 from embodied.datasets.lerobot.reader import read_episodes
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
 from tests.adopt.checkpoints import ENV as OBJECTS
 from tests.adopt.checkpoints import STATE, random_weights, resized, two_gap_mapping
 from tests.real_robot.test_deploy import CROWDED, folder, said, start

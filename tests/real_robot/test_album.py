@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
-from real_robot.cameras.camera import CameraError, Picture
-from real_robot.cameras.frame_history import KEPT, FrameHistory
-from real_robot.cameras.shared_frames import FrameReader, FrameWriter, camera_mailbox
-from real_robot.ipc.messages import Mode
-from real_robot.policy.observer import Observer
-from real_robot.recording.recorder import EpisodeBuilder, recorded_spec
+from embodied.real_robot.cameras.camera import CameraError, Picture
+from embodied.real_robot.cameras.frame_history import KEPT, FrameHistory
+from embodied.real_robot.cameras.shared_frames import FrameReader, FrameWriter, camera_mailbox
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_record import ticks
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest
 
 RECORD = np.dtype([("tick", "<i8"), ("q", "<f8", (64,))])
 

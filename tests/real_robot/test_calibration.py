@@ -11,7 +11,7 @@ import yaml
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
-from real_robot.drivers.servos.calibration import (
+from embodied.real_robot.drivers.servos.calibration import (
     Calibration,
     Motor,
     driver_settings,

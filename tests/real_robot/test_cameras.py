@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, fitted
-from real_robot.cameras.sources import (
+from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, fitted
+from embodied.real_robot.cameras.sources import (
     Folder,
     FolderConfig,
     Rendered,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import (
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import (
     Enabled,
     Finite,
     Fresh,
@@ -22,9 +22,9 @@ from real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
-from real_robot.safety.limits import Limiter
-from real_robot.safety.workspace import Config as Box
-from real_robot.safety.workspace import Workspace
+from embodied.real_robot.safety.limits import Limiter
+from embodied.real_robot.safety.workspace import Config as Box
+from embodied.real_robot.safety.workspace import Workspace
 
 DT = 0.005
 N = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from real_robot.daemon.child import last_words
+from embodied.real_robot.daemon.child import last_words
 
 LEAKS = """nanobind: leaked 1 instances!
  - leaked instance 0x5562c9733bd8 of type "ruckig.InputParameter"

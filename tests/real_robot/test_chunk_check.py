@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.ipc.messages import Command, Mode
 from tests.real_robot.chunk_fuzz import fuzz
 from tests.real_robot.test_control import DOWN, DT, Bench, within
 

@@ -11,15 +11,15 @@ import pytest
 from embodied.embodiments import fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.cartesian_delta import Config as CartesianConfig
-from real_robot.control.arm_state import Floats, Limits
-from real_robot.control.chunk_follower import Chunk, ChunkFollower
-from real_robot.control.loop import Channels, Control
-from real_robot.drivers.sim import Config as SimConfig
-from real_robot.drivers.sim import Sim
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.chain import Chain, Stage
-from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import Floats, Limits
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.control.loop import Channels, Control
+from embodied.real_robot.drivers.sim import Config as SimConfig
+from embodied.real_robot.drivers.sim import Sim
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.chain import Chain, Stage
+from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.safety.limits import Limiter
 
 DT, STEP = 0.01, 0.05
 LIMITS = Limits(

@@ -14,19 +14,19 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
-from envs.hardware_sim.crazyflie_flight import PLACES
-from real_robot.control.arm_state import Limits
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.homing import Homing
-from real_robot.control.loop import Control
-from real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
-from real_robot.drivers.driver import DriverError
-from real_robot.emulators.crazyflie.firmware import State
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
-from real_robot.safety.limits import Limiter
+from embodied.envs.hardware_sim.crazyflie_flight import PLACES
+from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.control.loop import Control
+from embodied.real_robot.drivers.crazyflie.driver import Config, Crazyflie, Phase
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.emulators.crazyflie.firmware import State
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
+from embodied.real_robot.safety.limits import Limiter
 from tests.fakes.crazyflie import FakeCrazyflie
 
 PATIENT, TICK = 60.0, 0.02
@@ -189,7 +189,7 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     folder.mkdir()
     seen = {
-        "_target_": "real_robot.ipc.external_state.ExternalStateReader",
+        "_target_": "embodied.real_robot.ipc.external_state.ExternalStateReader",
         "folder": str(folder),
         "names": PLACES,
         "age": 2.0,

@@ -14,7 +14,7 @@ from embodied.core.build import build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
-from envs.quadrotor.goto_env import Config, QuadrotorGoto
+from embodied.envs.quadrotor.goto_env import Config, QuadrotorGoto
 from tests.real_robot.test_deploy import robot, said, start
 
 
@@ -49,13 +49,13 @@ def test_a_policy_of_the_setpoint_world_fits(
     """Rate, actions, observations and parity: what it was trained in is what is flown."""
     spec = QuadrotorGoto(Config(num_envs=1)).spec
     policy = build(
-        {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
         Policy,
         spec=spec,
     )
     run = tmp_path / "run"
     save(run / "checkpoints" / "00000000", policy, 0)
-    world = {"_target_": "envs.quadrotor.goto_env.QuadrotorGoto", "num_envs": 4}
+    world = {"_target_": "embodied.envs.quadrotor.goto_env.QuadrotorGoto", "num_envs": 4}
     (run / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
     code, text = robot(capsys, "check", "robot=crazyflie_sim", f"policy={run}")
     lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}

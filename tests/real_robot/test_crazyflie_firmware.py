@@ -13,13 +13,20 @@ from cflib.crazyflie.commander import Commander
 from cflib.crazyflie.high_level_commander import HighLevelCommander
 from cflib.crtp.crtpstack import CRTPPacket
 
-from envs.hardware_sim.crazyflie import Config
-from envs.hardware_sim.crazyflie_flight import STEP, Flown
-from real_robot.emulators.crazyflie import crtp
-from real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
-from real_robot.emulators.crazyflie.firmware import Firmware, State
-from real_robot.emulators.crazyflie.server import Server
-from real_robot.emulators.crazyflie.setpoint import OFF, Order, Setpoint, generic, legacy, order
+from embodied.envs.hardware_sim.crazyflie import Config
+from embodied.envs.hardware_sim.crazyflie_flight import STEP, Flown
+from embodied.real_robot.emulators.crazyflie import crtp
+from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware, State
+from embodied.real_robot.emulators.crazyflie.server import Server
+from embodied.real_robot.emulators.crazyflie.setpoint import (
+    OFF,
+    Order,
+    Setpoint,
+    generic,
+    legacy,
+    order,
+)
 
 FRAMES = 100_000
 UP = Setpoint("place", "place", "angle", (0.0, 0.0, 0.5))

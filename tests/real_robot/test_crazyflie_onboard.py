@@ -21,13 +21,13 @@ from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.deploy.site import site
 from embodied.embodiments.crazyflie import PAPER
+from embodied.envs.hardware_sim.crazyflie_flight import CPU
+from embodied.envs.quadrotor.cascade_controller import QUICK, Pilot
+from embodied.envs.quadrotor.hover_env import Config, Quadrotor
 from embodied.export.crazyflie import export_app
-from envs.hardware_sim.crazyflie_flight import CPU
-from envs.quadrotor.cascade_controller import QUICK, Pilot
-from envs.quadrotor.hover_env import Config, Quadrotor
-from real_robot.assemble import build_driver
-from real_robot.drivers.crazyflie.driver import Crazyflie
-from real_robot.drivers.driver import DriverError
+from embodied.real_robot.assemble import build_driver
+from embodied.real_robot.drivers.crazyflie.driver import Crazyflie
+from embodied.real_robot.drivers.driver import DriverError
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.test_crazyflie import driver, near, take_off, towards, until
 
@@ -65,7 +65,9 @@ def like_the_pilot() -> Any:
     rest[3:12:4], rest[18:] = 1.0, hover
     env = Quadrotor(Config(num_envs=1, history=PAST))
     policy = build(
-        {"_target_": "policies.deterministic.Deterministic", "hidden": []}, Policy, spec=env.spec
+        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": []},
+        Policy,
+        spec=env.spec,
     )
     layer = policy.feedforward().net[0]
     with torch.no_grad():
@@ -78,7 +80,7 @@ def like_the_pilot() -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     save(folder / "checkpoints" / "00000000", like_the_pilot(), 0)
-    node = {"_target_": "envs.quadrotor.hover_env.Quadrotor", "vehicle": "paper"}
+    node = {"_target_": "embodied.envs.quadrotor.hover_env.Quadrotor", "vehicle": "paper"}
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": node}))
     return folder
 

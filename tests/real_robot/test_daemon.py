@@ -28,12 +28,19 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.embodiments import fr3
-from real_robot.daemon.client import ClientError, call, connect
-from real_robot.daemon.requests import MOST_BYTES, PROTOCOL, Reply, Request, Verb, parse_reply
-from real_robot.daemon.server import PATIENCE, SOCKET, RpcServer, RpcServerError
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import Mode
-from real_robot.safety.checks import FreshConfig
+from embodied.real_robot.daemon.client import ClientError, call, connect
+from embodied.real_robot.daemon.requests import (
+    MOST_BYTES,
+    PROTOCOL,
+    Reply,
+    Request,
+    Verb,
+    parse_reply,
+)
+from embodied.real_robot.daemon.server import PATIENCE, SOCKET, RpcServer, RpcServerError
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_decide import GOAL, SPEC
 
@@ -74,7 +81,7 @@ class Bridge:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "real_robot.daemon.daemon", str(self.folder)],
+            [sys.executable, "-m", "embodied.real_robot.daemon.daemon", str(self.folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=(self.folder / "daemon.err").open("wb"),
         )
@@ -125,10 +132,10 @@ class Bridge:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     place = tmp_path_factory.mktemp("policy")
     return Deployment(
-        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(place / "0", build(node, Policy, spec=SPEC), 0)),

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.assemble import open_channels, open_flight_recorder
-from real_robot.daemon.client import call
-from real_robot.daemon.daemon_process import DaemonProcess
-from real_robot.daemon.emergency import emergency_stop
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import Mode
-from real_robot.rl.session import RobotSession
-from real_robot.safety.checks import Heartbeat
+from embodied.real_robot.assemble import open_channels, open_flight_recorder
+from embodied.real_robot.daemon.client import call
+from embodied.real_robot.daemon.daemon_process import DaemonProcess
+from embodied.real_robot.daemon.emergency import emergency_stop
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.rl.session import RobotSession
+from embodied.real_robot.safety.checks import Heartbeat
 from tests.real_robot.test_daemon import Bridge, gone, until
 from tests.real_robot.test_deploy import CROWDED, SLOW_WIRE, robot, said, start
 from tests.real_robot.test_sessions import made

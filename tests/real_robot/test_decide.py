@@ -12,12 +12,12 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from real_robot.control.arm_state import Floats
-from real_robot.ipc.messages import Command, Mode
-from real_robot.policy.decider import Decider
-from real_robot.policy.observer import Observer
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, STEP, Bench
 
 GOAL = {"goal_x": 0.5, "goal_y": 0.15, "goal_z": 0.2}
@@ -48,7 +48,7 @@ def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path)
     torch.manual_seed(0)
     bench = Bench(tmp_path, noise=1e-4)
     policy = build(
-        {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0},
+        {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0},
         Policy,
         spec=SPEC,
     )

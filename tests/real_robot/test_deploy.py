@@ -24,12 +24,12 @@ from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy import site
 from embodied.embodiments import fr3, so101
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.hardware_sim.fr3_task import Config as TaskWorldConfig
-from envs.hardware_sim.fr3_task import TaskWorld
-from real_robot.drivers.sim import Config as SimConfig
-from real_robot.drivers.sim import Sim
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.hardware_sim.fr3_task import Config as TaskWorldConfig
+from embodied.envs.hardware_sim.fr3_task import TaskWorld
+from embodied.real_robot.drivers.sim import Config as SimConfig
+from embodied.real_robot.drivers.sim import Sim
 from tests.real_robot.test_daemon import PATIENT, gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +135,7 @@ def run_through(
     assert after["mode"] == "RUNNING" and not after["fault"], "the loop was never dropped"
     assert after["control"]["pid"] == before["control"]["pid"]
     spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
-    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach"}
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach"}
     stranger = save(where / "stranger", build(node, Policy, spec=spec), 0)
     code, text = robot(capsys, "load", str(stranger), f"folder={folder}")
     assert code == 2 and "the one before goes on" in text and "q6" in text, text
@@ -202,10 +202,12 @@ def test_who_kills_deploy_leaves_an_arm_at_rest(
 
 def trained(folder: Path, **env: Any) -> Path:
     """A run folder of a policy (for the simulated FR3), as `embodied train` leaves it."""
-    world = env or {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4}
+    world = env or {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 4}
     spec = build({**world, "num_envs": 1}, VecEnv).spec
     policy = build(
-        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 2}, Policy, spec=spec
+        {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 2},
+        Policy,
+        spec=spec,
     )
     save(folder / "checkpoints" / "00000000", policy, 0)
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
@@ -231,7 +233,7 @@ def test_a_check_says_what_fits_and_what_does_not(
     assert code == 1 and "FAIL observations" in text and "goal_x" in text
     code, text = robot(capsys, "check", "robot=so101_sim", f"policy={run}")
     assert code == 1 and "q6" in text, "another robot's policy"
-    its_own = trained(tmp_path / "small", _target_="envs.so101.So101", num_envs=4)
+    its_own = trained(tmp_path / "small", _target_="embodied.envs.so101.So101", num_envs=4)
     code, text = robot(capsys, "check", "robot=so101_sim", f"policy={its_own}")
     assert code == 0 and "ok   parity" in text and "not of the arm: goal_x" in text, text
     code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.fresh.hold=0.06")
@@ -307,7 +309,7 @@ def test_the_wired_world_is_the_simulations() -> None:
 
 def test_things_fall_and_the_arm_does_not() -> None:
     now = 10.0
-    world = {"_target_": "envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
+    world = {"_target_": "embodied.envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
     with Sim(SimConfig(world=world), lambda: now) as arm:
         first = arm.read().q
         at = arm.model.joint("cube").qposadr[0]
@@ -325,7 +327,9 @@ def test_ranges_that_a_robot_names_for_itself_count() -> None:
     trained = {"env": {"task": "reach", "ranges": {"goal_x": [0, 1], "goal_y": [0, 0.5]}}}
     world = site.as_trained(robot, trained)["driver"]["world"]
     assert world == {"task": "reach", "ranges": {"goal_x": [0.9, 0.91], "goal_y": [0, 0.5]}}
-    wrapped = {"env": {"_target_": "envs.wrappers.stack.Wrapped", **trained}}
+    wrapped = {"env": {"_target_": "embodied.envs.wrappers.stack.Wrapped", **trained}}
     assert site.as_trained(robot, wrapped)["driver"]["world"] == world
-    on_robot = {"env": {"_target_": "real_robot.rl.robot_env.RealEnv", "world": trained["env"]}}
+    on_robot = {
+        "env": {"_target_": "embodied.real_robot.rl.robot_env.RealEnv", "world": trained["env"]}
+    }
     assert site.as_trained(robot, on_robot)["driver"]["world"] == world

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.deployment import FILE, Deployment
-from real_robot.safety.checks import FreshConfig
-from real_robot.safety.energy_stage import Config as EnergyConfig
-from real_robot.safety.workspace import Config as WorkspaceConfig
+from embodied.real_robot.deployment import FILE, Deployment
+from embodied.real_robot.safety.checks import FreshConfig
+from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from tests.real_robot.deployment_fuzz import WHOLE, bases, fuzz
 from tests.real_robot.test_control import LIMITS
 
@@ -47,7 +47,7 @@ def test_what_is_not_changed_is_accepted() -> None:
         {"torque_rate": [None] * 7},
         {"step": None},
         {"picture": None},
-        {"driver": {"_target_": "real_robot.drivers.sim.Sim", "noise": None}},
+        {"driver": {"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": None}},
     ],
 )
 def test_what_is_not_a_number_is_refused(part: dict[str, Any], value: float) -> None:

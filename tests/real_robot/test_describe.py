@@ -14,15 +14,15 @@ from embodied.core.build import ConfigError
 from embodied.deploy.describe import Config, describe
 from embodied.embodiments.kinematics.arm import ArmFile, load_arm, write_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from real_robot.control.arm_state import Floats
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.joint_driver import JointDriver
-from real_robot.drivers.mujoco_arm import Config as ArmConfig
-from real_robot.drivers.mujoco_arm import MujocoArm
-from real_robot.safety.capsules import Kinematics, read_model
-from real_robot.safety.geometry import Config as GeometryConfig
-from real_robot.safety.geometry import Geometry, Plane
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.joint_driver import JointDriver
+from embodied.real_robot.drivers.mujoco_arm import Config as ArmConfig
+from embodied.real_robot.drivers.mujoco_arm import MujocoArm
+from embodied.real_robot.safety.capsules import Kinematics, read_model
+from embodied.real_robot.safety.geometry import Config as GeometryConfig
+from embodied.real_robot.safety.geometry import Geometry, Plane
 
 ROOT = Path(__file__).resolve().parents[2]
 TERN = ROOT / "docs" / "own_robot" / "tern.urdf"

@@ -9,11 +9,11 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.safety.chain import Chain, Tick
-from real_robot.safety.energy_stage import Config, Energy, tool_error
-from real_robot.safety.energy_tank import Held, Impedance, Tank, TankConfig
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.safety.chain import Chain, Tick
+from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
+from embodied.real_robot.safety.energy_tank import Held, Impedance, Tank, TankConfig
+from embodied.real_robot.safety.limits import Limiter
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}
 ONE = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))

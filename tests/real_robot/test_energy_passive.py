@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.safety.chain import Chain
-from real_robot.safety.energy_stage import Config, Energy
-from real_robot.safety.energy_tank import Held, Impedance, TankConfig
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.energy_stage import Config, Energy
+from embodied.real_robot.safety.energy_tank import Held, Impedance, TankConfig
+from embodied.real_robot.safety.limits import Limiter
 from tests.real_robot.two_link import TwoLink
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}

@@ -17,13 +17,13 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import require_same
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from real_robot.daemon.requests import Verb
-from real_robot.emulators.shared import SharedEmulator
-from real_robot.ipc.messages import Mode
-from real_robot.rl.robot_env import Config, RealEnv
-from real_robot.rl.session import RobotSessionError
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.emulators.shared import SharedEmulator
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.rl.robot_env import Config, RealEnv
+from embodied.real_robot.rl.session import RobotSessionError
 
 PATIENT = 90.0  # s
 
@@ -37,7 +37,7 @@ def robot() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "reach"}
+    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}
     made = RealEnv(Config(robot(), world, horizon=60, patience=PATIENT))
     yield made
     made.close()
@@ -47,7 +47,7 @@ def env() -> Iterator[RealEnv]:
 def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: RealEnv) -> None:
     require_same(Fr3(Fr3Config(task="reach", num_envs=1)).spec, env.spec, "simulation", "arm")
     torch.manual_seed(0)
-    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     actor = Actor(build(node, Policy, spec=env.spec), 1)
     obs, first = env.reset(), torch.tensor([True])
     goals, ends = [], []
@@ -115,7 +115,7 @@ def test_two_may_share_an_arm_one_after_the_other(env: RealEnv) -> None:
 
 
 def test_what_an_arm_cannot_be(env: RealEnv) -> None:
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "reach"}
+    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}
     with pytest.raises(ConfigError, match="one arm"):
         RealEnv(Config(robot(), world, num_envs=2))
     with pytest.raises(ConfigError, match="can't be set"):
@@ -130,7 +130,9 @@ def test_an_emulated_robot_is_started_and_shared() -> None:
     pytest.importorskip("franky")
     node = yaml.safe_load(Path("configs/robot/franka_sim.yaml").read_text())
     node["fresh"] = robot()["fresh"]
-    config = Config(node, {"_target_": "envs.fr3.env.Fr3", "task": "reach"}, patience=PATIENT)
+    config = Config(
+        node, {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}, patience=PATIENT
+    )
     one = RealEnv(config)
     try:
         other = RealEnv(config)
@@ -148,7 +150,7 @@ def test_an_emulated_robot_is_started_and_shared() -> None:
 
 def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:
     node = {**robot(), "seconds": 5.0}  # not the other tests' arm
-    other = RealEnv(Config(node, {"_target_": "envs.fr3.env.Fr3", "task": "reach"}))
+    other = RealEnv(Config(node, {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}))
     assert other.session is not env.session
     other.reset()
     os.kill(other.session.daemon.pid, signal.SIGKILL)

@@ -15,22 +15,26 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.datasets.collect import CollectConfig, collect
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.fr3.rendered_camera import Config as PosedConfig
+from embodied.envs.fr3.rendered_camera import RenderedCamera
+from embodied.real_robot.cameras.camera import CameraError, Source
+from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.wrappers.render_caption import PICTURE
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.fr3.rendered_camera import Config as PosedConfig
-from envs.fr3.rendered_camera import RenderedCamera
-from real_robot.cameras.camera import CameraError, Source
-from real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
 
 SIZE = 32
-LIFT = {"_target_": "policies.scripted.fr3.Scripted", "task": "lift", "quality": 1.0}
+LIFT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "lift", "quality": 1.0}
 CAMERA = {
-    "_target_": "real_robot.cameras.sources.Rendered",
+    "_target_": "embodied.real_robot.cameras.sources.Rendered",
     "fps": 100.0,
-    "scene": {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "lift", "size": SIZE},
+    "scene": {
+        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
+        "task": "lift",
+        "size": SIZE,
+    },
 }
 
 
@@ -54,7 +58,7 @@ def test_a_posed_picture_is_the_simulations() -> None:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "lift"}
+    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift"}
     made = RealEnv(Config(robot(), world, horizon=200, patience=PATIENT, camera=CAMERA, age=30.0))
     yield made
     made.close()
@@ -62,12 +66,21 @@ def env() -> Iterator[RealEnv]:
 
 def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
     """What a run does with reward=classifier, which has learned from pictures of the simulation."""
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "drawing": "light", "threads": 1}
+    world = {
+        "_target_": "embodied.envs.fr3.env.Fr3",
+        "task": "lift",
+        "drawing": "light",
+        "threads": 1,
+    }
     photographed = {
         "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
         "size": SIZE,
     }
-    pictured = {"_target_": "envs.wrappers.stack.Wrapped", "env": world, "wrappers": [photographed]}
+    pictured = {
+        "_target_": "embodied.envs.wrappers.stack.Wrapped",
+        "env": world,
+        "wrappers": [photographed],
+    }
     config = CollectConfig(pictured, LIFT, 60, str(tmp_path / "won"), num_envs=12, images="png")
     collect(config, lambda kept, played: None)
     # The arm is told to stop within some steps of where the simulation was: all of these look won.
@@ -119,4 +132,4 @@ def test_no_camera_and_an_old_picture(env: RealEnv) -> None:
     with pytest.raises(CameraError, match="nothing new"):
         env.images.reward_camera.newest(-1.0)
     with pytest.raises(ConfigError, match="scene"):
-        build({"_target_": "real_robot.cameras.sources.Rendered", "scenes": {}}, Source)
+        build({"_target_": "embodied.real_robot.cameras.sources.Rendered", "scenes": {}}, Source)

@@ -17,21 +17,21 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import require_same
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from envs.fr3.rendered_camera import Config as PosedConfig
-from envs.fr3.rendered_camera import RenderedCamera
-from real_robot.assemble import open_channels
-from real_robot.cameras.camera import CameraError
-from real_robot.ipc.messages import Mode
-from real_robot.rl.robot_env import Config, RealEnv
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.fr3.rendered_camera import Config as PosedConfig
+from embodied.envs.fr3.rendered_camera import RenderedCamera
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot
 from tests.real_robot.trouble import Trouble
 
 pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE = 32
 WORLD: dict[str, Any] = {
-    "_target_": "envs.fr3.env.Fr3",
+    "_target_": "embodied.envs.fr3.env.Fr3",
     "task": "reach",
     "cameras": ["front"],
     "image_size": SIZE,
@@ -39,11 +39,15 @@ WORLD: dict[str, Any] = {
     "threads": 1,
 }
 FRONT = {
-    "_target_": "real_robot.cameras.sources.Rendered",
+    "_target_": "embodied.real_robot.cameras.sources.Rendered",
     "fps": 100.0,
-    "scene": {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "reach", "size": SIZE},
+    "scene": {
+        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
+        "task": "reach",
+        "size": SIZE,
+    },
 }
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
 FLOW |= {"images": {"channels": [8, 16], "features": 16}}
 
 
@@ -165,7 +169,10 @@ def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
 
 
 def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    node = {"_target_": "real_robot.cameras.sources.Folder", "path": str(tmp_path / "nowhere")}
+    node = {
+        "_target_": "embodied.real_robot.cameras.sources.Folder",
+        "path": str(tmp_path / "nowhere"),
+    }
     made = RealEnv(Config(seeing(front=node), WORLD, patience=PATIENT))
     try:
         with pytest.raises(ConfigError, match="no PNG or JPEG files"):

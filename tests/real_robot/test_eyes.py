@@ -11,11 +11,11 @@ import pytest
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
-from real_robot.cameras.camera import CameraError
-from real_robot.cameras.policy_images import PolicyImages
-from real_robot.policy.decider import Decider
-from real_robot.policy.observer import Observer
-from real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.recording.recorder import recorded_spec
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.trouble import Trouble
@@ -37,7 +37,7 @@ def test_pictures_reach_the_policy_as_large_as_it_wants_them(
     tmp_path: Path, camera: dict[str, Any]
 ) -> None:
     bench = Bench(tmp_path)
-    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     observer = Observer(SEEING, 7, tool, GOAL, pictures=("front",))
     with PolicyImages(SEEING, {"front": camera}, PATIENT) as eyes:
         boxes = bench.there.state, bench.there.chunk
@@ -56,16 +56,20 @@ def test_pictures_reach_the_policy_as_large_as_it_wants_them(
 
 def test_rendered_scenes_show_what_was_measured() -> None:
     """The same picture as the world draws of itself, with the same joints and the same cube."""
-    from envs.fr3.env import Config as Fr3Config
-    from envs.fr3.env import Fr3
+    from embodied.envs.fr3.env import Config as Fr3Config
+    from embodied.envs.fr3.env import Fr3
 
     settings = {"objects": "privileged", "cameras": ("front",), "image_size": 32, "threads": 1}
     world = Fr3(Fr3Config("lift", 1, drawing="light", **settings))  # pyright: ignore[reportArgumentType]
     obs = world.reset(4)
     names = world.spec.obs["privileged/state"].names
     values = dict(zip(names, obs["privileged/state"][0].double().tolist(), strict=True))
-    scene = {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "lift", "size": 32}
-    drawn = {"_target_": "real_robot.cameras.sources.Rendered", "scene": scene}
+    scene = {
+        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
+        "task": "lift",
+        "size": 32,
+    }
+    drawn = {"_target_": "embodied.real_robot.cameras.sources.Rendered", "scene": scene}
     with PolicyImages(world.spec, {"front": drawn}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
         q = np.array([values[f"q{i}"] for i in range(1, 8)])

@@ -20,9 +20,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.safety.checks import FreshConfig
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC
@@ -32,13 +32,17 @@ from tests.real_robot.test_record import recorded
 cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE, SMALL = 32, (12, 16)
 SEEING = SPEC.with_obs(front=Leaf((SIZE, SIZE, 3), "uint8", 0, 255))
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
 FLOW |= {"images": {"channels": [8, 16], "features": 16}}
 FILES = 40
 FRONT = {
-    "_target_": "real_robot.cameras.sources.Rendered",
+    "_target_": "embodied.real_robot.cameras.sources.Rendered",
     "fps": 30.0,
-    "scene": {"_target_": "envs.fr3.rendered_camera.RenderedCamera", "task": "reach", "size": SIZE},
+    "scene": {
+        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
+        "task": "reach",
+        "size": SIZE,
+    },
 }
 
 
@@ -47,7 +51,11 @@ def files(folder: Path) -> dict[str, Any]:
     folder.mkdir()
     for k in range(FILES):
         cv2.imwrite(str(folder / f"{k:03d}.png"), np.full((24, 32, 3), 6 * k, np.uint8))
-    return {"_target_": "real_robot.cameras.sources.Folder", "path": str(folder), "fps": 30.0}
+    return {
+        "_target_": "embodied.real_robot.cameras.sources.Folder",
+        "path": str(folder),
+        "fps": 30.0,
+    }
 
 
 def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
@@ -60,7 +68,7 @@ def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("filmed")
     return Deployment(
-        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=policy(place / "first"),
@@ -204,7 +212,7 @@ def test_another_policy_takes_over_the_same_cameras(
     bridge: Bridge, deployment: Deployment, tmp_path: Path
 ) -> None:
     """One device can be opened once: newcomer and predecessor look at what the cameras show."""
-    from real_robot.daemon.client import call
+    from embodied.real_robot.daemon.client import call
 
     before = bridge.running()
     larger = SPEC.with_obs(front=Leaf((40, 40, 3), "uint8", 0, 255))

@@ -13,12 +13,18 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session
+from embodied.real_robot.daemon.folders import (
+    FolderError,
+    default_folder,
+    find,
+    make_private,
+    running,
+)
+from embodied.real_robot.daemon.server import SOCKET, RpcServer, RpcServerError
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.viewer.robot.app import monitor
 from embodied.viewer.robot.monitor import RobotMonitor
-from real_robot.daemon.folders import FolderError, default_folder, find, make_private, running
-from real_robot.daemon.server import SOCKET, RpcServer, RpcServerError
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import memory_folder
 from tests.real_robot.test_deploy import robot
 from tests.real_robot.test_sessions import made, quiet
 
@@ -28,7 +34,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in memory where the folders of robots are. Its name is short, as a socket's path
     has to be."""
     with TemporaryDirectory(dir=memory_folder()) as name:
-        monkeypatch.setattr("real_robot.daemon.folders.memory_folder", lambda: Path(name))
+        monkeypatch.setattr("embodied.real_robot.daemon.folders.memory_folder", lambda: Path(name))
         yield Path(name)
 
 

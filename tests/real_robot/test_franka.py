@@ -27,20 +27,20 @@ from embodied.embodiments.cartesian_delta import Config as CartesianConfig
 pytest.importorskip("franky", reason="franky-control is not installed")
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
-from envs.hardware_sim.franka import Config as FrankyConfig
-from envs.hardware_sim.franka import Franky
-from real_robot.control.arm_state import Limits
-from real_robot.control.chunk_follower import Chunk, ChunkFollower
-from real_robot.control.loop import Channels, Control
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.franka.driver import Franka
-from real_robot.drivers.franka.errors import explain
-from real_robot.drivers.franka.limits import Own, allowed, misfit, own
-from real_robot.drivers.springs import Tool
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from real_robot.safety.limits import Limiter
+from embodied.envs.hardware_sim.franka import Config as FrankyConfig
+from embodied.envs.hardware_sim.franka import Franky
+from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.control.loop import Channels, Control
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.franka.driver import Franka
+from embodied.real_robot.drivers.franka.errors import explain
+from embodied.real_robot.drivers.franka.limits import Own, allowed, misfit, own
+from embodied.real_robot.drivers.springs import Tool
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.safety.limits import Limiter
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 
 PATIENT = 90.0  # s for something to become so, on a machine that does much else
@@ -72,7 +72,7 @@ def until(so: Callable[[], Any], what: str) -> None:
 @pytest.fixture(scope="module")
 def settings() -> Iterator[dict[str, Any]]:
     """A Franka that is not there, before a cube."""
-    world = {"_target_": "envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
+    world = {"_target_": "embodied.envs.hardware_sim.fr3_task.TaskWorld", "task": "lift"}
     emulator = Franky(FrankyConfig(world=world))
     try:
         yield emulator.start()

@@ -12,13 +12,13 @@ import yaml
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3, so101, ur5e
-from real_robot.assemble import build_chain, build_regions, forward_kinematics
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.deployment import Deployment
-from real_robot.safety import fit_capsules, mjcf_arm
-from real_robot.safety.capsules import Kinematics, Model, read_model
-from real_robot.safety.chain import Chain
-from real_robot.safety.geometry import (
+from embodied.real_robot.assemble import build_chain, build_regions, forward_kinematics
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.safety import fit_capsules, mjcf_arm
+from embodied.real_robot.safety.capsules import Kinematics, Model, read_model
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.geometry import (
     Box,
     BoxDistances,
     Config,
@@ -27,9 +27,9 @@ from real_robot.safety.geometry import (
     Plane,
     SelfDistances,
 )
-from real_robot.safety.limits import Limiter
-from real_robot.safety.workspace import Config as Tool
-from real_robot.safety.workspace import Workspace
+from embodied.real_robot.safety.limits import Limiter
+from embodied.real_robot.safety.workspace import Config as Tool
+from embodied.real_robot.safety.workspace import Workspace
 
 ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
 ARMS = {"fr3": fr3, "so101": so101, "ur5e": ur5e}

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.control.arm_state import ArmState
-from real_robot.control.homing import Homing
-from real_robot.drivers.driver import DriverError
-from real_robot.ipc.estop import EmergencyStop
-from real_robot.ipc.mailbox import MailboxError
-from real_robot.ipc.messages import Command, Ended, Mode
+from embodied.real_robot.control.arm_state import ArmState
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.estop import EmergencyStop
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.messages import Command, Ended, Mode
 from tests.real_robot.test_control import DOWN, LIMITS, Bench, within
 from tests.real_robot.test_homing import AWAY
 from tests.real_robot.test_yielding import MOST, SECOND, Pressing

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from real_robot.daemon.client import ClientError, call
-from real_robot.daemon.requests import Verb
-from real_robot.rl.robot_env import Config, RealEnv
-from real_robot.teleop.hold_to_run import EVENT
+from embodied.real_robot.daemon.client import ClientError, call
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.rl.robot_env import Config, RealEnv
+from embodied.real_robot.teleop.hold_to_run import EVENT
 from tests.real_robot.test_daemon import PATIENT, until
 from tests.real_robot.test_deploy import ENV, PATIENTLY, said, start
 from tests.real_robot.test_env import robot
@@ -142,7 +142,7 @@ def test_without_a_terminal_or_without_the_mode_it_is_one_line(tmp_path: Path) -
     text = said(deploy)
     assert deploy.returncode == 2 and "there is no terminal whose key could be held" in text
     (tmp_path / "out").rename(tmp_path / "before")
-    device = "hold={_target_: real_robot.teleop.hold_to_run.TerminalKey}"
+    device = "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}"
     deploy = start(tmp_path, folder, *words, device)
     text = said(deploy)
     assert deploy.returncode == 2 and "add hold_to_run=true" in text
@@ -152,11 +152,11 @@ def test_a_step_of_training_waits_for_the_hand(tmp_path: Path) -> None:
     """A pedal (the kernel's events on a pipe), which somebody presses after a while."""
     os.mkfifo(pedal := tmp_path / "event3")
     node = {
-        "_target_": "real_robot.teleop.hold_to_run.InputKey",
+        "_target_": "embodied.real_robot.teleop.hold_to_run.InputKey",
         "path": str(pedal),
         "code": 48,
     }
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "reach"}
+    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}
     config = Config({**robot(), "home": []}, world, patience=PATIENT, hold=node)
     with pytest.raises(ConfigError, match="add hold_to_run"):
         RealEnv(config)

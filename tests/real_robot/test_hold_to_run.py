@@ -19,13 +19,13 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.homing import Homing
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
-from real_robot.safety.chain import Stage
-from real_robot.safety.silence import HoldToRun as Held
-from real_robot.safety.silence import Silence
-from real_robot.teleop.hold_to_run import (
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
+from embodied.real_robot.safety.chain import Stage
+from embodied.real_robot.safety.silence import HoldToRun as Held
+from embodied.real_robot.safety.silence import Silence
+from embodied.real_robot.teleop.hold_to_run import (
     EVENT,
     Beats,
     HoldToRun,
@@ -162,7 +162,11 @@ def test_a_device_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         InputKey(InputKeyConfig(str(tmp_path / "none"), 48))
     with pytest.raises(ConfigError, match="0 to 767"):
         InputKeyConfig("x", 5000)
-    node = {"_target_": "real_robot.teleop.hold_to_run.InputKey", "path": "/none", "code": 1}
+    node = {
+        "_target_": "embodied.real_robot.teleop.hold_to_run.InputKey",
+        "path": "/none",
+        "code": 1,
+    }
     with pytest.raises(ConfigError, match="cannot be read"):
         HoldToRun(node)
 
@@ -172,14 +176,14 @@ import ctypes, os
 os.environ["SDL_VIDEODRIVER"] = "dummy"
 import pygame
 from embodied.core.build import build
-from real_robot.teleop.hold_to_run import HoldDevice
+from embodied.real_robot.teleop.hold_to_run import HoldDevice
 pygame.display.init()
 pygame.joystick.init()
 sdl = ctypes.CDLL([l.split()[-1] for l in open("/proc/self/maps") if "libSDL2-" in l][0])
 index = sdl.SDL_JoystickAttachVirtual(1, 6, 12, 0)
 sdl.SDL_JoystickOpen.restype = ctypes.c_void_p
 stick = ctypes.c_void_p(sdl.SDL_JoystickOpen(index))
-pad = build({"_target_": "real_robot.teleop.devices.Gamepad", "hold": 5}, HoldDevice)
+pad = build({"_target_": "embodied.real_robot.teleop.devices.Gamepad", "hold": 5}, HoldDevice)
 pad.begin()
 assert pad.hint == "hold button 5 of gamepad 0 down" and not pad.held()
 for down in (1, 0, 1):
@@ -312,7 +316,7 @@ def test_a_policy_that_dies_while_nobody_holds_it_is_still_a_fault(bench: HoldBe
 OPERATOR = """
 import signal, sys, time
 from pathlib import Path
-from real_robot.teleop.hold_to_run import HoldToRun
+from embodied.real_robot.teleop.hold_to_run import HoldToRun
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may ignore it
 with HoldToRun(None) as hold:
     hold.start(Path(sys.argv[1]))

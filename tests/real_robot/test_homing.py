@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from embodied.embodiments import fr3
-from real_robot.control.homing import SHARE, Homing
-from real_robot.drivers.dry_run import DryRunDriver
-from real_robot.drivers.sim import Config, Sim
-from real_robot.ipc.channels import Channels
-from real_robot.ipc.messages import Command, Mode
-from real_robot.ipc.ring_buffer import BlackBox
-from real_robot.safety.geometry import Box, Geometry
-from real_robot.safety.geometry import Config as GeometryConfig
+from embodied.real_robot.control.homing import SHARE, Homing
+from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.sim import Config, Sim
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
+from embodied.real_robot.safety.geometry import Box, Geometry
+from embodied.real_robot.safety.geometry import Config as GeometryConfig
 from tests.real_robot.test_control import LIMITS, Bench, within
 
 AWAY = fr3.HOME + np.array([0.4, 0.2, -0.3, 0.3, 0.2, 0.1, -0.5])

@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from embodied.embodiments import fr3
-from real_robot.assemble import build_chain
-from real_robot.control.arm_state import ArmState
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.sim import Config, Sim
-from real_robot.drivers.springs import Tool
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.chain import Tick
+from embodied.real_robot.assemble import build_chain
+from embodied.real_robot.control.arm_state import ArmState
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.sim import Config, Sim
+from embodied.real_robot.drivers.springs import Tool
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.chain import Tick
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
 

@@ -20,14 +20,14 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import so101
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arms_file import forward_of
-from real_robot.assemble import build_chain, build_regions
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.joined import Config, JoinedDriver, Part
-from real_robot.emulators.joined import JoinedEmulators
-from real_robot.emulators.process import Emulator, Process
-from real_robot.safety.checks import Enabled
+from embodied.real_robot.assemble import build_chain, build_regions
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.joined import Config, JoinedDriver, Part
+from embodied.real_robot.emulators.joined import JoinedEmulators
+from embodied.real_robot.emulators.process import Emulator, Process
+from embodied.real_robot.safety.checks import Enabled
 from tests.real_robot.test_deploy import said, start
 
 YAML = Path(__file__).resolve().parents[2] / "configs" / "robot" / "two_so101_sim.yaml"
@@ -203,7 +203,7 @@ def test_the_arms_are_kept_off_each_other() -> None:
 
 
 def test_bad_settings_are_one_line() -> None:
-    node = {"_target_": "real_robot.drivers.sim.Sim"}
+    node = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
     with pytest.raises(ConfigError, match="two robots or more"):
         Config({"left": node})
     with pytest.raises(ConfigError, match="there is no robot rihgt"):
@@ -255,7 +255,9 @@ def test_a_policy_of_both_arms_is_deployed(tmp_path: Path) -> None:
     act = Leaf((12,), low=-1.0, high=1.0, names=names)
     spec = Spec({"state": Leaf((12,), names=seen)}, act, dt=0.05)
     torch.manual_seed(0)
-    policy: Any = build({"_target_": "policies.deterministic.Deterministic"}, Policy, spec=spec)
+    policy: Any = build(
+        {"_target_": "embodied.policies.deterministic.Deterministic"}, Policy, spec=spec
+    )
     save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
     folder = tmp_path / "d"
     folder.mkdir(mode=0o700)

@@ -16,15 +16,15 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.deploy.check import calibration
-from real_robot.control.arm_state import Limits
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.lerobot.driver import LeRobotDriver
-from real_robot.drivers.lerobot.joints import Hand, Joint, Units
+from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.lerobot.driver import LeRobotDriver
+from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
 
 INTERFACE = Path(__file__).parents[1] / "fakes" / "lerobot_interface"
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
 NODE: dict[str, Any] = {
-    "_target_": "real_robot.drivers.lerobot.driver.LeRobotDriver",
+    "_target_": "embodied.real_robot.drivers.lerobot.driver.LeRobotDriver",
     "type": "stand_in",
     "silence": 1.0,
     "joints": [{"key": f"{name}.pos", "sign": -1 if "lift" in name else 1} for name in JOINTS],
@@ -201,12 +201,12 @@ def test_a_dead_process_is_a_fault_and_a_reset_starts_it_again(made: Any) -> Non
 
 def device(folder: Path, **about: Any) -> Any:
     node: dict[str, Any] = {
-        "_target_": "real_robot.teleop.lerobot_device.LeRobotDevice",
+        "_target_": "embodied.real_robot.teleop.lerobot_device.LeRobotDevice",
         "type": "stand_in_leader",
         "silence": 1.0,
         "settings": {"file": str(folder / "action.json")},
     }
-    from real_robot.teleop.teleop import Device
+    from embodied.real_robot.teleop.teleop import Device
 
     return build({**node, **about}, Device, clock=lambda: 0.0)
 

@@ -21,10 +21,10 @@ from embodied.core.checkpoint import save
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
-from real_robot.assemble import build_chain, open_flight_recorder
-from real_robot.control.arm_state import Limits
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.assemble import build_chain, open_flight_recorder
+from embodied.real_robot.control.arm_state import Limits
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import MailboxError
 
 pytest.importorskip("franky", reason="franky-control is not installed")
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
@@ -93,7 +93,7 @@ def test_a_run_in_a_wrapped_world_fits_the_wire(
     world = yaml.safe_load((ROOT / "configs/env/fr3_lift_deploy.yaml").read_text())
     env = build(world | {"num_envs": 1}, VecEnv)
     policy = build(
-        {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 4},
+        {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 4},
         Policy,
         spec=env.spec,
     )

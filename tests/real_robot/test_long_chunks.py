@@ -13,16 +13,16 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.embodiments.joint_delta import Config as DeltaConfig
 from embodied.embodiments.joint_delta import JointDelta
-from real_robot.control.chunk_check import ChunkCheck
-from real_robot.control.chunk_follower import Chunk, ChunkFollower
-from real_robot.control.rtc_alignment import RtcAlignment
-from real_robot.drivers.replay import Config as ReplayConfig
-from real_robot.drivers.replay import Replay
-from real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
-from real_robot.ipc.ring_buffer import write_records
-from real_robot.policy.decider import Decider
-from real_robot.policy.observer import Observer
-from real_robot.recording.recorder import EpisodeBuilder
+from embodied.real_robot.control.chunk_check import ChunkCheck
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.control.rtc_alignment import RtcAlignment
+from embodied.real_robot.drivers.replay import Config as ReplayConfig
+from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
+from embodied.real_robot.ipc.ring_buffer import write_records
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.recording.recorder import EpisodeBuilder
 from tests.real_robot.test_control import DT, STEP, Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
@@ -30,7 +30,7 @@ LONG = 128
 
 
 def flow(chunk: int) -> Policy:
-    node = {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": chunk}
+    node = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": chunk}
     torch.manual_seed(0)
     return build(node, Policy, spec=SPEC).eval()
 
@@ -96,8 +96,12 @@ def test_alignment_joins_a_chunk_of_128_after_100_steps() -> None:
     now = [0.0]
     policy = build(
         {
-            "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
-            "base": {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": LONG},
+            "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
+            "base": {
+                "_target_": "embodied.policies.generative.flow.Flow",
+                "width": 16,
+                "chunk": LONG,
+            },
         },
         Policy,
         spec=SPEC,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Torque, TorqueRate
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import Torque, TorqueRate
+from embodied.real_robot.safety.limits import Limiter
 from tests.real_robot.long_run import CONFIGS, World, deployment, run
 
 

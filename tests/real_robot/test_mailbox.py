@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 
 RECORD = np.dtype([("number", "<i8"), ("values", "<f8", (64,))])
 

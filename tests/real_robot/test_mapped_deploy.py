@@ -14,9 +14,9 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.deploy.mapped import mapped_checkpoint
 from embodied.deploy.site import trained_with
-from policies.wrappers.physical_units import PhysicalUnits
-from real_robot.deployment import Deployment, renamed_settings
-from real_robot.policy.compatibility import observer, require_actions, require_rate
+from embodied.policies.wrappers.physical_units import PhysicalUnits
+from embodied.real_robot.deployment import Deployment, renamed_settings
+from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate
 
 JOINTS = tuple(f"joint_{i}.pos" for i in range(1, 8))
 STATE = Leaf((7,), names=JOINTS)
@@ -37,8 +37,8 @@ def robot() -> dict:
 def cloned(folder: Path, spec: Spec = THERE) -> Path:
     """A run without an environment: joints in degrees, actions in millimetres."""
     node = {
-        "_target_": "policies.wrappers.physical_units.PhysicalUnits",
-        "base": {"_target_": "policies.generative.flow.Flow", "width": 16, "chunk": 4},
+        "_target_": "embodied.policies.wrappers.physical_units.PhysicalUnits",
+        "base": {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 4},
         "action": Affine((-20.0, -20.0, -20.0, 0.0), (20.0, 20.0, 20.0, 1.0)).to_json(),
         "reach": 2.0,
     }

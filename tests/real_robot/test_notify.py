@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from real_robot.daemon.systemd import Notifier
-from real_robot.deployment import Deployment
+from embodied.real_robot.daemon.systemd import Notifier
+from embodied.real_robot.deployment import Deployment
 from tests.real_robot.test_daemon import PATIENT, deployment
 
 __all__ = ["deployment"]
@@ -56,7 +56,7 @@ def test_a_daemon_tells(systemd: socket.socket, tmp_path: Path, deployment: Depl
     replace(deployment, metrics=None).write(folder)
     about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "200000"}
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "real_robot.daemon.daemon", str(folder)],
+        [sys.executable, "-m", "embodied.real_robot.daemon.daemon", str(folder)],
         env={**os.environ, **about, "OMP_NUM_THREADS": "1"},
     )
     try:

@@ -16,14 +16,14 @@ from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from envs.fr3.env import Config as Fr3Config
-from envs.fr3.env import Fr3
-from real_robot.deployment import Deployment, with_allowed
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
+from embodied.real_robot.deployment import Deployment, with_allowed
 from tests.real_robot.test_deploy import ENV, folder, said, start
 
 __all__ = ["folder"]  # a fixture
 
-RUN = "env: {_target_: envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
+RUN = "env: {_target_: embodied.envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
 SOURCE = '''
 from torch import Tensor, nn
 import torch

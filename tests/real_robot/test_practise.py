@@ -16,11 +16,11 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from real_robot.policy.observer import Observer
-from real_robot.rl.reset_free import Config, lasting
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.rl.reset_free import Config, lasting
 from tests.real_robot.test_env import PATIENT, robot
 
-PUSH = {"_target_": "policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
+PUSH = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
 GOALS = [{"goal_x": 0.44, "goal_y": -0.08, "goal_z": 0.025}] * 2
 
 
@@ -67,7 +67,7 @@ def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
 
 
 def test_what_practising_needs() -> None:
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "push"}
+    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "push"}
     with pytest.raises(ConfigError, match="two goals or more"):
         Config(robot(), world, ({"goal_x": 0.4},))
     with pytest.raises(ConfigError, match="the same names"):
@@ -76,7 +76,7 @@ def test_what_practising_needs() -> None:
     assert lasting(arm)["driver"]["world"] == {"task": "push", "lasting": True}
     assert lasting({"driver": {"host": "x"}}) == {"driver": {"host": "x"}}
     text = yaml.safe_load(Path("configs/env/robot_shuttle.yaml").read_text())
-    assert text["env"]["_target_"] == "real_robot.rl.reset_free.ResetFreeRobotEnv"
+    assert text["env"]["_target_"] == "embodied.real_robot.rl.reset_free.ResetFreeRobotEnv"
 
 
 def test_what_is_given_counts_before_what_is_sensed() -> None:

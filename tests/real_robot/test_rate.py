@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from real_robot.control.rate import Rate, ahead_of_others
+from embodied.real_robot.control.rate import Rate, ahead_of_others
 
 
 class Clock:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.cameras.camera import CameraError
-from real_robot.cameras.realsense import Config, DeviceClock, RealSense
-from real_robot.cameras.sources import make_camera
+from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.cameras.realsense import Config, DeviceClock, RealSense
+from embodied.real_robot.cameras.sources import make_camera
 
 needs_sdk = pytest.mark.skipif(
     importlib.util.find_spec("pyrealsense2") is None, reason="pyrealsense2 is not installed"
@@ -120,10 +120,10 @@ def test_frames_have_the_time_when_they_were_taken(connected: list[Any], domain:
 @needs_sdk
 def test_a_camera_of_the_bridge(connected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread, its newest picture with the device's stamp, and the line when it is lost."""
-    monkeypatch.setattr("real_robot.cameras.realsense.TIMEOUT", 300)
+    monkeypatch.setattr("embodied.real_robot.cameras.realsense.TIMEOUT", 300)
     soft = Soft("0123", GLOBAL)
     connected.append(soft.device)
-    node = {"_target_": "real_robot.cameras.realsense.RealSense"}
+    node = {"_target_": "embodied.real_robot.cameras.realsense.RealSense"}
     with make_camera({**node, "width": WIDE, "height": HIGH, "fps": FPS}) as camera:
         over = threading.Event()
 

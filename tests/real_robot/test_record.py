@@ -18,21 +18,21 @@ from embodied.core.checkpoint import load_policy, save
 from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
-from real_robot.assemble import build_chain, open_channels, open_flight_recorder
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import DISCARD, RECORDED, VERSION, Mode, state_record
-from real_robot.policy.decider import observe_state
-from real_robot.policy.observer import Observer
-from real_robot.recording.main import Recorder
-from real_robot.recording.recorder import EpisodeBuilder, recorded_spec
-from real_robot.safety.checks import FreshConfig
+from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION, Mode, state_record
+from embodied.real_robot.policy.decider import observe_state
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.recording.main import Recorder
+from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
+from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
 
 
 def ticks(*rows: dict[str, Any], stages: int = 2) -> np.ndarray:
@@ -129,7 +129,7 @@ def flow(folder: Path) -> str:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("recorded")
     return Deployment(
-        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=flow(place),

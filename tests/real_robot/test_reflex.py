@@ -17,12 +17,12 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from policies.wrappers.reflex_override import ReflexOverride
-from real_robot.control.arm_state import ArmState, Limits
-from real_robot.safety.chain import Chain, Tick
-from real_robot.safety.checks import Finite
-from real_robot.safety.learned_reflex import Config, Reflex
-from real_robot.safety.limits import Limiter
+from embodied.policies.wrappers.reflex_override import ReflexOverride
+from embodied.real_robot.control.arm_state import ArmState, Limits
+from embodied.real_robot.safety.chain import Chain, Tick
+from embodied.real_robot.safety.checks import Finite
+from embodied.real_robot.safety.learned_reflex import Config, Reflex
+from embodied.real_robot.safety.limits import Limiter
 
 DT = 0.02
 SPEC = Spec({"state": Leaf((8,))}, Leaf((3,), low=-1.0, high=1.0), dt=DT)
@@ -33,9 +33,9 @@ FITS: dict[str, Any] = {"stride": STRIDE, "stiffness": (0.4,), "springs": (50.0,
 
 def policy(armed: bool = True) -> ReflexOverride:
     torch.manual_seed(2)
-    base = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+    base = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
     node = {
-        "_target_": "policies.wrappers.reflex_override.ReflexOverride",
+        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
         "base": base,
         "decision_steps": 1,
         "threshold": 0.5,
@@ -159,11 +159,13 @@ def test_what_does_not_fit_is_refused(
 def test_a_reflex_that_never_learned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was never armed"):
         stage(tmp_path, policy(armed=False))
-    plain = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=SPEC)
+    plain = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=SPEC
+    )
     with pytest.raises(ConfigError, match="has no reflex"):
         stage(tmp_path / "plain", plain)
 
 
 def test_there_is_no_torch_in_it() -> None:
-    code = "import real_robot.safety.learned_reflex, sys; sys.exit('torch' in sys.modules)"
+    code = "import embodied.real_robot.safety.learned_reflex, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,19 +17,19 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, nest
 from embodied.embodiments.controller import Controller
+from embodied.envs.fr3.contact_env import Fr3Contact
 from embodied.learners.off_policy.bresa import Bresa
-from envs.fr3.contact_env import Fr3Contact
-from policies.wrappers.reflex_override import ReflexOverride
-from real_robot.assemble import build_chain
-from real_robot.control.arm_state import Floats
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.homing import Homing
-from real_robot.control.loop import Channels, Control
-from real_robot.deployment import Deployment
-from real_robot.drivers.driver import Driver
-from real_robot.drivers.sim import Config as SimConfig
-from real_robot.drivers.sim import Sim
-from real_robot.ipc.messages import Command, Mode
+from embodied.policies.wrappers.reflex_override import ReflexOverride
+from embodied.real_robot.assemble import build_chain
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.control.loop import Channels, Control
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.sim import Config as SimConfig
+from embodied.real_robot.drivers.sim import Sim
+from embodied.real_robot.ipc.messages import Command, Mode
 from tests.real_robot.test_deploy import said, start
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")

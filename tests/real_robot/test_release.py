@@ -10,14 +10,14 @@ import pytest
 
 from embodied.cli import main
 from embodied.embodiments import fr3
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.drivers.crazyflie.driver import Crazyflie
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.dry_run import DryRunDriver
-from real_robot.drivers.replay import Replay
-from real_robot.drivers.sim import Sim
-from real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.crazyflie.driver import Crazyflie
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.drivers.sim import Sim
+from embodied.real_robot.ipc.messages import Command, Mode
 from tests.real_robot.test_control import within
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment
 from tests.real_robot.test_yielding import SECOND, Pressing, blind, push

@@ -11,9 +11,9 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.replay import Config, Replay
-from real_robot.ipc.messages import state_record
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.replay import Config, Replay
+from embodied.real_robot.ipc.messages import state_record
 
 
 def never_over(steps: int) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_robot.daemon.requests import (
+from embodied.real_robot.daemon.requests import (
     MOST_BYTES,
     PROTOCOL,
     STALE,
@@ -20,7 +20,7 @@ from real_robot.daemon.requests import (
     parse,
     parse_reply,
 )
-from real_robot.ipc.messages import Command
+from embodied.real_robot.ipc.messages import Command
 
 GOOD: dict[str, Any] = {"version": 1, "number": 7, "time": 12.5, "verb": "stop"}
 json_values = st.recursive(

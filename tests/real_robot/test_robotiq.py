@@ -9,13 +9,13 @@ import pytest
 
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import fr3
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.robotiq.driver import Config, WithRobotiq
-from real_robot.drivers.robotiq.wires import Modbus, crc
-from real_robot.emulators.robotiq import SerialGripper, SocketGripper
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.robotiq.driver import Config, WithRobotiq
+from embodied.real_robot.drivers.robotiq.wires import Modbus, crc
+from embodied.real_robot.emulators.robotiq import SerialGripper, SocketGripper
 
-ARM = {"_target_": "real_robot.drivers.sim.Sim"}
-TARGET = "real_robot.drivers.robotiq.driver.WithRobotiq"
+ARM = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
+TARGET = "embodied.real_robot.drivers.robotiq.driver.WithRobotiq"
 
 
 def over_serial(gripper: SerialGripper, **more: object) -> WithRobotiq:

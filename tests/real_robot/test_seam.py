@@ -16,25 +16,28 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from policies.wrappers.real_time_chunking import RealTimeChunking
-from real_robot.control.arm_state import Floats
-from real_robot.control.chunk_follower import ChunkFollower
-from real_robot.control.rtc_alignment import RtcAlignment
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import Command, Mode
-from real_robot.policy.compatibility import with_real_time_chunking
-from real_robot.policy.decider import Decider
-from real_robot.policy.observer import Observer
+from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.control.chunk_follower import ChunkFollower
+from embodied.real_robot.control.rtc_alignment import RtcAlignment
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.policy.compatibility import with_real_time_chunking
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import Observer
 from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
 from tests.real_robot.test_daemon import PATIENT, Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
-BASE = {"_target_": "policies.generative.flow.Flow", "width": 32, "chunk": 12}
-REALTIME = {"_target_": "policies.wrappers.real_time_chunking.RealTimeChunking", "base": BASE}
+BASE = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 12}
+REALTIME = {
+    "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
+    "base": BASE,
+}
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
 DEPLOYMENT: dict[str, Any] = {
-    "driver": {"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+    "driver": {"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
     "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
     "kinematics": "embodied.embodiments.fr3.forward",
     "hertz": 100.0,
@@ -172,7 +175,9 @@ def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
     assert isinstance(made, RealTimeChunking) and made.config.mode == "guided"
     assert with_real_time_chunking(made, deployment) is made
     assert with_real_time_chunking(policy, Deployment.parse(settings)) is policy
-    gaussian = build({"_target_": "policies.gaussian.Gaussian", "chunk": 4}, Policy, spec=SPEC)
+    gaussian = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 4}, Policy, spec=SPEC
+    )
     with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
         with_real_time_chunking(gaussian, deployment)
     folder = tmp_path / "daemon"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.drivers.driver import DriverError
-from real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
 
 
 class Clock:

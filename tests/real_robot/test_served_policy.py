@@ -15,25 +15,25 @@ from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
+from embodied.policies.remote.address import PACKAGE, remote_policy
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.safety.checks import FreshConfig
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
-from policies.remote.address import PACKAGE, remote_policy
-from real_robot.daemon.requests import Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import Command, Mode
-from real_robot.policy.decider import Decider
-from real_robot.policy.observer import Observer
-from real_robot.safety.checks import FreshConfig
 from tests.policies.remote.servers import Process, free_port
 from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
 from tests.real_robot.test_daemon import HERTZ, Bridge
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_deploy import said, start
 
-SCRIPT = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 8, "width": 8}
+SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 8, "width": 8}
 CHUNKING = {
-    "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
+    "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
     "base": FLOW,
     "delay": 0,
 }
@@ -166,7 +166,7 @@ def test_the_processes_go_on_after_a_reset_when_a_killed_server_is_back(
     folder = tmp_path / "d"
     folder.mkdir(mode=0o700)
     deployment = Deployment(
-        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(checkpoint.save(tmp_path / "asking", asking, 0)),

@@ -14,17 +14,17 @@ import pytest
 
 from embodied.core.build import ConfigError, build
 from embodied.embodiments.controller import Reference
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.control.chunk_follower import Chunk, ChunkFollower
-from real_robot.control.loop import Channels, Control
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.servos import feetech_codec, serial_port
-from real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
-from real_robot.drivers.servos.serial_port import SerialPort
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.chain import Chain
-from real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.control.loop import Channels, Control
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.servos import feetech_codec, serial_port
+from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
+from embodied.real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
+from embodied.real_robot.safety.limits import Limiter
 from tests.fakes.servo_bus import FakeBus, Faults, FeetechServo
 
 START = (2100, 1500, 2500, 3000)
@@ -286,7 +286,7 @@ def test_an_adapter_that_keeps_bytes_back_is_named(
 
 def test_settings() -> None:
     joints = [{"name": "a", "id": 1, "low": 0, "high": 4095, "sign": -1}]
-    node = {"_target_": "real_robot.drivers.servos.driver.ServoBus", "protocol": "feetech"}
+    node = {"_target_": "embodied.real_robot.drivers.servos.driver.ServoBus", "protocol": "feetech"}
     node |= {"port": "/dev/ttyACM0", "joints": joints}
     assert build(node, Driver).joints == ("a",)
     with pytest.raises(ConfigError, match="different"):

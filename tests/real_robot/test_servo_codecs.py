@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from real_robot.drivers.servos import dynamixel_codec as dynamixel
-from real_robot.drivers.servos import feetech_codec as feetech
-from real_robot.drivers.servos.packet import Packet, Reply
-from real_robot.drivers.servos.registers import MAKES
+from embodied.real_robot.drivers.servos import dynamixel_codec as dynamixel
+from embodied.real_robot.drivers.servos import feetech_codec as feetech
+from embodied.real_robot.drivers.servos.packet import Packet, Reply
+from embodied.real_robot.drivers.servos.registers import MAKES
 
 BOTH = [dynamixel, feetech]
 

@@ -17,13 +17,13 @@ from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.deploy.session import Session, Stopped
-from real_robot.assemble import build_chain, open_flight_recorder
-from real_robot.daemon.client import ForeignDaemonError, call
-from real_robot.daemon.requests import Reply, Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.messages import Mode
-from real_robot.rl.session import RobotSession, RobotSessionError
-from real_robot.safety.checks import FreshConfig
+from embodied.real_robot.assemble import build_chain, open_flight_recorder
+from embodied.real_robot.daemon.client import ForeignDaemonError, call
+from embodied.real_robot.daemon.requests import Reply, Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.rl.session import RobotSession, RobotSessionError
+from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, Bridge, until
 from tests.real_robot.test_decide import GOAL, SPEC
@@ -43,9 +43,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 def made(place: Path, **changed: Any) -> Deployment:
     """The simulated FR3 with a script as its policy."""
-    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     return Deployment(
-        driver={"_target_": "real_robot.drivers.sim.Sim", "noise": 1e-4},
+        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
         controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
         kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(place / "0", build(node, Policy, spec=SPEC), 0)),
@@ -110,7 +110,7 @@ def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
 
 def other(deployed: Deployment, where: Path) -> Deployment:
     """Another robot's settings in all that could hurt: limits and policy."""
-    node = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     fast = replace(LIMITS, velocity=(9.0,) * 7, acceleration=(40.0,) * 7)
     policy = str(save(where / "other" / "0", build(node, Policy, spec=SPEC), 0))
     return replace(deployed, limits=fast, policy=policy, robot="other", records="")

@@ -9,17 +9,17 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.dry_run import DryRunDriver
-from real_robot.drivers.replay import Config as ReplayConfig
-from real_robot.drivers.replay import Replay
-from real_robot.drivers.sim import Config, Sim
-from real_robot.drivers.springs import Tool, tool_springs
-from real_robot.safety.chain import Chain, Tick
-from real_robot.safety.energy_stage import Config as EnergyConfig
-from real_robot.safety.energy_stage import Energy
-from real_robot.safety.limits import Limiter
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.replay import Config as ReplayConfig
+from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.drivers.sim import Config, Sim
+from embodied.real_robot.drivers.springs import Tool, tool_springs
+from embodied.real_robot.safety.chain import Chain, Tick
+from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
+from embodied.real_robot.safety.energy_stage import Energy
+from embodied.real_robot.safety.limits import Limiter
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
@@ -107,7 +107,7 @@ def pushed(driver: Sim, clock: Clock, force: float, stiffness: float = 1.0) -> F
 
 def test_springs_on_the_tool_give_way_as_their_settings_say() -> None:
     """10 N against 500 N/m are 2 cm, against half of it 4 cm; more than `force` cannot be held."""
-    world = {"_target_": "envs.hardware_sim.fr3_task.TaskWorld", "task": "reach"}
+    world = {"_target_": "embodied.envs.hardware_sim.fr3_task.TaskWorld", "task": "reach"}
     for share, far in ((1.0, 0.02), (0.5, 0.04)):
         clock = Clock()
         with Sim(Config(tool=Tool(), world=world), clock) as driver:

@@ -16,10 +16,10 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
-from real_robot.ipc.mailbox import Mailbox
-from real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
-from real_robot.teleop.operator_thread import DaemonMailbox
-from real_robot.teleop.takeover import Takeover
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
+from embodied.real_robot.teleop.operator_thread import DaemonMailbox
+from embodied.real_robot.teleop.takeover import Takeover
 from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import CROWDED, folder, robot, said, start, status
@@ -177,8 +177,12 @@ def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -
     """Taking over neither opens nor closes it; a button does."""
     os.mkfifo(path := tmp_path / "hidraw0")
     pipe = os.open(path, os.O_RDWR)
-    device = {"_target_": "real_robot.teleop.devices.SpaceMouse", "path": str(path)}
-    node = {"_target_": "real_robot.teleop.teleop.Teleoperator", "device": device, "linger": 0.0}
+    device = {"_target_": "embodied.real_robot.teleop.devices.SpaceMouse", "path": str(path)}
+    node = {
+        "_target_": "embodied.real_robot.teleop.teleop.Teleoperator",
+        "device": device,
+        "linger": 0.0,
+    }
     with Takeover(node, deployment) as takeover:
         state = Mailbox(tmp_path / "state", takeover.record, VERSION, create=True)
         there = Mailbox(tmp_path / TAKEOVER, PERSON, VERSION, create=True)
@@ -220,7 +224,7 @@ def test_a_mailbox_that_is_made_anew_is_found(tmp_path: Path) -> None:
 
 def test_an_arm_without_tool_motions_is_refused(deployment: Any) -> None:
     joints = {"_target_": "embodied.embodiments.joint_position.JointPosition"}
-    node = {"_target_": "real_robot.teleop.teleop.Teleoperator", "device": {}}
+    node = {"_target_": "embodied.real_robot.teleop.teleop.Teleoperator", "device": {}}
     with pytest.raises(ConfigError, match="cannot be teleoperated"):
         Takeover(node, deployment.parse({**vars(deployment), "controller": joints}))
 

@@ -20,10 +20,9 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
-from embodied.rewards.success.interventions import InterventionWrapper
-from policies.scripted.intervener import Intervener
-from real_robot.emulators.servos.bus import FakeBus
-from real_robot.teleop.devices import (
+from embodied.policies.scripted.intervener import Intervener
+from embodied.real_robot.emulators.servos.bus import FakeBus
+from embodied.real_robot.teleop.devices import (
     Gamepad,
     GamepadConfig,
     Keyboard,
@@ -35,7 +34,15 @@ from real_robot.teleop.devices import (
     held_keys,
     sticks,
 )
-from real_robot.teleop.teleop import NO_INPUT, Config, Device, Held, Teleoperator, TeleopIntervener
+from embodied.real_robot.teleop.teleop import (
+    NO_INPUT,
+    Config,
+    Device,
+    Held,
+    Teleoperator,
+    TeleopIntervener,
+)
+from embodied.rewards.success.interventions import InterventionWrapper
 
 NAMES = ("tool_x", "tool_y", "tool_z")
 ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
@@ -95,7 +102,7 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
 
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
-    node = {"_target_": "real_robot.teleop.teleop.TeleopIntervener", "device": NODE}
+    node = {"_target_": "embodied.real_robot.teleop.teleop.TeleopIntervener", "device": NODE}
     hand = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     assert isinstance(hand, TeleopIntervener)
     Script.says += [NO_INPUT, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
@@ -124,7 +131,11 @@ class Hand(VecEnv):
 
 def test_taking_over_in_training_leaves_the_hand_as_it_was(now: list[float]) -> None:
     """The policy holds something; the person lifts it, opens the hand, and gives the arm back."""
-    node = {"_target_": "real_robot.teleop.teleop.TeleopIntervener", "device": NODE, "linger": 0.0}
+    node = {
+        "_target_": "embodied.real_robot.teleop.teleop.TeleopIntervener",
+        "device": NODE,
+        "linger": 0.0,
+    }
     person = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     arm = Hand()
     env = InterventionWrapper(arm, person, rewards_takeover=False)
@@ -232,7 +243,7 @@ def test_a_leader_is_read_and_never_held() -> None:
             for i, (name, zero) in enumerate(zip(fr3.JOINTS, zeros, strict=True), 1)
         ]
         arm = {
-            "_target_": "real_robot.drivers.servos.driver.ServoBus",
+            "_target_": "embodied.real_robot.drivers.servos.driver.ServoBus",
             "protocol": "feetech",
             "port": bus.path,
             "joints": joints,

@@ -26,9 +26,9 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
-from real_robot.daemon.client import ClientError, call
-from real_robot.daemon.requests import Verb
-from real_robot.teleop.episode_keys import EpisodeKeys, keys
+from embodied.real_robot.daemon.client import ClientError, call
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.teleop.episode_keys import EpisodeKeys, keys
 from tests.real_robot.test_daemon import PATIENT, until
 from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, folder, said
 from tests.real_robot.test_filmed import files

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.ur import rtde_codec as rtde
-from real_robot.drivers.ur.driver import UR, Config, program
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.ur import rtde_codec as rtde
+from embodied.real_robot.drivers.ur.driver import UR, Config, program
 from tests.fakes.rtde import FakeUR
 
 PATIENT = 60.0

@@ -12,10 +12,10 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
-from real_robot.drivers.ur.driver import UR
-from real_robot.drivers.ur.driver import Config as DriverConfig
-from real_robot.emulators.ur.joints import SPEED, UrJoints
-from real_robot.emulators.ur.process import Config, UrArm
+from embodied.real_robot.drivers.ur.driver import UR
+from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
+from embodied.real_robot.emulators.ur.joints import SPEED, UrJoints
+from embodied.real_robot.emulators.ur.process import Config, UrArm
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import folder, said, start, status
 
@@ -30,7 +30,7 @@ FAR = "robot.given={goal_x: -0.3, goal_y: 0.9, goal_z: 0.4}"  # nobody gets ther
 def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, driver: str) -> None:
     if driver == "ur_rtde.UrRtde":
         pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
-    which = f"robot.driver._target_=real_robot.drivers.{driver}"
+    which = f"robot.driver._target_=embodied.real_robot.drivers.{driver}"
     deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", which, *SLOW_WIRE)
     text = said(deploy)
     assert deploy.returncode == 0, text

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
-from real_robot.emulators.ur import clients
-from real_robot.emulators.ur.controller import STOPPED
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
+from embodied.real_robot.emulators.ur import clients
+from embodied.real_robot.emulators.ur.controller import STOPPED
 from tests.fakes.rtde import FakeUR
 from tests.real_robot.test_daemon import gone
 from tests.real_robot.test_ur import PATIENT, until
@@ -95,7 +95,7 @@ def test_silent_hands_stop_it(fake: FakeUR) -> None:
 
 CLIENT = """
 import sys, time
-from real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
+from embodied.real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
 
 with UrRtde(Config(sys.argv[1], 125.0, watchdog=float(sys.argv[2]), patience=60.0)) as arm:
     to = arm.read().q
@@ -128,7 +128,7 @@ def test_a_killed_client_stops_it(fake: FakeUR, both: bool, halted: str) -> None
 
 ORPHAN = """
 import sys, time
-from real_robot.drivers.ur.ur_rtde_driver import BEGIN, Config, UrRtde
+from embodied.real_robot.drivers.ur.ur_rtde_driver import BEGIN, Config, UrRtde
 
 arm = UrRtde(Config(sys.argv[1], 125.0, patience=5.0))
 arm._start()

@@ -11,12 +11,12 @@ import pytest
 
 from embodied.core.build import allow
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import ArmState
-from real_robot.control.homing import Homing
-from real_robot.ipc.messages import Command, Mode
-from real_robot.safety.checks import Torque, TorqueRate, Tracking
-from real_robot.safety.workspace import Config as WorkspaceConfig
-from real_robot.safety.workspace import Workspace
+from embodied.real_robot.control.arm_state import ArmState
+from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.safety.checks import Torque, TorqueRate, Tracking
+from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
+from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS
 from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
 

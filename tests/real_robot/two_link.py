@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 COUPLED, SHOULDER, ELBOW = 0.12, 0.62, 0.16  # kg m^2, of M(q) = [[a + 2 c cos, d + c cos], [., d]]
 UPPER, FORE = 0.4, 0.3  # m

@@ -15,9 +15,9 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
 from embodied.datasets.transitions import transitions
+from embodied.policies.random import Config, Random
 from embodied.reports.label_dataset import RECORDED, rows_of
 from embodied.reports.policy_episodes import collect_episodes
-from policies.random import Config, Random
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 

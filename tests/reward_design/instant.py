@@ -22,7 +22,7 @@ from embodied.rewards.handcrafted.variables import inputs, known, variables
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.recorded import Recital
 
-WORLD = {"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 16}
+WORLD = {"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 16}
 
 
 class Instant(Trials):

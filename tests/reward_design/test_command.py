@@ -62,7 +62,7 @@ def test_a_design_trains_chooses_and_reports(
 
 def board_of(folder: Path) -> Board:
     """What an analyser needs of a search that ended."""
-    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     ledger, found = Journal(folder), variables(env.spec)
     experience = Experience.load(folder)
     verdict = Verdict()

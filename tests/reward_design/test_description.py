@@ -59,8 +59,8 @@ def test_names_of_programs() -> None:
     "world",
     [
         WORLD,
-        {"_target_": "envs.gym.Gym", "id": "Pendulum-v1", "num_envs": 1},
-        {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1},
+        {"_target_": "embodied.envs.gym.Gym", "id": "Pendulum-v1", "num_envs": 1},
+        {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 1},
     ],
     ids=lambda world: world["_target_"],
 )

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
+from embodied.envs.minigrid.describe import COLOURS, KIND
+from embodied.envs.minigrid.subgoals import asked
 from embodied.llm.chat import Message
 from embodied.llm.client import ChatClient, Config
 from embodied.rewards.language.subgoals import ROLE, SCHEMA
-from envs.minigrid.describe import COLOURS, KIND
-from envs.minigrid.subgoals import asked
 
 MODEL = "scripted-planner"
 

@@ -21,6 +21,7 @@ from embodied.core.reward import (
     Stateful,
 )
 from embodied.core.tensors import nest
+from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.rewards.language.annotate import Annotate
 from embodied.rewards.language.caption_models import Classification, Ranking
 from embodied.rewards.language.prompts import CONTRADICTED, CaptionLabeller
@@ -28,7 +29,6 @@ from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
 from embodied.rewards.wrappers.event_captions import TIMES
 from embodied.rewards.wrappers.render_caption import CAPTION
-from envs.minigrid.env import Config, MiniGrid
 from tests.llm.server import says, serving
 
 JUDGE = {

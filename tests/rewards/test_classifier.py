@@ -19,6 +19,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.writer import EpisodeWriter
+from embodied.envs.toy.two_gap import Config as PlanarConfig
+from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.success.calibration import (
     best_temperature,
     calibrate,
@@ -29,8 +31,6 @@ from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.success.labels import Training, load_labelled, split
 from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE
-from envs.toy.two_gap import Config as PlanarConfig
-from envs.toy.two_gap import TwoGap
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
@@ -323,8 +323,8 @@ def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> 
     """Recorded in a world that shows the reward's picture; trained in the same world without it:
     the policy sees what it saw, the reward sees the end of an episode."""
     pictured = {
-        "_target_": "envs.wrappers.stack.Wrapped",
-        "env": {"_target_": "envs.toy.two_gap.TwoGap"},
+        "_target_": "embodied.envs.wrappers.stack.Wrapped",
+        "env": {"_target_": "embodied.envs.toy.two_gap.TwoGap"},
         "wrappers": [
             {
                 "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",

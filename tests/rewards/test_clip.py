@@ -12,12 +12,12 @@ from torch.nn import functional
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
+from embodied.envs.toy.two_gap import Config as GapConfig
+from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
 from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
 from embodied.vision import simclip
 from embodied.vision.captions import fact, fill_templates, ladder
-from envs.toy.two_gap import Config as GapConfig
-from envs.toy.two_gap import TwoGap
 
 REACH = "the hand is touching the green ball"
 SPEC = Spec({"state": Leaf((2,)), "front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)

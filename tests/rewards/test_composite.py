@@ -96,7 +96,7 @@ def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
     )
     scheduled = {
         "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
-        "function": "envs.quadrotor.rewards.hover_rows",
+        "function": "embodied.envs.quadrotor.rewards.hover_rows",
         "start": {"position": 1.0},
     }
     assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Scheduled)

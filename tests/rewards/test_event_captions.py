@@ -10,12 +10,12 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
+from embodied.envs.minigrid.env import Config, MiniGrid
+from embodied.envs.minigrid.events import happened
+from embodied.policies.scripted.minigrid import Config as PlannerConfig
+from embodied.policies.scripted.minigrid import Planner
 from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
 from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
-from envs.minigrid.env import Config, MiniGrid
-from envs.minigrid.events import happened
-from policies.scripted.minigrid import Config as PlannerConfig
-from policies.scripted.minigrid import Planner
 
 KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 

@@ -13,9 +13,9 @@ from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.datasets.lerobot.video import encode_png
+from embodied.envs.toy.two_gap import Config as GapConfig
+from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.vision_language.goal import Goal
-from envs.toy.two_gap import Config as GapConfig
-from envs.toy.two_gap import TwoGap
 
 STATE = Leaf((3,), names=("x", "y", "z"))
 SPEC = Spec({"state": STATE, "front": Leaf((48, 48, 3), "uint8", 0, 255)}, Leaf((2,)), dt=0.1)

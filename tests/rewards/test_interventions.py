@@ -15,16 +15,16 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.learners.learner import Learner
+from embodied.policies.scripted.intervener import Config as WatcherConfig
+from embodied.policies.scripted.intervener import Intervener, ProgressIntervener
 from embodied.rewards.success.interventions import Config, Interventions, InterventionWrapper
 from embodied.training.collector import Collector
-from policies.scripted.intervener import Config as WatcherConfig
-from policies.scripted.intervener import Intervener, ProgressIntervener
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
 NAMES = ("d_x", "d_y", "d_z")
 FAR = Spec({"state": Leaf((3,), names=NAMES)}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-HAND = {"_target_": "policies.random.Random"}
+HAND = {"_target_": "embodied.policies.random.Random"}
 FIRST = torch.tensor([True, True])
 
 
@@ -84,7 +84,7 @@ def test_the_step_before_pays_and_what_was_done_is_stored() -> None:
     world = Plain(CounterConfig(ends=(3, 100)))
     scripted = Scripted(plan)
     env = InterventionWrapper(world, scripted, rewards_takeover=True)
-    policy = build({"_target_": "policies.random.Random"}, Policy, spec=env.spec)
+    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=env.spec)
     rollout = Collector(env, policy, 0.9)
     rows = [rollout.step() for _ in range(4)]
     paid = torch.stack([made["reward"] for made, _ in rows])
@@ -107,14 +107,16 @@ def test_chunks_cannot_be_taken_over_from() -> None:
     env = InterventionWrapper(
         Counter(CounterConfig(ends=(9, 9))), Scripted([[True, True]] * 5), rewards_takeover=False
     )
-    policy = build({"_target_": "policies.random.Random", "chunk": 2}, Policy, spec=env.spec)
+    policy = build(
+        {"_target_": "embodied.policies.random.Random", "chunk": 2}, Policy, spec=env.spec
+    )
     with pytest.raises(ConfigError, match="execute=1"):
         Collector(env, policy, 0.9).step()
 
 
 def test_a_demonstration_is_nobodys_complaint() -> None:
     node = {
-        "_target_": "policies.scripted.intervener.ProgressIntervener",
+        "_target_": "embodied.policies.scripted.intervener.ProgressIntervener",
         "hand": HAND,
         "distance": "d",
     }
@@ -125,7 +127,9 @@ def test_a_demonstration_is_nobodys_complaint() -> None:
 
 def test_what_was_not_a_persons_is_not_cloned() -> None:
     torch.manual_seed(0)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=FAR)
+    policy = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=FAR
+    )
     learner = build(
         {
             "_target_": "embodied.learners.imitation.hg_dagger.HgDagger",

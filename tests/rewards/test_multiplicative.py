@@ -69,7 +69,9 @@ def test_a_factor_cannot_exceed_one() -> None:
 
 def test_a_penalty_is_held_for_five_seconds_in_drive() -> None:
     """One harsh brake: the comfort factor is below 1 for 50 steps of 0.1 s, and then 1 again."""
-    env = build({"_target_": "envs.toy.drive.Drive", "num_envs": 1, "obstacles": 0}, VecEnv)
+    env = build(
+        {"_target_": "embodied.envs.toy.drive.Drive", "num_envs": 1, "obstacles": 0}, VecEnv
+    )
     with open("configs/reward/multiplicative.yaml") as file:
         node = yaml.safe_load(file)
     comfort = make(node, env.spec).factors["comfort"]

@@ -9,12 +9,12 @@ from embodied.buffers.relabel import Relabel
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward, Scheduled
+from embodied.envs.quadrotor.rewards import hover_rows
 from embodied.rewards.handcrafted.scheduled import ScheduledWeights
-from envs.quadrotor.rewards import hover_rows
 
 NODE = {
     "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
-    "function": "envs.quadrotor.rewards.hover_rows",
+    "function": "embodied.envs.quadrotor.rewards.hover_rows",
     "start": {"position": 5.0, "velocity": 0.01, "action": 0.01},
     "factor": {"position": 1.2, "velocity": 1.4, "action": 1.4},
     "limit": {"position": 40.0, "velocity": 1.0, "action": 1.0},

@@ -14,11 +14,11 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps, Reward, Stateful
 from embodied.core.tensors import Tensors, nest
+from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.llm.chat import Answer, ChatError
+from embodied.policies.scripted.minigrid import Config as PlannerConfig
+from embodied.policies.scripted.minigrid import Planner
 from embodied.rewards.language.subgoal_bonus import BONUS, SubgoalBonus, SubgoalBonusWrapper
-from envs.minigrid.env import Config, MiniGrid
-from policies.scripted.minigrid import Config as PlannerConfig
-from policies.scripted.minigrid import Planner
 
 RECORDED = Path(__file__).parents[2] / "studies" / "recorded" / "beacons_scripted.jsonl"
 LIMIT = 10 * 8 * 8  # of DoorKey-8x8
@@ -243,4 +243,4 @@ def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"accuracy=1\.5"):
         made(tmp_path, accuracy=1.5)
     with pytest.raises(ConfigError, match="no subgoals"):
-        made(tmp_path).augment_env(build({"_target_": "envs.toy.two_gap.TwoGap"}, VecEnv))
+        made(tmp_path).augment_env(build({"_target_": "embodied.envs.toy.two_gap.TwoGap"}, VecEnv))

@@ -18,13 +18,13 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import SpecMismatch
+from embodied.envs.toy.two_gap import Config, TwoGap
 from embodied.evaluation.evaluate import evaluate
+from embodied.policies.remote.address import allow_typed
 from embodied.serve import access
 from embodied.serve.client import Client
-from envs.toy.two_gap import Config, TwoGap
-from policies.remote.address import allow_typed
 
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
 
 
 @pytest.fixture

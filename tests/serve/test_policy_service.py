@@ -16,12 +16,12 @@ from embodied.serve.protocol import Offer, RequestError
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,)), "critic/mass": Leaf((1,))}, ACT, dt=0.1, text="go")
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
 GRU = {
-    "_target_": "policies.recurrent.Recurrent",
-    "inner": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
+    "_target_": "embodied.policies.recurrent.Recurrent",
+    "inner": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
 }
-GAUSSIAN = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+GAUSSIAN = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 
 
 def service(node: dict[str, Any] = FLOW, spec: Spec = SPEC) -> PolicyService:

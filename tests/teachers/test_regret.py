@@ -12,6 +12,7 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.state_codec import pack, unpack
+from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.level_generator import (
     Grammar,
     LevelGenerator,
@@ -24,7 +25,6 @@ from embodied.teachers.levels.paired import Paired
 from embodied.teachers.levels.regret import STUDENT, regret
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Curriculum, Outcome
-from envs.maze.env import Config, Maze
 
 NODE = {"_target_": "embodied.teachers.levels.paired.Paired", "every": 4}
 

@@ -18,6 +18,9 @@ from embodied.core.policy import Policy
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
+from embodied.envs.fr3.env import Config, Fr3
+from embodied.envs.gym import Config as GymConfig
+from embodied.envs.gym import Gym
 from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
@@ -27,12 +30,9 @@ from embodied.teachers.resets.state_library import Trajectories, record_trajecto
 from embodied.teachers.teacher import Curriculum, Outcome
 from embodied.training.logger import Log
 from embodied.training.train import train
-from envs.fr3.env import Config, Fr3
-from envs.gym import Config as GymConfig
-from envs.gym import Gym
 from tests.training.test_teaching import NODE, PPO
 
-SCRIPT = {"_target_": "policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 SNAPSHOT = "embodied.teachers.resets.snapshot.Snapshot"
 REVERSE = "embodied.teachers.resets.reverse.Reverse"
 
@@ -72,7 +72,9 @@ def placed(env: Any, rows: torch.Tensor, saved: Trajectories, index: torch.Tenso
 def test_what_is_saved_goes_on_exactly_as_it_did(world: str) -> None:
     """From each saved state the player earns to the bit what it earned from there."""
     env = reach() if world == "reach" else Gym(GymConfig("Hopper-v5", 2))
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec)
+    policy = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec
+    )
     policy.eval()
     saved = record_trajectories(policy, env, episodes=3, every=5, seed=1, gamma=0.9)
     assert saved.returns.shape == (3,) and set(saved.episode.tolist()) == {0, 1, 2}

@@ -13,11 +13,11 @@ from embodied.checks.teacher_envs import TwoAgents
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
+from embodied.envs.toy.rooms import Config, Rooms
+from embodied.envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
+from embodied.envs.wrappers.episodic_density import Config as FamiliarConfig
 from embodied.teachers.exploration.adversarial_surprise import AdversarialSurprise
 from embodied.teachers.teacher import Curriculum
-from envs.toy.rooms import Config, Rooms
-from envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity
-from envs.wrappers.episodic_density import Config as FamiliarConfig
 
 NODE = {
     "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",

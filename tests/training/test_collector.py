@@ -15,7 +15,9 @@ GAMMA = 0.5
 
 def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
     env = Counter(Config(num_envs=rows))
-    policy = build({"_target_": "policies.random.Random", "chunk": chunk}, Policy, spec=env.spec)
+    policy = build(
+        {"_target_": "embodied.policies.random.Random", "chunk": chunk}, Policy, spec=env.spec
+    )
     return Collector(env, policy, GAMMA, n_step)
 
 

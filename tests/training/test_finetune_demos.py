@@ -16,7 +16,7 @@ from tests.toy_envs import Reach
 from tests.training.test_train import run, settings
 
 WORLD = {"_target_": "tests.toy_envs.Reach"}
-BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "width": 16}
+BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16}
 SAC = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 32}
 ALIASED = {"_target_": "embodied.learners.finetune.dsrl_na.DsrlNa", "batch_size": 32}
 
@@ -27,7 +27,7 @@ def given(tmp_path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     base = build(BASE, Policy, spec=Reach().spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
-    random = {"_target_": "policies.random.Random"}
+    random = {"_target_": "embodied.policies.random.Random"}
     out = str(tmp_path / "demos")
     collect(CollectConfig(WORLD, random, 4, out, 4, success_only=False), lambda kept, played: None)
     return {"init": str(tmp_path / "base"), "demos": out, "normalize": True}
@@ -35,7 +35,9 @@ def given(tmp_path: Path) -> dict[str, Any]:
 
 def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
     node = settings(
-        tmp_path / "run", finetune={"_target_": "policies.steering.dsrl_na.DsrlNa"}, **given
+        tmp_path / "run",
+        finetune={"_target_": "embodied.policies.steering.dsrl_na.DsrlNa"},
+        **given,
     )
     run(node | {"learner": ALIASED})
     base = checkpoint.load_policy(given["init"])
@@ -47,6 +49,8 @@ def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: P
 
 
 def test_chosen_noise_does_not(given: dict[str, Any], tmp_path: Path) -> None:
-    node = settings(tmp_path / "run", finetune={"_target_": "policies.steering.dsrl.Dsrl"}, **given)
+    node = settings(
+        tmp_path / "run", finetune={"_target_": "embodied.policies.steering.dsrl.Dsrl"}, **given
+    )
     with pytest.raises(ConfigError, match="cannot use demonstrations"):
         run(node | {"learner": SAC})

@@ -13,11 +13,11 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.learners.on_policy.ppo_demos import PpoDemos
+from embodied.policies.scripted.intervener import Intervener
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.offline import OfflineLoop
-from policies.scripted.intervener import Intervener
 from tests.training.test_train import settings
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1, text="go to the origin")
@@ -75,7 +75,9 @@ def made(folder: Path, data: str, **changes: Any) -> RunComponents:
 
 def sampled(folder: Path, demos: Any, **changes: Any) -> dict[str, torch.Tensor]:
     """What behaviour cloning of `demos` samples, in chunks of two steps."""
-    changes = {"policy": {"_target_": "policies.generative.flow.Flow", "chunk": 2}} | changes
+    changes = {
+        "policy": {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2}
+    } | changes
     loop = made(folder, "offline", learner=BC, demos=demos, **changes).loop
     assert isinstance(loop, OfflineLoop)
     return loop.source.sample(500)
@@ -115,7 +117,7 @@ def test_without_an_environment_held_out_steps_are_a_persons(tmp_path: Path) -> 
         tmp_path / "run",
         "offline",
         env=None,
-        policy={"_target_": "policies.generative.flow.Flow", "chunk": 2},
+        policy={"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2},
         learner=BC,
         demos=[quiet, mixed],
     )
@@ -141,7 +143,7 @@ def test_dagger_learns_from_a_persons_steps_of_a_recording(tmp_path: Path, mixed
 
 
 def test_a_chunk_that_a_policy_ended_is_not_a_persons(tmp_path: Path, mixed: str) -> None:
-    policy = {"_target_": "policies.generative.flow.Flow", "chunk": 2}
+    policy = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2}
     built = made(tmp_path, "off_policy", learner=DAGGER, policy=policy, demos=mixed)
     assert isinstance(built.loop, OffPolicyLoop)
     batch = built.loop.buffers.demos.sample(500)
@@ -158,7 +160,7 @@ def test_dagger_does_not_imitate_its_own_policy(tmp_path: Path, mixed: str) -> N
 
 def test_ppo_with_demonstrations_imitates_a_persons_steps(tmp_path: Path, mixed: str) -> None:
     learner = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "horizon": 8}
-    policy = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
+    policy = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     built = made(tmp_path, "on_policy", learner=learner, policy=policy, demos=mixed).learner
     assert isinstance(built, PpoDemos)
     assert built.shown is not None and bool(

@@ -15,24 +15,30 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.core.seeding import seed_everything
+from embodied.envs.maze.render import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
 from embodied.training.trainer import Every, Trainer
-from envs.maze.render import GOAL
 from tests.training.test_teaching import run
 
 MEMORY = {
-    "_target_": "policies.recurrent.Recurrent",
+    "_target_": "embodied.policies.recurrent.Recurrent",
     "width": 8,
-    "inner": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
+    "inner": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
 }
 NODE: dict[str, Any] = {
     "name": "mazes",
-    "env": {"_target_": "envs.maze.env.Maze", "side": 5, "blocks": 8, "num_envs": 4, "horizon": 9},
-    "policy": {"_target_": "policies.categorical.Categorical", "hidden": [8]},
+    "env": {
+        "_target_": "embodied.envs.maze.env.Maze",
+        "side": 5,
+        "blocks": 8,
+        "num_envs": 4,
+        "horizon": 9,
+    },
+    "policy": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
     "learner": {
         "_target_": "embodied.learners.on_policy.ppo.Ppo",
         "horizon": 12,

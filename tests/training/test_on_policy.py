@@ -71,7 +71,7 @@ def listen(
     torch.manual_seed(0)
     env = Counter(Config())
     node = {
-        "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
         "chunk": chunk,
         "hidden": [4],
     }
@@ -145,19 +145,22 @@ def test_the_batch_is_what_the_policy_did() -> None:
 
 
 KINDS: list[dict[str, Any]] = [
-    {"policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]}},
+    {"policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]}},
     {
         "policy": {
-            "_target_": "policies.diagonal_gaussian.DiagonalGaussian",
+            "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
             "hidden": [8],
             "chunk": 3,
         }
     },
     {
         "policy": {
-            "_target_": "policies.recurrent.Recurrent",
+            "_target_": "embodied.policies.recurrent.Recurrent",
             "width": 8,
-            "inner": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": []},
+            "inner": {
+                "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
+                "hidden": [],
+            },
         }
     },
 ]
@@ -189,7 +192,10 @@ def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
 
 
 def _recorded(folder: Path) -> Path:
-    env, random = {"_target_": "tests.toy_envs.Reach"}, {"_target_": "policies.random.Random"}
+    env, random = (
+        {"_target_": "tests.toy_envs.Reach"},
+        {"_target_": "embodied.policies.random.Random"},
+    )
     out = str(folder / "demos")
     collect(CollectConfig(env, random, 4, out, 4, success_only=False), lambda kept, played: None)
     return folder / "demos"
@@ -197,7 +203,7 @@ def _recorded(folder: Path) -> Path:
 
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", demos=str(_recorded(tmp_path)))
-    node["policy"] = {"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}
+    node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     node["data"] = "on_policy"
     with pytest.raises(ConfigError, match="demos have no effect in on-policy"):

@@ -27,7 +27,7 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         folders.append(str(tmp_path_factory.mktemp("demos") / "set"))
         config = CollectConfig(
             env={"_target_": "tests.toy_envs.Reach"},
-            demonstrator={"_target_": "policies.random.Random"},
+            demonstrator={"_target_": "embodied.policies.random.Random"},
             episodes=episodes,
             out=folders[-1],
             num_envs=4,

@@ -45,7 +45,7 @@ class Near(Reach):
 
 def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", **KINDS["prioritized"])
-    node["policy"] = {"_target_": "policies.deterministic.Deterministic", "hidden": [8]}
+    node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
     node["learner"] = {
         "_target_": "embodied.learners.off_policy.td3.Td3",
         "hidden": [8],
@@ -93,7 +93,7 @@ def test_an_intervention_marks_its_decision() -> None:
 
     for chunk, expected in ((2, [[True, False], [False, False]]), (1, None)):
         env = Watched(CounterConfig(ends=(100, 100)))
-        node = {"_target_": "policies.random.Random", "chunk": chunk}
+        node = {"_target_": "embodied.policies.random.Random", "chunk": chunk}
         rollout = Collector(env, build(node, Policy, spec=env.spec), 0.9)
         out = [rows for rows in (rollout.step()[0] for _ in range(4)) if rows]
         marks = [rows["intervened"].tolist() for rows in out]

@@ -116,7 +116,11 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     """A reward that stands in for the world's own pays their rows too; offline it has to be asked
     for a labelled copy; what it cannot see in them is one line."""
     env = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
-    collected = {"env": env, "demonstrator": {"_target_": "policies.random.Random"}, "episodes": 4}
+    collected = {
+        "env": env,
+        "demonstrator": {"_target_": "embodied.policies.random.Random"},
+        "episodes": 4,
+    }
     collected |= {"out": str(tmp_path / "demos"), "num_envs": 4, "success_only": False}
     collect(parse(CollectConfig, collected, "collect"), lambda kept, played: None)
     double = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled", "factor": -2.0}

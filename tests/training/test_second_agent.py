@@ -66,7 +66,7 @@ def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
 
 def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
     reward = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled"}
-    random = {"_target_": "policies.categorical.Categorical", "hidden": [8]}
+    random = {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]}
     base = build(random, Policy, spec=build(NODE["env"], VecEnv).spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
     for changes in ({"init": str(tmp_path / "base")}, {"reward": reward}):
@@ -77,16 +77,16 @@ def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
 ROOMS: dict[str, Any] = {
     **NODE,
     "env": {
-        "_target_": "envs.wrappers.stack.Wrapped",
+        "_target_": "embodied.envs.wrappers.stack.Wrapped",
         "num_envs": 4,
         "env": {
-            "_target_": "envs.toy.rooms.Rooms",
+            "_target_": "embodied.envs.toy.rooms.Rooms",
             "rooms": 2,
             "size": 2,
             "noisy": 1,
             "horizon": 30,
         },
-        "wrappers": [{"_target_": "envs.wrappers.episodic_density.EpisodicDensity"}],
+        "wrappers": [{"_target_": "embodied.envs.wrappers.episodic_density.EpisodicDensity"}],
     },
     "teacher": {
         "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",

@@ -31,9 +31,12 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "on_policy": {"_target_": "embodied.learners.on_policy.ppo.Ppo", "horizon": 4, "batch_size": 8},
 }
 POLICIES = {
-    "offline": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
-    "off_policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
-    "on_policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
+    "offline": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
+    "off_policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
+    "on_policy": {
+        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
+        "hidden": [8],
+    },
 }
 REWARD = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled", "factor": -2.0}
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
@@ -103,7 +106,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp("demos") / "set")
-    random = {"_target_": "policies.random.Random"}
+    random = {"_target_": "embodied.policies.random.Random"}
     collect(CollectConfig(ENV, random, 4, out, 4, success_only=False), lambda kept, played: None)
     return out
 
@@ -167,7 +170,7 @@ def test_it_takes_effect_or_is_refused(
     if regime == "off_policy" and setting == "teacher":
         pytest.importorskip("mujoco")
     if setting == "teacher":
-        changes["env"] = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 2}
+        changes["env"] = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 2}
     components = RunComponents(read_config(node(tmp_path, regime, needs, **changes)))
     assert seen(components)
 

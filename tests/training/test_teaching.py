@@ -16,8 +16,8 @@ from embodied.training.train import train
 
 NODE: dict[str, Any] = {
     "name": "taught",
-    "env": {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
-    "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+    "env": {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
+    "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "teacher": {
         "_target_": "embodied.teachers.tasks.alpgmm.AlpGmm",
@@ -31,7 +31,7 @@ NODE: dict[str, Any] = {
     "video": False,
 }
 PPO = {
-    "policy": {"_target_": "policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
+    "policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
     "learner": {
         "_target_": "embodied.learners.on_policy.ppo.Ppo",
         "horizon": 12,

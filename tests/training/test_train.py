@@ -42,7 +42,7 @@ def settings(folder: Path, data: str | None = None, **changes: Any) -> dict[str,
     own = {key: changes.pop(key) for key in settings_of(OffPolicy) if key in changes}
     node: dict[str, Any] = {
         "env": {"_target_": "tests.toy_envs.Reach", "num_envs": 4},
-        "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [32, 32]},
+        "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32, 32]},
         "learner": {
             "_target_": "embodied.learners.off_policy.sac.Sac",
             "hidden": [32, 32],
@@ -87,7 +87,7 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
         made["policy"]["chunk"] = extra.get("chunk", 1)
         if "fr3" in extra:
             made["env"] = {
-                "_target_": "envs.fr3.env.Fr3",
+                "_target_": "embodied.envs.fr3.env.Fr3",
                 "task": "reach",
                 "num_envs": 4,
                 "horizon": 9,
@@ -305,6 +305,6 @@ def test_a_policy_that_init_does_not_hold_is_refused(tmp_path: Path) -> None:
     wider["policy"] = {**same_policy["policy"], "hidden": [64, 64]}
     with pytest.raises(ConfigError, match=r"policy\.hidden=\(64, 64\) has no effect"):
         run(wider)
-    other = {**wider, "policy": {"_target_": "policies.deterministic.Deterministic"}}
+    other = {**wider, "policy": {"_target_": "embodied.policies.deterministic.Deterministic"}}
     with pytest.raises(ConfigError, match="init holds a Gaussian, not a Deterministic"):
         run(other)

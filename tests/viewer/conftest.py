@@ -1,3 +1,3 @@
 """MuJoCo draws without a screen only if `envs` is imported before it."""
 
-import envs as envs
+from embodied import envs as envs

@@ -11,6 +11,7 @@ from viser import ViserServer
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
+from embodied.envs.fr3.env import Config, Fr3
 from embodied.viewer.panels.main_view import MainView, poses_at, spacing
 from embodied.viewer.scene.cameras import ASPECT, BETWEEN, fitted, of_both, tangent
 from embodied.viewer.scene.detect import detect_scene
@@ -18,7 +19,6 @@ from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.episode import Episode, Moment
 from embodied.viewer.session.session import Session
 from embodied.viewer.session.snapshot import EnvSnapshot
-from envs.fr3.env import Config, Fr3
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
@@ -67,7 +67,7 @@ def projected(eye: Viewpoint, aspect: float, point: NDArray[Any]) -> tuple[float
 
 @pytest.mark.parametrize("task", ["lift", "reach"])
 def test_two_robots_are_apart_and_between_the_panels(task: str) -> None:
-    env = build({"_target_": "envs.fr3.env.Fr3", "task": task, "num_envs": 1}, VecEnv)
+    env = build({"_target_": "embodied.envs.fr3.env.Fr3", "task": task, "num_envs": 1}, VecEnv)
     model = detect_scene(env)
     assert model is not None
     try:

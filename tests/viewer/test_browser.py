@@ -26,9 +26,15 @@ from tests.viewer.sessions import alone
 
 pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 20}
+LIFT = {
+    "_target_": "embodied.envs.fr3.env.Fr3",
+    "task": "lift",
+    "num_envs": 16,
+    "threads": 1,
+    "horizon": 20,
+}
 FLOW = {
-    "_target_": "policies.generative.flow.Flow",
+    "_target_": "embodied.policies.generative.flow.Flow",
     "chunk": 4,
     "steps": 2,
     "width": 16,

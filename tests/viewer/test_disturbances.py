@@ -18,7 +18,7 @@ from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_arm_is_pushed_by_its_joints(viewer: Viewer) -> None:
 
 
 def test_gymnasiums_worlds_can_be_pushed_others_not() -> None:
-    hopper = build({"_target_": "envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
+    hopper = build({"_target_": "embodied.envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
     hopper.reset(0)
     pushes = Pushes(hopper)
     assert pushes.names == ["robot"]

@@ -22,7 +22,7 @@ from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_link_moves_the_way_it_is_pushed(viewer: Viewer) -> None:
 
 
 def test_links_are_what_joints_move() -> None:
-    hopper = build({"_target_": "envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
+    hopper = build({"_target_": "embodied.envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
     hopper.reset(0)
     assert Pushes(hopper).links() == ["torso", "thigh", "leg", "foot"]
     hopper.close()

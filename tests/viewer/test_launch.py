@@ -16,7 +16,7 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.viewer import ViewerError, serve
 from embodied.viewer.launch import read_run, require_port
 
-WALKER = {"_target_": "envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
+WALKER = {"_target_": "embodied.envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
 
 
 def one_line(caught: pytest.ExceptionInfo[Exception]) -> str:
@@ -60,7 +60,9 @@ def test_a_run_without_its_configuration_needs_an_environment(tmp_path: Path) ->
     with pytest.raises(ViewerError) as caught:
         read_run(tmp_path)
     assert "is not YAML" in one_line(caught)
-    (tmp_path / "run.yaml").write_text("env: {_target_: envs.gym.Gym, id: Hopper-v5}\nexecute: 3")
+    (tmp_path / "run.yaml").write_text(
+        "env: {_target_: embodied.envs.gym.Gym, id: Hopper-v5}\nexecute: 3"
+    )
     opened = read_run(folder)
     assert (opened.execute, opened.checkpoints) == (3, (folder,))
 

@@ -22,7 +22,13 @@ from tests.viewer.sessions import alone
 from tests.viewer.test_viewer import CAMERA, messages
 
 PAGES = 10
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1, "horizon": 20}
+LIFT = {
+    "_target_": "embodied.envs.fr3.env.Fr3",
+    "task": "lift",
+    "num_envs": 1,
+    "threads": 1,
+    "horizon": 20,
+}
 
 
 @contextlib.contextmanager

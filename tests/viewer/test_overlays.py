@@ -17,8 +17,14 @@ from embodied.viewer.app import Viewer
 from embodied.viewer.export.html_replay_charts import Lane, charts
 from embodied.viewer.launch import open_session
 
-REACH = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
-ACTS = {"_target_": "policies.gaussian.Gaussian", "chunk": 2, "hidden": [8]}
+REACH = {
+    "_target_": "embodied.envs.fr3.env.Fr3",
+    "task": "reach",
+    "num_envs": 1,
+    "threads": 1,
+    "horizon": 6,
+}
+ACTS = {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 2, "hidden": [8]}
 LEARNS = {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "gamma": 0.9}
 
 

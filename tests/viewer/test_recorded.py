@@ -20,8 +20,8 @@ from embodied.viewer.export.html_replay_charts import Lane, charts
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.session import Session
 
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1}
-SCRIPT = {"_target_": "policies.scripted.fr3.Scripted", "task": "lift", "quality": 0.3}
+LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "threads": 1}
+SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "lift", "quality": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
 
 def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
     session = open_session(
-        demos, {"_target_": "envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
+        demos, {"_target_": "embodied.envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
     )
     assert session.recorder.scene is None
     session.close()

@@ -25,9 +25,15 @@ from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1, "horizon": 12}
+LIFT = {
+    "_target_": "embodied.envs.fr3.env.Fr3",
+    "task": "lift",
+    "num_envs": 16,
+    "threads": 1,
+    "horizon": 12,
+}
 FLOW = {
-    "_target_": "policies.generative.flow.Flow",
+    "_target_": "embodied.policies.generative.flow.Flow",
     "chunk": 4,
     "steps": 2,
     "width": 16,
@@ -159,7 +165,7 @@ def test_a_film_has_every_moment(tmp_path: Path) -> None:
     from embodied.evaluation.video import read_mp4
 
     session = alone(
-        build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1, "horizon": 6}, VecEnv)
+        build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1, "horizon": 6}, VecEnv)
     )
     file = export(session, tmp_path / "film.mp4", seed=3)
     frames = read_mp4(file)

@@ -17,15 +17,15 @@ from embodied.cli import main
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
 from embodied.embodiments.controller import Controller
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
 from embodied.viewer.robot.app import RobotViewer, monitor
 from embodied.viewer.robot.arm import RobotArm, plan_joints
 from embodied.viewer.robot.describe import code
 from embodied.viewer.robot.history import PLOTS, RobotHistory
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
-from real_robot.assemble import open_channels
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import Mailbox, MailboxError
-from real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
 from tests.viewer.browser import Browser, program, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ SERVO = (
 )
 JOINTS = 5
 FRANKA = {
-    "driver": {"_target_": "real_robot.drivers.franka.driver.Franka"},
+    "driver": {"_target_": "embodied.real_robot.drivers.franka.driver.Franka"},
     "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
     "kinematics": "embodied.embodiments.fr3.forward",
     "policy": "",

@@ -21,7 +21,7 @@ from tests.viewer.test_shapes import volume
 pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: maniskill)")
 
 # It chooses the Vulkan driver, which counts only before SAPIEN draws.
-from envs.maniskill.factory import NoDriver, require_driver
+from embodied.envs.maniskill.factory import NoDriver, require_driver
 
 try:
     require_driver("cpu")

@@ -24,9 +24,21 @@ from embodied.viewer.session.reward_image import SCORE, UnsupportedReward, rewar
 from embodied.viewer.session.saliency import heated, occluded, saliency
 from embodied.viewer.session.snapshot import EnvSnapshot
 
-REACH = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 1, "threads": 1, "horizon": 6}
-BASE = {"_target_": "policies.generative.flow.Flow", "chunk": 2, "steps": 2, "width": 8, "depth": 1}
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+REACH = {
+    "_target_": "embodied.envs.fr3.env.Fr3",
+    "task": "reach",
+    "num_envs": 1,
+    "threads": 1,
+    "horizon": 6,
+}
+BASE = {
+    "_target_": "embodied.policies.generative.flow.Flow",
+    "chunk": 2,
+    "steps": 2,
+    "width": 8,
+    "depth": 1,
+}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 
 
 def make_run(folder: Path, env_node: dict, policy_node: dict, **more) -> Path:
@@ -43,7 +55,12 @@ def make_run(folder: Path, env_node: dict, policy_node: dict, **more) -> Path:
 
 @pytest.mark.parametrize("kind", ["dsrl.Dsrl", "dsrl_na.DsrlNa"])
 def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: str) -> None:
-    node = {"_target_": f"policies.steering.{kind}", "base": BASE, "inner": INNER, "bound": 2.0}
+    node = {
+        "_target_": f"embodied.policies.steering.{kind}",
+        "base": BASE,
+        "inner": INNER,
+        "bound": 2.0,
+    }
     session = open_session(make_run(tmp_path, REACH, node, execute=2))
     session.reset(1)
     for _ in range(4):
@@ -64,7 +81,12 @@ def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: st
 
 
 def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
-    node = {"_target_": "policies.steering.dsrl.Dsrl", "base": BASE, "inner": INNER, "bound": 2.0}
+    node = {
+        "_target_": "embodied.policies.steering.dsrl.Dsrl",
+        "base": BASE,
+        "inner": INNER,
+        "bound": 2.0,
+    }
     with Viewer(open_session(make_run(tmp_path, REACH, node, execute=2)), port=0) as viewer:
         mind = viewer.page.steering
         assert not mind.noise.visible
@@ -214,7 +236,7 @@ def test_patches_cover_a_picture_once() -> None:
 
 def test_saliency_is_drawn_where_the_policy_sees_pictures(tmp_path: Path) -> None:
     world = {
-        "_target_": "envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 6,
+        "_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 6,
         "cameras": ["front"], "image_size": 16, "drawing": "light", "objects": "privileged",
     }  # fmt: skip
     node = BASE | {"images": {"channels": [4], "features": 8}}

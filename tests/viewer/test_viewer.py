@@ -29,9 +29,9 @@ from embodied.viewer.panels.plots import reward_range, thinned
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
-LIFT = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
+LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
 FLOW = {
-    "_target_": "policies.generative.flow.Flow",
+    "_target_": "embodied.policies.generative.flow.Flow",
     "chunk": 4,
     "steps": 2,
     "width": 16,

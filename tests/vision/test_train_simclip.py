@@ -10,13 +10,13 @@ import torch
 from embodied.commands.reward.train_encoder import settings
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
+from embodied.envs.simclip.scenes import collect, facts_of
 from embodied.nn.statistics import spearman
 from embodied.vision.corpus import Corpus, Plan, blank_images
 from embodied.vision.evaluate_simclip import evaluate
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
 from embodied.vision.train_simclip import rung_weights, train
-from envs.simclip.scenes import collect, facts_of
 
 
 def test_a_caption_is_positive_where_every_fact_holds() -> None:
@@ -83,7 +83,12 @@ def test_views_stand_side_by_side() -> None:
 
 
 def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
-    node = {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 2, "drawing": "light"}
+    node = {
+        "_target_": "embodied.envs.fr3.env.Fr3",
+        "task": "reach",
+        "num_envs": 2,
+        "drawing": "light",
+    }
     env = build({**node, "portraits": ["front", "wrist"]}, VecEnv)
     env.reset(0)
     shots = env.photographs(torch.tensor([1, 0]), 24)

@@ -17,7 +17,7 @@ ACTIONS = 16  # different ones, so that nothing stays in one state
 
 def quadrotor(device: torch.device, scale: Scale) -> Iterator[Row]:
     """Eager and compiled physics."""
-    node = {"_target_": "envs.quadrotor.hover_env.Quadrotor", "device": str(device)}
+    node = {"_target_": "embodied.envs.quadrotor.hover_env.Quadrotor", "device": str(device)}
     yield from sizes("quadrotor", lambda n: node | {"num_envs": n}, scale)
     if "compile" in scale.backends:
         compiled = node | {"compile": True}
@@ -26,20 +26,24 @@ def quadrotor(device: torch.device, scale: Scale) -> Iterator[Row]:
 
 def maze(device: torch.device, scale: Scale) -> Iterator[Row]:
     """Mazes of 13 x 13, levels drawn on the device."""
-    node = {"_target_": "envs.maze.env.Maze", "side": 13, "blocks": 60, "horizon": 250}
+    node = {"_target_": "embodied.envs.maze.env.Maze", "side": 13, "blocks": 60, "horizon": 250}
     on_device = node | {"held_out": "zero_shot", "device": str(device)}
     yield from sizes("maze", lambda n: on_device | {"num_envs": n}, scale)
 
 
 def warp(device: torch.device, scale: Scale) -> Iterator[Row]:
     """FR3 lift on MuJoCo Warp."""
-    node = {"_target_": "envs.fr3.warp_env.Fr3Warp", "task": "lift", "device": str(device)}
+    node = {"_target_": "embodied.envs.fr3.warp_env.Fr3Warp", "task": "lift", "device": str(device)}
     yield from sizes("FR3 lift, MuJoCo Warp", lambda n: node | {"num_envs": n}, scale)
 
 
 def maniskill(device: torch.device, scale: Scale) -> Iterator[Row]:
     """PickCube on PhysX."""
-    node = {"_target_": "envs.maniskill.env.ManiSkill", "id": "PickCube-v1", "backend": "gpu"}
+    node = {
+        "_target_": "embodied.envs.maniskill.env.ManiSkill",
+        "id": "PickCube-v1",
+        "backend": "gpu",
+    }
     yield from sizes("ManiSkill PickCube", lambda n: node | {"num_envs": n}, scale)
 
 

@@ -18,8 +18,8 @@ from embodied.core.policy import Policy
 from embodied.learners.learner import Learner
 
 OFF_POLICY = "embodied.learners.off_policy"
-GAUSSIAN: dict[str, Any] = {"_target_": "policies.gaussian.Gaussian", "hidden": [256, 256]}
-DETERMINISTIC: dict[str, Any] = {"_target_": "policies.deterministic.Deterministic"}
+GAUSSIAN: dict[str, Any] = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [256, 256]}
+DETERMINISTIC: dict[str, Any] = {"_target_": "embodied.policies.deterministic.Deterministic"}
 SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sac": (
         GAUSSIAN,
@@ -30,7 +30,7 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"_target_": f"{OFF_POLICY}.td3.Td3", "hidden": [256, 256], "batch_size": 256},
     ),
     "flashsac": (
-        {"_target_": "policies.block_gaussian.BlockGaussian", "width": 128},
+        {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 128},
         {"_target_": f"{OFF_POLICY}.flashsac.Flashsac", "width": 256, "batch_size": 2048},
     ),
     "fasttd3": (

@@ -32,7 +32,7 @@ def resets(repeats: int) -> Comparison:
     """Resets of one environment against `crafter.Env.reset`, rendering included."""
     import crafter
 
-    from envs.crafter.env import Config, Crafter
+    from embodied.envs.crafter.env import Config, Crafter
 
     ours, package = Crafter(Config(num_envs=1, workers=0, observe=PICTURES)), crafter.Env(seed=0)
     ours.reset(0)
@@ -55,7 +55,7 @@ def steps(
 ) -> Comparison:
     """Steps of `count` parallel envs in `workers` processes (0: this one) against as many
     independent loops of the package; episodes are reset when they end."""
-    from envs.crafter.env import Config, Crafter
+    from embodied.envs.crafter.env import Config, Crafter
 
     ours = Crafter(Config(num_envs=count, workers=workers, observe=observe))
     ours.reset(0)

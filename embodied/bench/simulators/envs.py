@@ -63,7 +63,7 @@ def pool(
     """Our EnvPool adapter against EnvPool itself, whose reset steps count as steps."""
     import envpool
 
-    from envs.envpool import Config, EnvPool
+    from embodied.envs.envpool import Config, EnvPool
 
     ours = EnvPool(Config(name, rows, threads))
     bare = envpool.make(name, "gymnasium", num_envs=rows, num_threads=threads, seed=0)
@@ -88,7 +88,7 @@ def walker(name: str, rows: int, steps: int, threads: int, repeats: int) -> Comp
     """Our batched walker against Gymnasium's SyncVectorEnv of the same task."""
     import gymnasium
 
-    from envs.mujoco.locomotion import Config, Locomotion
+    from embodied.envs.mujoco.locomotion import Config, Locomotion
 
     ours = Locomotion(Config(name, rows, threads))
     peer = gymnasium.make_vec(name, rows, vectorization_mode="sync")
@@ -113,7 +113,7 @@ def single(name: str, steps: int, repeats: int) -> Comparison:
     us."""
     import gymnasium
 
-    from envs.gym import Config, Gym
+    from embodied.envs.gym import Config, Gym
 
     ours, peer = Gym(Config(name)), gymnasium.make(name)
     ours.reset(seed=0)
@@ -133,7 +133,7 @@ def single(name: str, steps: int, repeats: int) -> Comparison:
 
 def fr3(task: str, rows: int, steps: int, threads: int, repeats: int) -> Comparison:
     """Control steps per second of an FR3 task, with observation, reward and autoreset."""
-    from envs.fr3.env import Config, Fr3
+    from embodied.envs.fr3.env import Config, Fr3
 
     ours = Fr3(Config(task=task, num_envs=rows, threads=threads))
     ours.reset(seed=0)

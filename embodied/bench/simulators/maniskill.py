@@ -39,7 +39,7 @@ def rows(repeats: int = 5, threads: int = 2) -> list[Comparison]:
 
 def single(name: str, obs: str, steps: int, repeats: int) -> Comparison:
     """One env of our adapter in this process against the environment itself."""
-    from envs.maniskill.env import Config, ManiSkill
+    from embodied.envs.maniskill.env import Config, ManiSkill
 
     ours = ManiSkill(Config(name, obs=obs, control_mode=CONTROL, backend="cpu"))  # pyright: ignore[reportArgumentType]
     peer = _own(name, obs)
@@ -65,7 +65,7 @@ def many(name: str, count: int, steps: int, repeats: int) -> Comparison:
     """`count` envs in as many worker processes, on both sides."""
     from gymnasium.vector import AsyncVectorEnv
 
-    from envs.maniskill.env import Config, ManiSkill
+    from embodied.envs.maniskill.env import Config, ManiSkill
 
     ours = ManiSkill(
         Config(name, num_envs=count, control_mode=CONTROL, backend="cpu", workers=count)
@@ -104,7 +104,7 @@ def _own(name: str, obs: str) -> Any:
 def _wrapped(name: str) -> Any:
     from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
 
-    import envs.maniskill.factory  # noqa: F401  (registers the tasks, chooses the driver)
+    import embodied.envs.maniskill.factory  # noqa: F401  (registers the tasks, chooses the driver)
 
     torch.set_num_threads(1)
     return CPUGymWrapper(_own(name, "state"))

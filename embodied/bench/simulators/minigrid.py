@@ -37,7 +37,7 @@ def against_gymnasium(
 ) -> Comparison:
     """Ours with `rows` parallel envs against one of Gymnasium's; `whole`: ours also returns the
     level."""
-    from envs.minigrid.env import Config, MiniGrid
+    from embodied.envs.minigrid.env import Config, MiniGrid
 
     config = Config(LEVEL, backend, num_envs=rows, threads=threads, privileged=whole)
     ours = MiniGrid(config)
@@ -52,7 +52,7 @@ def against_pool(rows: int, steps: int, threads: int, repeats: int) -> Compariso
     """Ours against EnvPool itself, whose reset steps count as steps."""
     import envpool
 
-    from envs.minigrid.env import Config, MiniGrid
+    from embodied.envs.minigrid.env import Config, MiniGrid
 
     ours = MiniGrid(Config(LEVEL, "envpool", num_envs=rows, threads=threads))
     bare: Any = envpool.make(LEVEL, "gymnasium", num_envs=rows, num_threads=threads, seed=0)

@@ -6,7 +6,7 @@ import torch
 
 from embodied.bench.measure import Block, Comparison, alone, compare, cpu_time
 from embodied.bench.simulators.envs import actions, stepping
-from envs.quadrotor.hover_env import Config, Quadrotor
+from embodied.envs.quadrotor.hover_env import Config, Quadrotor
 
 
 def rows(repeats: int, threads: int) -> list[Comparison]:

@@ -41,8 +41,8 @@ def rows(
 
 def batch(task: str, size: int, repeats: int, threads: int) -> Comparison:
     """`size` parallel envs on Warp against as many (at most `POOL`) on the thread pool."""
-    from envs.fr3 import env as fr3_env
-    from envs.fr3 import warp_env
+    from embodied.envs.fr3 import env as fr3_env
+    from embodied.envs.fr3 import warp_env
 
     ours = warp_env.Fr3Warp(warp_env.Config(task=task, num_envs=size))
     theirs = fr3_env.Fr3(fr3_env.Config(task=task, num_envs=min(size, POOL), threads=threads))

@@ -20,9 +20,9 @@ from embodied.core.build import ConfigError, Node
 if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
     from embodied.deploy.site import Site
-    from real_robot.deployment import Deployment
-    from real_robot.teleop.hold_to_run import HoldToRun
-    from real_robot.teleop.takeover import Takeover
+    from embodied.real_robot.deployment import Deployment
+    from embodied.real_robot.teleop.hold_to_run import HoldToRun
+    from embodied.real_robot.teleop.takeover import Takeover
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
     """The `deploy` configuration, and the policy to run (None: a script)."""
     from embodied.compose import compose
-    from policies.remote.address import allow_typed
+    from embodied.policies.remote.address import allow_typed
 
     policy, rest = take(words, "policy")
     allow_typed([policy or ""])
@@ -142,7 +142,7 @@ def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deploym
 
 def folder_of(node: Node, robot: str | None, made: Deployment) -> Path:
     """The daemon's. `robot`: the name that was typed; the default folder is that robot's."""
-    from real_robot.daemon.folders import default_folder
+    from embodied.real_robot.daemon.folders import default_folder
 
     return Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
 
@@ -156,9 +156,9 @@ def conduct(
 ) -> None:
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
     from embodied.deploy.session import Stopped
-    from real_robot.daemon.client import ClientError
-    from real_robot.daemon.server import RpcServerError
-    from real_robot.drivers.driver import DriverError
+    from embodied.real_robot.daemon.client import ClientError
+    from embodied.real_robot.daemon.server import RpcServerError
+    from embodied.real_robot.drivers.driver import DriverError
 
     problem, share = "", 1.0
     try:
@@ -208,7 +208,7 @@ def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeove
 @contextmanager
 def hand(deployment: Deployment, device: Node | None) -> Iterator[HoldToRun | None]:
     """The operator's hand on `device` (None: the space bar) where the deployment wants one."""
-    from real_robot.teleop.hold_to_run import HoldToRun
+    from embodied.real_robot.teleop.hold_to_run import HoldToRun
 
     if device is not None and not deployment.hold_to_run:
         raise ConfigError("hold=... names a device of hold-to-run; add hold_to_run=true")
@@ -224,7 +224,7 @@ def person(
     deployment: Deployment, teleop: Node | None, always: bool = False
 ) -> Iterator[Takeover | None]:
     """The device with which a person takes over (`always`: drives), where one is named."""
-    from real_robot.teleop.takeover import Takeover
+    from embodied.real_robot.teleop.takeover import Takeover
 
     if teleop is None:
         yield None

@@ -92,7 +92,7 @@ def settings(words: list[str]) -> dict[str, str]:
 
 def known() -> list[str]:
     """Environments that have captions."""
-    from envs.simclip.scenes import ENVS
+    from embodied.envs.simclip.scenes import ENVS
 
     return list(ENVS)
 
@@ -101,8 +101,8 @@ def drawn(out: Path, env_name: str, count: int, side: int, seed: int) -> Scenes:
     """Scenes of an environment, cached in the folder; a `count` of 0 means twelve tracks."""
     from safetensors.torch import load_file, save_file
 
+    from embodied.envs.simclip.scenes import collect, facts_of
     from embodied.vision.captions import Scenes
-    from envs.simclip.scenes import collect, facts_of
 
     path = out / "scenes" / f"{env_name}-{count}-{seed}.safetensors"
     told = facts_of(env_name)

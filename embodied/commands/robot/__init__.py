@@ -14,7 +14,7 @@ from embodied.commands.robot import calibrate, describe, identify, teleop
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from real_robot.daemon.requests import Reply
+    from embodied.real_robot.daemon.requests import Reply
 
 SAYS = {
     "status": "how it is, and what was noted last",
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _ask(args: argparse.Namespace) -> None:
-    from real_robot.daemon.client import ClientError, call
-    from real_robot.daemon.requests import RequestError
+    from embodied.real_robot.daemon.client import ClientError, call
+    from embodied.real_robot.daemon.requests import RequestError
 
     folder, words = take(args.words, "folder")
     host, words = take(words, "host")
@@ -130,7 +130,7 @@ def _confirm(supported: bool) -> None:
 
 def _emergency_stop(folder: Path, as_json: bool) -> None:
     """Also where the daemon hangs. ConfigError where nothing was seen to stop the arm."""
-    from real_robot.daemon.emergency import emergency_stop
+    from embodied.real_robot.daemon.emergency import emergency_stop
 
     stopped = emergency_stop(folder, ANSWER)
     if as_json and stopped.reply is not None:
@@ -143,7 +143,7 @@ def _emergency_stop(folder: Path, as_json: bool) -> None:
 def daemon_folder(folder: str | None, words: list[str]) -> Path:
     """The folder of the daemon that is meant: `folder=`, else `robot=` in `words`, else the only
     one that runs. ConfigError where several do."""
-    from real_robot.daemon.folders import FolderError, find
+    from embodied.real_robot.daemon.folders import FolderError, find
 
     robot, words = take(words, "robot")
     _understood(words, "folder=DIR")
@@ -157,8 +157,8 @@ def daemon_folder(folder: str | None, words: list[str]) -> Path:
 
 def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
     """From a daemon on another machine; `policy` is a folder there."""
-    from real_robot.remote.client import call_remote
-    from real_robot.remote.keys import KeyFileError
+    from embodied.real_robot.remote.client import call_remote
+    from embodied.real_robot.remote.keys import KeyFileError
 
     keys, words = take(words, "keys")
     name, words = take(words, "name")
@@ -179,7 +179,7 @@ def _understood(words: list[str], known: str) -> None:
 
 
 def _keys(args: argparse.Namespace) -> None:
-    from real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
+    from embodied.real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
 
     folder, words = take(args.words, "folder")
     name, words = take(words, "name")

@@ -38,8 +38,8 @@ def add(kinds: Any) -> None:
 
 
 def find(args: argparse.Namespace) -> None:
-    from real_robot.drivers.driver import DriverError
-    from real_robot.drivers.servos.calibration import find_servos
+    from embodied.real_robot.drivers.driver import DriverError
+    from embodied.real_robot.drivers.servos.calibration import find_servos
 
     port, words = take(args.words, "port")
     protocol, words = take(words, "protocol")
@@ -80,8 +80,12 @@ def calibrate(args: argparse.Namespace) -> None:
 
 def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None) -> None:
     """Ask one line after the other, and write the files."""
-    from real_robot.drivers.driver import DriverError
-    from real_robot.drivers.servos.calibration import Calibration, driver_settings, save_lerobot
+    from embodied.real_robot.drivers.driver import DriverError
+    from embodied.real_robot.drivers.servos.calibration import (
+        Calibration,
+        driver_settings,
+        save_lerobot,
+    )
 
     chosen = NAMES if names is None else tuple(str(each) for each in yaml.safe_load(names))
     target = Path(out or lerobot or "")
@@ -102,7 +106,7 @@ def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None)
 
 
 def _convert(source: Path, out: str | None, lerobot: str | None) -> None:
-    from real_robot.drivers.servos.calibration import (
+    from embodied.real_robot.drivers.servos.calibration import (
         driver_settings,
         load_lerobot,
         motors_of,

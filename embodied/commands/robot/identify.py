@@ -12,7 +12,7 @@ from embodied.commands import add_overrides, take
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from envs.sysid.fit import Identified
+    from embodied.envs.sysid.fit import Identified
 
 LEAST = 0.02  # of the range of a factor: nothing is known better than that
 STAYS = 0.5  # of the error, where the fit explains little
@@ -25,8 +25,8 @@ def add(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from envs.sysid.fit import Config, identify
-    from envs.sysid.traces import read_traces
+    from embodied.envs.sysid.fit import Config, identify
+    from embodied.envs.sysid.traces import read_traces
 
     robot, words = take(args.words, "robot")
     out, words = take(words, "out")
@@ -63,7 +63,7 @@ def _require_fr3(robot: str, folders: list[str]) -> None:
 
 def table(found: Identified) -> list[str]:
     """Lines for people: a joint a line, `?` after what the recording does not determine."""
-    from envs.fr3.joint_model import QUANTITIES
+    from embodied.envs.fr3.joint_model import QUANTITIES
 
     heads = [f"{name} ({unit})" for name, unit in QUANTITIES.items()]
     wide = [max(len(head), 18) for head in heads]
@@ -96,13 +96,19 @@ def as_yaml(found: Identified, source: str) -> str:
         f"# An FR3 that moves like the one of {source}: joint errors over 0.3 s in windows",
         f"# that were not fitted, {before:.2f} mrad before and {after:.2f} after.",
         f"# delay: {delay:.4f} s from what is sent to what moves, {delay / dt:.1f} steps of {dt} s",
-        "# (a step or more: wrap it in envs.wrappers.delays.ActionDelay, as in fr3_lift_delayed).",
+        "# (a step or more: wrap it in embodied.envs.wrappers.delays.ActionDelay, as in "
+        "fr3_lift_delayed).",
     ]
     if unknown := _unknown(found):
         lines.append(f"# Not determined by the recording: {unknown}.")
     arm = {name: [round(float(v), 5) for v in found.arm[name]] for name in found.arm}
     ranges = {name: _range(found, key) for name, key in RANGES.items()}
-    world = {"_target_": "envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "reward": "sparse"}
+    world = {
+        "_target_": "embodied.envs.fr3.env.Fr3",
+        "task": "lift",
+        "num_envs": 16,
+        "reward": "sparse",
+    }
     node = {**world, "threads": 2, "arm": arm, "randomize": ranges}
     return "\n".join(lines) + "\n" + yaml.safe_dump(node, sort_keys=False, default_flow_style=None)
 

@@ -13,13 +13,13 @@ from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
     from embodied.deploy.site import Site
-    from real_robot.deployment import Deployment
-    from real_robot.teleop.episode_keys import EpisodeKeys
-    from real_robot.teleop.teleop import Device
+    from embodied.real_robot.deployment import Deployment
+    from embodied.real_robot.teleop.episode_keys import EpisodeKeys
+    from embodied.real_robot.teleop.teleop import Device
 
-SCRIPT: Node = {"_target_": "policies.scripted.still.Still"}
+SCRIPT: Node = {"_target_": "embodied.policies.scripted.still.Still"}
 FILMED = (240, 320)  # height and width of recorded pictures, unless robot.filmed says another
-TERMINAL_KEY = "real_robot.teleop.hold_to_run.TerminalKey"
+TERMINAL_KEY = "embodied.real_robot.teleop.hold_to_run.TerminalKey"
 
 
 def add(kinds: Any) -> None:
@@ -51,7 +51,7 @@ def record(args: argparse.Namespace) -> None:
     """Each episode is in the dataset before the next begins."""
     from embodied.commands import deploy
     from embodied.deploy.recording import RecordSession
-    from real_robot.teleop.episode_keys import HINT, EpisodeKeys
+    from embodied.real_robot.teleop.episode_keys import HINT, EpisodeKeys
 
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])
@@ -128,7 +128,7 @@ def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:
     from embodied.core.spec import SpecMismatch
     from embodied.datasets.lerobot.schema import DatasetError
     from embodied.datasets.lerobot.writer import EpisodeWriter
-    from real_robot.recording.recorder import recorded_spec
+    from embodied.real_robot.recording.recorder import recorded_spec
 
     spec = recorded_spec(load_spec(made.policy), made.filmed)
     try:
@@ -145,7 +145,7 @@ def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:
 
 def _require_keys(node: Node, made: Deployment, keys: EpisodeKeys, device: Device) -> None:
     """ConfigError where neither a key nor a time ends an episode, or two want the same keys."""
-    from real_robot.teleop.teleop import Device
+    from embodied.real_robot.teleop.teleop import Device
 
     hold = node["hold"] or {"_target_": TERMINAL_KEY}
     if made.hold_to_run and hold["_target_"] == TERMINAL_KEY:

@@ -26,8 +26,8 @@ from embodied.learners.actor_critic import ActorCritic, actor_loss
 from embodied.learners.critics import Critic, critic_loss
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
-from policies.gaussian import Gaussian
-from policies.steering import dsrl_na
+from embodied.policies.gaussian import Gaussian
+from embodied.policies.steering import dsrl_na
 
 STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units of half their range
 

@@ -33,8 +33,8 @@ from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.nn.optim import Adam
-from policies.wrappers.best_of_n import select_by_q
-from policies.wrappers.edit import Edit
+from embodied.policies.wrappers.best_of_n import select_by_q
+from embodied.policies.wrappers.edit import Edit
 
 
 @dataclass(frozen=True)

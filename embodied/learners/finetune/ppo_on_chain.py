@@ -1,7 +1,7 @@
 """PpoOnChain: PPO on the denoising MDP of a generative policy; base class of DPPO and ReinFlow.
 
-The policy (policies.denoising_mdp.chain) stores the denoising chain of each decision as its action.
-States, rewards and advantages are those of whole decisions (action chunks).
+The policy (embodied.policies.denoising_mdp.chain) stores the denoising chain of each decision as
+its action. States, rewards and advantages are those of whole decisions (action chunks).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embodied.learners.critics import Value, ValueConfig
 from embodied.learners.on_policy import ppo
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
-from policies.denoising_mdp.chain import DenoisingMDP
+from embodied.policies.denoising_mdp.chain import DenoisingMDP
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from embodied.learners.gradient_learner import GradientLearner, frozen, soft_upd
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
-from policies.wrappers.reflex_override import Rate, ReflexOverride
+from embodied.policies.wrappers.reflex_override import Rate, ReflexOverride
 
 SHARE_RATE = 1e-3  # least rate of the running mean of the share of violations
 NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
@@ -69,7 +69,7 @@ class Config:
 
     `rate`: how often the safety critic is asked, at every "control" step (BRESA) or once per
     "decision" (Recovery RL). The reflex (`threshold`, `release_ratio`, `min_duration_steps`,
-    `reflex_obs`, `held_stiffness`: see policies.wrappers.reflex_override) is active after
+    `reflex_obs`, `held_stiffness`: see embodied.policies.wrappers.reflex_override) is active after
     `reflex_start` updates, or never (`reflex: false`). `violation_fraction`: share of the safety
     critic's batch that is sampled from the last `violation_buffer` violations.
     `calibrated`: the critic's risk, and so `threshold`, is a probability (see the module).
@@ -288,7 +288,7 @@ class Bresa(GradientLearner):
 def reflexive(base: Policy, config: Config) -> ReflexOverride:
     """An untrained reflex around the task policy `base`."""
     node = {
-        "_target_": "policies.wrappers.reflex_override.ReflexOverride",
+        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
         "base": base.node,
         **{name: getattr(config, name) for name in REFLEX_SETTINGS},
     }

@@ -40,7 +40,7 @@ from embodied.learners.critics import Critic
 from embodied.learners.gradient_learner import soft_update
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
-from policies.gaussian import Gaussian
+from embodied.policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
 DELTA = 50.0  # threshold of the Huber loss

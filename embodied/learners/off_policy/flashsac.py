@@ -36,9 +36,9 @@ from embodied.learners.actor_critic import SOFT_METRICS, DelayedActorCritic, act
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import soft_update
 from embodied.nn.optim import Adam
-from policies.block_gaussian import BlockGaussian
-from policies.networks.encoders import Encoder
-from policies.networks.residual_blocks import Blocks
+from embodied.policies.block_gaussian import BlockGaussian
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.networks.residual_blocks import Blocks
 
 
 @dataclass(frozen=True)

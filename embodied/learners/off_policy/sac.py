@@ -26,7 +26,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, actor_loss
 from embodied.learners.critics import Critic, critic_loss
 from embodied.nn.optim import Adam
-from policies.gaussian import Gaussian
+from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)

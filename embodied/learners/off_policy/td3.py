@@ -34,7 +34,7 @@ from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.off_policy.native_td3 import NativeTd3, obstacle
 from embodied.nn.optim import Adam
-from policies.deterministic import Deterministic
+from embodied.policies.deterministic import Deterministic
 
 
 @dataclass(frozen=True)

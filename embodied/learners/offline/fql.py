@@ -32,7 +32,7 @@ from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.nn.optim import Adam
-from policies.generative.one_step import OneStep
+from embodied.policies.generative.one_step import OneStep
 
 
 @dataclass(frozen=True)

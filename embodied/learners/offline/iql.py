@@ -33,7 +33,7 @@ from embodied.learners.gradient_learner import GradientLearner, soft_update
 from embodied.learners.imitation.bc_rows import valid_steps
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
-from policies.networks.encoders import Encoder
+from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.moved import attributes
 from embodied.nn.optim import Adam
-from policies.wrappers.best_of_n import BestOfN, select_by_q
+from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
 
 @dataclass(frozen=True)

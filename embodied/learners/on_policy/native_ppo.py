@@ -20,8 +20,8 @@ from embodied.learners.on_policy.learning_rates import LearningRates
 from embodied.nn import native
 from embodied.nn.native.networks import Moments, activation_of, dense, moments, parameter, plain
 from embodied.nn.optim import Adam
-from policies.diagonal_gaussian import DiagonalGaussian
-from policies.networks.encoders import Encoder
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
+from embodied.policies.networks.encoders import Encoder
 
 SOURCE = Path(__file__).with_name("ppo.cpp")
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm")

@@ -18,8 +18,8 @@ from embodied.core.tensors import Tensors, each, nest, under
 from embodied.learners.critics import Value, ValueConfig
 from embodied.learners.on_policy.ppo import Before, Config, Ppo
 from embodied.nn.networks import mlp, orthogonal
-from policies.networks.encoders import Encoder
-from policies.recurrent import Memory
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.recurrent import Memory
 
 __all__ = ["Config", "PpoShared"]
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from embodied.core.tensors import Tensors
-from policies.networks.encoders import Encoder
+from embodied.policies.networks.encoders import Encoder
 
 
 class HasEncoder(Protocol):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from embodied.core import distributed
 from embodied.core.tensors import Tensors
 from embodied.moved import attributes
-from policies.networks.encoders import Encoder
+from embodied.policies.networks.encoders import Encoder
 
 GIVEN = 10_000  # weight, in samples, of a normaliser that was set before training
 

@@ -17,10 +17,10 @@ from embodied.core import tensors as tt
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.networks.image_encoders import ImageConfig
 from embodied.rewards.demonstrations.observations import shift_images
 from embodied.rewards.demonstrations.progress_hops import Frames, pairs
-from policies.networks.encoders import Encoder
-from policies.networks.image_encoders import ImageConfig
 
 ROLES = 4
 

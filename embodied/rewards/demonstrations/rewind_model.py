@@ -21,10 +21,10 @@ from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import MeanStdNormalizer
+from embodied.policies.networks.encoders import Encoder
 from embodied.rewards.demonstrations.progress_hops import Frames
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
-from policies.networks.encoders import Encoder
 
 BATCH = 256  # images per call of the frozen encoder
 

@@ -17,7 +17,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, under
 from embodied.nn.running_stats import RunningMeanStd
-from policies.networks.encoders import OneHot
+from embodied.policies.networks.encoders import OneHot
 
 BLOCKS = 16  # side of a pooled image, pixels
 

@@ -22,13 +22,13 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from policies.scripted.intervener import Intervener
+from embodied.policies.scripted.intervener import Intervener
 
 
 @dataclass(frozen=True)
 class Config:
-    """`intervener`: policies.scripted.intervener.ProgressIntervener or, on a robot,
-    real_robot.teleop.teleop.TeleopIntervener. `pay`: the reward, "interventions" or "env"
+    """`intervener`: embodied.policies.scripted.intervener.ProgressIntervener or, on a robot,
+    embodied.real_robot.teleop.teleop.TeleopIntervener. `pay`: the reward, "interventions" or "env"
     ("world": its former name)."""
 
     intervener: Node

@@ -25,12 +25,12 @@ from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import mlp
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.networks.image_encoders import ImageConfig
 from embodied.rewards.demonstrations.observations import shift_images
 from embodied.rewards.success.calibration import Calibration, calibrate
 from embodied.rewards.success.labels import LabelledFrames, Training, split
 from embodied.vision.contrastive import open_image_text
-from policies.networks.encoders import Encoder
-from policies.networks.image_encoders import ImageConfig
 
 WEIGHTS, CARD = "network.safetensors", "card.json"
 

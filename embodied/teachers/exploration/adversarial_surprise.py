@@ -59,7 +59,7 @@ class AdversarialSurprise(Curriculum):
         if not isinstance(env, Expecting):
             raise ConfigError(
                 "this teacher needs an environment with an episodic density of observations "
-                "(envs.wrappers.episodic_density): env=rooms"
+                "(embodied.envs.wrappers.episodic_density): env=rooms"
             )
         if config.turns < 2 or config.turns % 2 or config.steps < 2:
             raise ConfigError("teacher.turns should be 2, 4, ..., teacher.steps at least 2")

@@ -28,7 +28,7 @@ from embodied.teachers.resets.state_library import Trajectories, record_trajecto
 from embodied.teachers.task_space import Floats
 from embodied.teachers.teacher import Curriculum, Outcome, bounded
 
-TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
+TRAINED = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
 GAMMA = 0.99
 """Discount of the return that followed a state."""
 OLD_METHODS = {
@@ -188,7 +188,7 @@ def _check(config: Config) -> None:
     if config.run is None and config.player is None:
         raise ConfigError(
             "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
-            "teacher.player={_target_: policies.scripted.fr3.Scripted, task: lift}"
+            "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
         )
     for name in ("episodes", "every"):
         if getattr(config, name) < 1:

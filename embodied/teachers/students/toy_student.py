@@ -25,7 +25,7 @@ import torch
 import yaml
 from torch import Tensor
 
-import configs
+from embodied import configs
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
 from embodied.teachers.plots.task_density import draw

@@ -17,6 +17,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
+from embodied.core.children import safe_path
 from embodied.training.actors.byte_ring import ByteRing
 from embodied.training.actors.collected import Collected, decode
 from embodied.training.actors.process_loop import Links, run
@@ -45,7 +46,8 @@ class ActorProcess(RemoteActor):
         self.lockstep = settings.lag == 0
         self.pipe, theirs = context.Pipe()
         self.process: Any = context.Process(target=run, args=(settings, self.links, theirs))
-        self.process.start()
+        with safe_path():
+            self.process.start()
         self.queue = deque[bytes]()  # taken out of the ring, and not yet used
         theirs.close()
         # Before this process waits for its children at its end, also after an error.

@@ -19,17 +19,17 @@ from embodied.core.build import Node, build, named_function
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import is_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.hardware_sim.fr3_task import TaskWorld
+from embodied.real_robot.assemble import forward_kinematics
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.sim import World
+from embodied.real_robot.policy.observer import APART, AXES, names_of
 from embodied.viewer.scene.decimate import DecimatedScene
 from embodied.viewer.scene.mujoco import MujocoScene
 from embodied.viewer.scene.pose_from_obs import HINGE, PosedModel
 from embodied.viewer.scene.types import Array
-from envs.fr3.scene import compile_scene
-from envs.hardware_sim.fr3_task import TaskWorld
-from real_robot.assemble import forward_kinematics
-from real_robot.control.arm_state import Floats
-from real_robot.deployment import Deployment
-from real_robot.drivers.sim import World
-from real_robot.policy.observer import APART, AXES, names_of
 
 PLACE = re.compile(r"(.+)_x")
 ARM_NAMES = ("tool", "lead")

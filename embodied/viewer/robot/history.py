@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats
 
 EVERY = 0.5  # s between two samples
 KEPT = 240  # samples

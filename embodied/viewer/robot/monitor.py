@@ -16,13 +16,20 @@ from typing import Any
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.assemble import build_chain
-from real_robot.daemon.client import ClientError, call
-from real_robot.daemon.folders import FolderError, find, robots_folder
-from real_robot.daemon.requests import RequestError, Verb
-from real_robot.deployment import Deployment
-from real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
-from real_robot.ipc.messages import CHUNK, DAEMON_GONE, TERMINATED, VERSION, Mode, state_record
+from embodied.real_robot.assemble import build_chain
+from embodied.real_robot.daemon.client import ClientError, call
+from embodied.real_robot.daemon.folders import FolderError, find, robots_folder
+from embodied.real_robot.daemon.requests import RequestError, Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
+from embodied.real_robot.ipc.messages import (
+    CHUNK,
+    DAEMON_GONE,
+    TERMINATED,
+    VERSION,
+    Mode,
+    state_record,
+)
 
 ANSWER_TIMEOUT = 0.5  # s, for the daemon's answer
 RETRY_AFTER = 3.0  # s, after a failed request

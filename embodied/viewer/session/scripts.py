@@ -35,6 +35,6 @@ def script_for(env: VecEnv) -> dict[str, Any] | None:
 
 
 def _texts(group: str) -> dict[str, str]:
-    folder = files("configs") / group
+    folder = files("embodied.configs") / group
     found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
     return {name.removesuffix(".yaml"): (folder / name).read_text() for name in found}

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.text import encode, text_leaf
-from envs.fr3 import env as fr3_env
-from envs.fr3.base import TaskInstance
-from envs.fr3.env import Fr3
-from envs.fr3.language import layout, objects
-from envs.fr3.language.instructions import INSTRUCTIONS, NAMES, chosen
-from envs.fr3.language.words import LEAF, TOKENS
-from envs.fr3.tasks.task import (
+from embodied.envs.fr3 import env as fr3_env
+from embodied.envs.fr3.base import TaskInstance
+from embodied.envs.fr3.env import Fr3
+from embodied.envs.fr3.language import layout, objects
+from embodied.envs.fr3.language.instructions import INSTRUCTIONS, NAMES, chosen
+from embodied.envs.fr3.language.words import LEAF, TOKENS
+from embodied.envs.fr3.tasks.task import (
     Flags,
     Floats,
     Parameter,
@@ -35,7 +35,7 @@ from envs.fr3.tasks.task import (
     centimetres,
     yaw_of,
 )
-from envs.mujoco.batch_env import Rows
+from embodied.envs.mujoco.batch_env import Rows
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Config:
     `tasks`: the names of the tasks that episodes are drawn from (empty: all ten). `text`: bytes of
     an additional observation `text`, the sentence in UTF-8 for policies that understand language
     (0: none). `wrong_instruction` shows the sentence of the next task of the list of ten instead of
-    the right one: success must drop. Everything else is as in `envs.fr3.env`; `objects`
+    the right one: success must drop. Everything else is as in `embodied.envs.fr3.env`; `objects`
     "privileged" gives where the objects are to critics and demonstrators only.
     """
 
@@ -122,8 +122,8 @@ def numbers(view: View) -> NDArray[np.intp]:
 class LanguageTasks(Fr3):
     """B parallel FR3 robots before the same objects, each with an instruction of its own.
 
-    The observation `instruction` is the sentence as word numbers (`envs.fr3.language.words`); the
-    task vector's `instruction` chooses among `tasks`.
+    The observation `instruction` is the sentence as word numbers
+    (`embodied.envs.fr3.language.words`); the task vector's `instruction` chooses among `tasks`.
     """
 
     def __init__(self, config: Config) -> None:

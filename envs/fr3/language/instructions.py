@@ -1,7 +1,7 @@
 """The ten instructions of the language tasks: a name, a sentence, and when it is done.
 
-Predicates are pure functions of an `envs.fr3.tasks.task.View` of n envs and return bool [n]. What
-is put somewhere has to be let go of.
+Predicates are pure functions of an `embodied.envs.fr3.tasks.task.View` of n envs and return bool
+[n]. What is put somewhere has to be let go of.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.build import ConfigError, nearest
-from envs.fr3.language.objects import BLOCK, CABINET, RIM, THICK
-from envs.fr3.tasks.task import Flags, View
+from embodied.envs.fr3.language.objects import BLOCK, CABINET, RIM, THICK
+from embodied.envs.fr3.tasks.task import Flags, View
 
 Predicate = Callable[[View], Flags]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.fr3.language.objects import BLOCK, BLOCKS, CAN, JOINTS, THICK
-from envs.fr3.tasks.task import Floats, Start, spread, upright
+from embodied.envs.fr3.language.objects import BLOCK, BLOCKS, CAN, JOINTS, THICK
+from embodied.envs.fr3.tasks.task import Floats, Start, spread, upright
 
 ROWS = (0.35, 0.475)
 """The x of the two rows of places, m."""

@@ -10,7 +10,7 @@ import math
 
 import mujoco
 
-from envs.fr3.tasks.task import STIFF, Rgba, add_box
+from embodied.envs.fr3.tasks.task import STIFF, Rgba, add_box
 
 BLOCK = 0.02
 """Half the side of a block."""

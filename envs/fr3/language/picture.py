@@ -1,6 +1,6 @@
 """Draws the picture of the ten tasks in docs/environments.md: how each looks when it is done.
 
-MUJOCO_GL=egl python -m envs.fr3.language.picture docs/images/world_fr3_tasks.png
+MUJOCO_GL=egl python -m embodied.envs.fr3.language.picture docs/images/world_fr3_tasks.png
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from embodied.core.actor import Actor
-from envs.fr3.language.env import Config, LanguageTasks
-from envs.fr3.language.instructions import INSTRUCTIONS
-from policies.scripted import fr3_tasks
+from embodied.envs.fr3.language.env import Config, LanguageTasks
+from embodied.envs.fr3.language.instructions import INSTRUCTIONS
+from embodied.policies.scripted import fr3_tasks
 
 WIDTH, HEIGHT, CAPTION, COLUMNS = 240, 180, 16, 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.core.spec import SYMBOL, Leaf
-from envs.fr3.language.instructions import INSTRUCTIONS
+from embodied.envs.fr3.language.instructions import INSTRUCTIONS
 
 SENTENCES = tuple(each.text for each in INSTRUCTIONS)
 WORDS = tuple(sorted({word for text in SENTENCES for word in text.split()}))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import mujoco
 
 from embodied.embodiments.arrays import constant, namespace
-from envs.fr3.tasks.goal import GoalTask
-from envs.fr3.tasks.task import Floats, Parameter, View, centimetres, distance
+from embodied.envs.fr3.tasks.goal import GoalTask
+from embodied.envs.fr3.tasks.task import Floats, Parameter, View, centimetres, distance
 
 BEFORE, BEHIND = (0.57, -0.13, 0.15), (0.57, 0.13, 0.15)
 """The way through the gap, from where to where the 20 cm wide hand is between the walls, m."""

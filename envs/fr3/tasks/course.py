@@ -1,8 +1,8 @@
 """Course: slide the closed fingers between boxes to a goal without rising above the boxes.
 
 The table is a grid of 6 x 6 cells of five centimetres, each empty or with a box. The task vector is
-the level in the format of `envs.maze.levels`: box or free for each cell (rows ordered away from the
-robot), then the start cell and the goal cell. The last element is not used here.
+the level in the format of `embodied.envs.maze.levels`: box or free for each cell (rows ordered away
+from the robot), then the start cell and the goal cell. The last element is not used here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import mujoco
 
 from embodied.embodiments.arrays import constant, namespace
-from envs.fr3.tasks.goal import GoalTask
-from envs.fr3.tasks.task import (
+from embodied.envs.fr3.tasks.goal import GoalTask
+from embodied.envs.fr3.tasks.task import (
     Flags,
     Floats,
     Parameter,

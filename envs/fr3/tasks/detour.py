@@ -9,8 +9,8 @@ from __future__ import annotations
 import mujoco
 
 from embodied.embodiments.arrays import namespace
-from envs.fr3.tasks.lift import Lift
-from envs.fr3.tasks.task import (
+from embodied.envs.fr3.tasks.lift import Lift
+from embodied.envs.fr3.tasks.task import (
     STIFF,
     Flags,
     Floats,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import mujoco
 
 from embodied.embodiments.arrays import namespace
-from envs.fr3.tasks.task import (
+from embodied.envs.fr3.tasks.task import (
     Flags,
     Floats,
     Params,

@@ -14,7 +14,7 @@ from typing import ClassVar
 import mujoco
 
 from embodied.embodiments.arrays import constant, namespace
-from envs.fr3.tasks.task import (
+from embodied.envs.fr3.tasks.task import (
     STIFF,
     Flags,
     Floats,

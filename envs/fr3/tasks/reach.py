@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envs.fr3.tasks.goal import GoalTask
-from envs.fr3.tasks.task import Parameter
+from embodied.envs.fr3.tasks.goal import GoalTask
+from embodied.envs.fr3.tasks.task import Parameter
 
 CLOSE = 0.02
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import mujoco
 
 from embodied.embodiments.arrays import Floats, constant, namespace
-from envs.mujoco.cameras import Point
+from embodied.envs.mujoco.cameras import Point
 
 Flags = Any
 """bool [n], of the same library as Floats."""
@@ -82,7 +82,7 @@ Term = Callable[[View], Floats]
 
 
 class Task(ABC):
-    """Base class of a task on the table, used by `envs.fr3.env.Fr3`.
+    """Base class of a task on the table, used by `embodied.envs.fr3.env.Fr3`.
 
     `free` and `markers` name the bodies that `edit` adds, `touch` its touch sensors (N), whose sum
     is the contact force of the arm; `names` are the elements of `observe`;

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.crazyflie.link import Command
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.crazyflie.link import Command
 
 
 def position(place: list[float], yaw: float) -> Command:

@@ -27,18 +27,18 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.crazyflie.commands import (
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.crazyflie.commands import (
     emergency_stop,
     full_state,
     hover,
     landing,
     position,
 )
-from real_robot.drivers.crazyflie.link import Link
-from real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.ipc.external_state import ExternalStateReader
+from embodied.real_robot.drivers.crazyflie.link import Link
+from embodied.real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.ipc.external_state import ExternalStateReader
 
 LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again
@@ -55,8 +55,8 @@ class Config:
     `hover`, velocities and height, for a drone that knows no place but what its flow deck sees.
 
     `low` (V): below it, it lands; no default, because only you know your battery. `tracker`:
-    what sees it from outside (`real_robot.ipc.external_state`: drone_x, drone_y, drone_z in m),
-    None where it
+    what sees it from outside (`embodied.real_robot.ipc.external_state`: drone_x, drone_y, drone_z
+    in m), None where it
     knows its place by itself (flow deck, Lighthouse, Loco). `hover` (s): how long it stays in the
     air when it is not moved. `silence` (s) without news is a lost link; `arming` (s) for arming;
     `patience` (s) for what is asked before anything moves; `certain` (m^2): most variance of its

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.driver import DriverError
 
 Command = Callable[[Any], None]
 """Does something with a `cflib.crazyflie.Crazyflie`."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node
 from embodied.embodiments import fr3
-from real_robot.drivers.franka.gripper import Config as HandConfig
-from real_robot.drivers.springs import Tool
+from embodied.real_robot.drivers.franka.gripper import Config as HandConfig
+from embodied.real_robot.drivers.springs import Tool
 
 Seven = tuple[float, float, float, float, float, float, float]
 Six = tuple[float, float, float, float, float, float]
@@ -41,8 +41,8 @@ class Config:
     `tool` the springs are on the tool's pose instead (Cartesian impedance).
     `realtime: false` does without a real-time kernel; `silence` (s) without news after which the
     arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what
-    measures the things before the arm (`real_robot.ipc.external_state`), where the policy wants to
-    know.
+    measures the things before the arm (`embodied.real_robot.ipc.external_state`), where the policy
+    wants to know.
     """
 
     host: str

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.build import ConfigError
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.franka.errors import FAILED, call, explain, franky
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.franka.errors import FAILED, call, explain, franky
 
 BAND = 0.004  # m off the wish that set the hand in motion
 LATENCY = 0.03  # s that a stop needs

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.franka.errors import franky
-from real_robot.drivers.franka.limits import Own
-from real_robot.drivers.springs import Springs, Tool, damped, tool_springs
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.franka.errors import franky
+from embodied.real_robot.drivers.franka.limits import Own
+from embodied.real_robot.drivers.springs import Springs, Tool, damped, tool_springs
 
 NEAR_END = 0.03  # rad before a joint's end at which it is pushed back
 GUIDED = 0.1  # of its damping: what a released arm keeps

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from embodied.embodiments import fr3
-from real_robot.control.arm_state import Floats, Limits
+from embodied.real_robot.control.arm_state import Floats, Limits
 
 _UPPER_END = np.array([2.75010, 1.79180, 2.90650, -0.14580, 2.81010, 4.52050, 3.01960])  # rad
 _LOWER_END = np.array([-2.75010, -1.79180, -2.90650, -3.04810, -2.81010, 0.54092, -3.01960])  # rad

@@ -1,7 +1,7 @@
 """The process that runs a LeRobot robot or teleoperator: `PYTHON bridge.py HANDLE`.
 
-`real_robot.drivers.lerobot.process` starts it, with the interpreter that has LeRobot: this file
-imports nothing of this project and runs on Python 3.10 and newer.
+`embodied.real_robot.drivers.lerobot.process` starts it, with the interpreter that has LeRobot: this
+file imports nothing of this project and runs on Python 3.10 and newer.
 
 HANDLE is its end of a pair of sockets (SOCK_SEQPACKET). A JSON map of settings comes first. Then
 orders come (ORDER, and one number for each key), of which the newest counts, and measurements go

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.lerobot.joints import Hand, Joint, Units
-from real_robot.drivers.lerobot.process import LeRobotProcess, Source, motor
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
+from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source, motor
 
 SLACK = 0.035  # rad (2 degrees) outside of what calibration found that are not yet a mistake
 MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from embodied.core.build import ConfigError
-from real_robot.control.arm_state import Floats
-from real_robot.drivers.lerobot.process import span_of
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.lerobot.process import span_of
 
 FULL = 200.0  # from -100 to 100
 

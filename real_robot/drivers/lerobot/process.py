@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError
-from real_robot.daemon.child import last_words
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
-from real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.daemon.child import last_words
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
+from embodied.real_robot.ipc.mailbox import memory_folder
 
 BRIDGE = Path(__file__).with_name("bridge.py")
 GONE = 3.0  # s for the process to hold the arm and end

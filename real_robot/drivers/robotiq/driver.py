@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embodied.core.build import ConfigError, Node, build
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
-from real_robot.drivers.springs import Springs
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
+from embodied.real_robot.drivers.springs import Springs
 
 CLOSED = 255
 PERIOD = 0.03  # s between exchanges

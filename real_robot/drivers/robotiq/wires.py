@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
 SLAVE, OUTPUTS, INPUTS = 9, 0x03E8, 0x07D0
 ACTIVATE, GO = 0x01, 0x08  # bits of the action byte

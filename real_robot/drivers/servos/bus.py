@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.servos.registers import Make
-from real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.servos.registers import Make
+from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
 
 class ServoWire:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from embodied.core.build import ConfigError
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.servos.bus import ServoWire
-from real_robot.drivers.servos.packet import HIGHEST_ID
-from real_robot.drivers.servos.registers import MAKES, TICKS
-from real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.servos.bus import ServoWire
+from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
+from embodied.real_robot.drivers.servos.registers import MAKES, TICKS
+from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
 OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embodied.core.build import ConfigError
-from real_robot.drivers.servos.packet import HIGHEST_ID
+from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from contextlib import suppress
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.servos.bus import ServoWire
-from real_robot.drivers.servos.config import Config, Hand, Joint, some
-from real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
-from real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.control.arm_state import ArmState, Floats
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.servos.bus import ServoWire
+from embodied.real_robot.drivers.servos.config import Config, Hand, Joint, some
+from embodied.real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
+from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
 __all__ = ["Config", "Hand", "Joint", "ServoBus"]
 

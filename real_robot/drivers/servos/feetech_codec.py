@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Packet, Reply
+from embodied.real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Packet, Reply
 
 HEADER = b"\xff\xff"
 PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 0x01, 0x02, 0x03, 0x82, 0x83

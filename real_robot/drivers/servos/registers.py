@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from real_robot.drivers.servos import dynamixel_codec, feetech_codec
-from real_robot.drivers.servos.feetech_codec import signed, unsigned
-from real_robot.drivers.servos.packet import Packet, Reply
+from embodied.real_robot.drivers.servos import dynamixel_codec, feetech_codec
+from embodied.real_robot.drivers.servos.feetech_codec import signed, unsigned
+from embodied.real_robot.drivers.servos.packet import Packet, Reply
 
 TICKS = 4096  # a turn
 

@@ -9,7 +9,7 @@ import termios
 import time
 from pathlib import Path
 
-from real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.driver import DriverError
 
 CHUNK, OLD = 4096, 16  # bytes at once, and how often before a write
 DEVICES = Path("/sys/bus/usb-serial/devices")

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.control.arm_state import ArmState, Floats, Limits
-from real_robot.drivers.driver import Driver, DriverError
-from real_robot.drivers.ur import rtde_codec as rtde
-from real_robot.drivers.ur.dashboard import ask_dashboard
-from real_robot.drivers.ur.program import Config, program
+from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.ur import rtde_codec as rtde
+from embodied.real_robot.drivers.ur.dashboard import ask_dashboard
+from embodied.real_robot.drivers.ur.program import Config, program
 
 RTDE, SCRIPT, DASHBOARD = 30004, 30002, 29999  # ports
 SEEN = (

@@ -1,7 +1,7 @@
 """Driver of a Universal Robots arm through the ur_rtde library and its script.
 
-Positions, speeds, errors, stamps and stops mean the same as in `real_robot.drivers.ur.driver.UR`,
-its base class. What differs:
+Positions, speeds, errors, stamps and stops mean the same as in
+`embodied.real_robot.drivers.ur.driver.UR`, its base class. What differs:
 
 - ur_rtde runs in a process of its own (`real_robot/drivers/ur/ur_rtde_main.py` says why); commands
   reach it through a pair of sockets.
@@ -27,9 +27,10 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from real_robot.drivers.driver import DriverError
-from real_robot.drivers.ur import driver
-from real_robot.drivers.ur.ur_rtde_main import BEGIN, FOLLOW, FREE, MEASURED, ORDER, STATE
+from embodied.core.children import module_command
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.ur import driver
+from embodied.real_robot.drivers.ur.ur_rtde_main import BEGIN, FOLLOW, FREE, MEASURED, ORDER, STATE
 
 PACKAGE = "pip install 'ur-rtde>=1.6.5,<1.7'"
 GONE = 3.0  # s for its process to stop the arm and end
@@ -78,7 +79,7 @@ class UrRtde(driver.UR):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "real_robot.drivers.ur.ur_rtde_main", str(theirs.fileno())],
+                module_command("embodied.real_robot.drivers.ur.ur_rtde_main", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,  # ur_rtde says much
                 pass_fds=(theirs.fileno(),),

@@ -1,4 +1,4 @@
-"""The process that runs ur_rtde: `python -m real_robot.drivers.ur.ur_rtde_main HANDLE`.
+"""The process that runs ur_rtde: `python -m embodied.real_robot.drivers.ur.ur_rtde_main HANDLE`.
 
 Its driver starts it. ur_rtde 1.6.5 does three things (measured) that a loop with deadlines cannot
 accept. It holds Python's lock while it connects, for ever if there is no reply. A call can wait
@@ -26,7 +26,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from real_robot.drivers.ur.driver import PLAYING, SEEN
+from embodied.real_robot.drivers.ur.driver import PLAYING, SEEN
 
 ORDER = struct.Struct("=i6d")
 """What to do, and joint targets (rad)."""

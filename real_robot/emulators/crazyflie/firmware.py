@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
-from real_robot.emulators.crazyflie.setpoint import OFF, STOP, ZERO, Order, Setpoint, Vector
+from embodied.real_robot.emulators.crazyflie.setpoint import (
+    OFF,
+    STOP,
+    ZERO,
+    Order,
+    Setpoint,
+    Vector,
+)
 
 LEVEL_AFTER, LOCK_AFTER = 0.5, 2.0  # s without a set-point
 WATCHDOG = 1.0  # s without its packet, once there was one

@@ -10,11 +10,11 @@ import errno
 import struct
 from dataclasses import dataclass, field
 
-from real_robot.emulators.crazyflie import crtp
-from real_robot.emulators.crazyflie.crtp import Packet, pack, unpack
-from real_robot.emulators.crazyflie.firmware import Firmware
-from real_robot.emulators.crazyflie.setpoint import generic, legacy, order
-from real_robot.emulators.crazyflie.tables import (
+from embodied.real_robot.emulators.crazyflie import crtp
+from embodied.real_robot.emulators.crazyflie.crtp import Packet, pack, unpack
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware
+from embodied.real_robot.emulators.crazyflie.setpoint import generic, legacy, order
+from embodied.real_robot.emulators.crazyflie.tables import (
     LOG_LAYOUTS,
     READ_ONLY,
     VARIABLES,

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from real_robot.emulators.crazyflie.crtp import unpack
+from embodied.real_robot.emulators.crazyflie.crtp import unpack
 
 Vector = tuple[float, float, float]
 ZERO: Vector = (0.0, 0.0, 0.0)

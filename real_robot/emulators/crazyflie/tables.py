@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from real_robot.emulators.crazyflie.firmware import Firmware
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware
 
 LOG_LAYOUTS = {1: "B", 2: "H", 3: "I", 4: "b", 5: "h", 6: "i", 7: "f", 8: "e"}
 U8, U16, FLOAT = 1, 2, 7

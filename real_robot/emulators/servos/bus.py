@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Self
 
-from real_robot.drivers.servos import dynamixel_codec, feetech_codec
-from real_robot.drivers.servos.packet import BROADCAST, Packet
+from embodied.real_robot.drivers.servos import dynamixel_codec, feetech_codec
+from embodied.real_robot.drivers.servos.packet import BROADCAST, Packet
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 OVERLOAD = 0x20

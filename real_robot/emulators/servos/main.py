@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from real_robot.emulators.physics_link import answer, settings
-from real_robot.emulators.servos.bus import FakeBus
-from real_robot.emulators.servos.process import Config
+from embodied.real_robot.emulators.physics_link import answer, settings
+from embodied.real_robot.emulators.servos.bus import FakeBus
+from embodied.real_robot.emulators.servos.process import Config
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embodied.core.build import ConfigError
-from real_robot.emulators.process import Process
-from real_robot.emulators.servos.bus import Faults
+from embodied.real_robot.emulators.process import Process
+from embodied.real_robot.emulators.servos.bus import Faults
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,4 @@ class ServoArm(Process):
     """`start` tells the driver its `port`."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("real_robot.emulators.servos.main", config, "servo arm")
+        super().__init__("embodied.real_robot.emulators.servos.main", config, "servo arm")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from real_robot.emulators.ur.programs import Registers
+from embodied.real_robot.emulators.ur.programs import Registers
 
 TYPES = {
     "timestamp": "DOUBLE",

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from real_robot.emulators.physics_link import Pace
-from real_robot.emulators.ur.clients import Asker, Client, Programmer, Visitor
-from real_robot.emulators.ur.joints import STILL, UrJoints
-from real_robot.emulators.ur.programs import Following, Program, Registers
-from real_robot.emulators.ur.ur_rtde_script import ControlScript
+from embodied.real_robot.emulators.physics_link import Pace
+from embodied.real_robot.emulators.ur.clients import Asker, Client, Programmer, Visitor
+from embodied.real_robot.emulators.ur.joints import STILL, UrJoints
+from embodied.real_robot.emulators.ur.programs import Following, Program, Registers
+from embodied.real_robot.emulators.ur.ur_rtde_script import ControlScript
 
 RTDE, DASHBOARD = 30004, 29999  # ports
 SCRIPTS = (30002, 30003)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from real_robot.emulators.physics_link import answer, settings
-from real_robot.emulators.ur.controller import FakeUR
-from real_robot.emulators.ur.process import Config
+from embodied.real_robot.emulators.physics_link import answer, settings
+from embodied.real_robot.emulators.ur.controller import FakeUR
+from embodied.real_robot.emulators.ur.process import Config
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from embodied.core.build import ConfigError
-from real_robot.emulators.process import Process
+from embodied.real_robot.emulators.process import Process
 
 
 @dataclass(frozen=True)
@@ -27,4 +27,4 @@ class UrArm(Process):
     """`start` tells the driver its `host`, an address of this machine's own."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("real_robot.emulators.ur.main", config, "UR")
+        super().__init__("embodied.real_robot.emulators.ur.main", config, "UR")

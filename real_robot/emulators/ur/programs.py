@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-from real_robot.emulators.ur.joints import STILL, UrJoints
+from embodied.real_robot.emulators.ur.joints import STILL, UrJoints
 
 
 class Registers:
@@ -39,8 +39,8 @@ class Program(Protocol):
 
 
 class Following:
-    """`real_robot.drivers.ur.program.program`: follows registers 24 to 29; integer 24 beats, 25 is
-    1 for freedrive, in which a person (a test) sets `joints.q`."""
+    """`embodied.real_robot.drivers.ur.program.program`: follows registers 24 to 29; integer 24
+    beats, 25 is 1 for freedrive, in which a person (a test) sets `joints.q`."""
 
     def __init__(self, code: str, registers: Registers) -> None:
         self._most = int(re.findall(r"still > (\d+)", code)[0])

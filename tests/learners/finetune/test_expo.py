@@ -16,8 +16,8 @@ from embodied.learners.finetune.expo import Expo
 from embodied.learners.learner import Learner
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-FLOW = {"_target_": "policies.generative.flow.Flow", "width": 16, "depth": 1}
-EDIT = {"_target_": "policies.gaussian.Gaussian", "hidden": [16]}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
+EDIT = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 CRITIC = {"_target_": "embodied.learners.critics.Critic"}
 
 
@@ -33,7 +33,7 @@ def make(
     critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
     node = {
-        "_target_": "policies.wrappers.edit.Edit",
+        "_target_": "embodied.policies.wrappers.edit.Edit",
         "chunk": chunk,
         "n": n,
         "scale": scale,

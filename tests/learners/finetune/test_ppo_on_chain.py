@@ -23,11 +23,11 @@ from embodied.learners.finetune.ppo_on_chain import PpoOnChain
 from embodied.learners.finetune.reinflow import Reinflow, fallen
 from embodied.learners.learner import Learner
 from embodied.learners.on_policy.ppo import EPS
+from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
+from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
+from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
-from policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
-from policies.denoising_mdp.noisy_flow import NoisyFlow
-from policies.denoising_mdp.partial_finetune import PartialFinetune
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPECS = {
@@ -35,24 +35,24 @@ SPECS = {
     "camera": Spec({"state": Leaf((3,)), "front": Leaf((12, 12, 3), "uint8")}, ACT, dt=0.1),
 }
 FLOW: dict[str, Any] = {
-    "_target_": "policies.generative.flow.Flow",
+    "_target_": "embodied.policies.generative.flow.Flow",
     "chunk": 3,
     "steps": 4,
     "width": 16,
 }
 DIFFUSION: dict[str, Any] = {
-    "_target_": "policies.generative.diffusion.Diffusion",
+    "_target_": "embodied.policies.generative.diffusion.Diffusion",
     "chunk": 3,
     "steps": 5,
     "width": 16,
 }
 POLICIES: dict[str, dict[str, Any]] = {
     "dppo": {
-        "_target_": "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion",
+        "_target_": "embodied.policies.denoising_mdp.noisy_diffusion.NoisyDiffusion",
         "base": DIFFUSION,
         "last": 3,
     },
-    "reinflow": {"_target_": "policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
+    "reinflow": {"_target_": "embodied.policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
 }
 LEARNERS = {
     "dppo": "embodied.learners.finetune.dppo.Dppo",
@@ -288,7 +288,9 @@ def test_they_learn(name: str) -> None:
 
 def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
-    normal = build({"_target_": "policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec)
+    normal = build(
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec
+    )
     flow = build(POLICIES["reinflow"], Policy, spec=spec)
     diffusion = build(POLICIES["dppo"], Policy, spec=spec)
     for name, policy, says in (
@@ -305,7 +307,7 @@ def test_wrong_policies_are_refused() -> None:
 def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]:
     learner = {"horizon": 2, "epochs": 2, "batch_size": 8}
     return {
-        "env": {"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 3, "horizon": 10},
+        "env": {"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 3, "horizon": 10},
         "policy": POLICIES[name],
         "learner": {"_target_": LEARNERS[name], **learner},
         "name": "test",
@@ -321,7 +323,7 @@ def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_runs_resume_exactly_and_leave_a_policy_without_noise(name: str, tmp_path: Path) -> None:
-    env = build({"_target_": "envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
+    env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     clone = build(POLICIES[name]["base"], Policy, spec=env.spec)
     checkpoint.save(tmp_path / "clone" / "checkpoints" / "1", clone, 1)
 

@@ -19,10 +19,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
+from embodied.policies.remote.address import allow_typed, is_address, remote_policy
+from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
-from policies.remote.address import allow_typed, is_address, remote_policy
-from policies.steering.dsrl import Dsrl
 from tests.policies.remote.servers import stock
 
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("x", "y"))
@@ -32,23 +32,27 @@ SEEN = Spec(
     ACT,
     dt=0.1,
 )
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}
-INNER = {"_target_": "policies.gaussian.Gaussian", "hidden": [8]}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
+INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 NODES: dict[str, dict[str, Any]] = {
     "flow": FLOW,
-    "diffusion": {"_target_": "policies.generative.diffusion.Diffusion", "chunk": 4, "width": 16},
+    "diffusion": {
+        "_target_": "embodied.policies.generative.diffusion.Diffusion",
+        "chunk": 4,
+        "width": 16,
+    },
     "gaussian": INNER,
     "chunking": {
-        "_target_": "policies.wrappers.real_time_chunking.RealTimeChunking",
+        "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
         "base": FLOW,
         "delay": 1,
     },
     "residual": {
-        "_target_": "policies.steering.residual.Residual",
+        "_target_": "embodied.policies.steering.residual.Residual",
         "base": FLOW,
         "inner": INNER,
     },
-    "dsrl": {"_target_": "policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
+    "dsrl": {"_target_": "embodied.policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
 }
 
 
@@ -135,7 +139,7 @@ def test_the_probe_accepts_a_server_that_follows_the_noise(flow: tuple[Policy, s
 def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
     flow: tuple[Policy, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = {"_target_": "policies.steering.dsrl.Dsrl", "bound": 1.5}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
     steered = Dsrl.wrap(remote_policy(flow[1], SPEC), node, INNER)
     folder = checkpoint.save(tmp_path / "0", steered, 0)
     assert not any(name.startswith("base.") for name in steered.state_dict())
@@ -143,9 +147,9 @@ def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
     assert len(saved["policy_hash"]) == 64 and "token" not in saved
     assert checkpoint.load_policy(folder).chunk == 4
     monkeypatch.setattr(core_build, "ASKED", [])
-    with pytest.raises(ConfigError, match=r'allow=\["policies.remote"\]'):
+    with pytest.raises(ConfigError, match=r'allow=\["embodied.policies.remote"\]'):
         checkpoint.load_policy(folder)
-    with pytest.raises(ConfigError, match=r'allow=\["policies.remote"\]'):
+    with pytest.raises(ConfigError, match=r'allow=\["embodied.policies.remote"\]'):
         remote_policy(flow[1], SPEC)
 
 
@@ -221,7 +225,7 @@ def test_a_stock_server_is_asked_row_by_row_and_offers_no_noise() -> None:
         assert set(policy.seen[-1]) == {"observation/state", "prompt"}
         asked = np.stack([each["observation/state"] for each in policy.seen[-20:]])
         np.testing.assert_array_equal(asked, obs["state"].numpy())
-        node = {"_target_": "policies.steering.dsrl.Dsrl"}
+        node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
         with pytest.raises(ConfigError, match=r"does not offer the noise.*openpi_wrapper") as said:
             Dsrl.wrap(there, node, INNER)
         assert "\n" not in str(said.value)
@@ -234,7 +238,7 @@ def offering(shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def test_a_server_that_promises_noise_and_ignores_it_is_found_out() -> None:
-    node = {"_target_": "policies.steering.dsrl.Dsrl"}
+    node = {"_target_": "embodied.policies.steering.dsrl.Dsrl"}
     with stock(Stock(), offering((6, 2))) as url:
         there = remote_policy(url, SPEC, **STOCK)
         with pytest.raises(ConfigError, match=r"ignores the noise.*openpi_wrapper.py"):

@@ -19,13 +19,13 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.errors import ServerLost
 from embodied.core.policy import Policy
+from embodied.envs.toy.two_gap import Config, TwoGap
+from embodied.policies.remote import connection
+from embodied.policies.remote.connection import Connection
 from embodied.training import components
-from envs.toy.two_gap import Config, TwoGap
-from policies.remote import connection
-from policies.remote.connection import Connection
 from tests.policies.remote.servers import Process, free_port
 
-FLOW = {"_target_": "policies.generative.flow.Flow", "chunk": 4, "width": 16}
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
 STEPS = 160
 DSRL = [
     "experiment=two_gap_dsrl",
@@ -144,7 +144,7 @@ def test_training_over_the_wire_equals_training_in_process_also_with_kills(
     assert_equal(here, killed)
     said, warned = capsys.readouterr()
     assert warned.count("is lost") == 2 and warned.count("is back after") == 2
-    assert f'eval {tmp_path / "there"} episodes=500 "allow=[policies.remote]"' in said
+    assert f'eval {tmp_path / "there"} episodes=500 "allow=[embodied.policies.remote]"' in said
     size = (tmp_path / "there/checkpoints/00000160/policy.safetensors").stat().st_size
     assert size < 200_000
 
@@ -167,16 +167,16 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint(
     with pytest.raises(ServerLost, match="waited 1 s") as lost:
         command.train([*DSRL, f"init={file}", f"output={tmp_path / 'run'}"])
     saved = checkpoint.find(tmp_path / "run")
-    resume = f'embodied train resume={tmp_path / "run"} "allow=[policies.remote]"'
+    resume = f'embodied train resume={tmp_path / "run"} "allow=[embodied.policies.remote]"'
     assert str(lost.value).endswith(f"saved {saved}; resume with: {resume}"), "also after Ctrl-C"
     assert 0 < int(saved.name) < STEPS
 
     monkeypatch.setattr(core_build, "ASKED", [])  # another process, which typed no address
-    with pytest.raises(ConfigError, match=r'allow=\["policies.remote"\]'):
+    with pytest.raises(ConfigError, match=r'allow=\["embodied.policies.remote"\]'):
         command.train([f"resume={tmp_path / 'run'}"])
     again = Process(base, int(server.url.rpartition(":")[2]), server.token).ready()
     try:
-        command.train([f"resume={tmp_path / 'run'}", "allow=[policies.remote]"])
+        command.train([f"resume={tmp_path / 'run'}", "allow=[embodied.policies.remote]"])
     finally:
         again.kill()
     assert int(checkpoint.find(tmp_path / "run").name) == STEPS

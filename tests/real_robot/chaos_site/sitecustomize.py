@@ -9,6 +9,6 @@ from embodied.core.build import allow
 from tests.real_robot.trouble import Trouble
 
 allow("tests")
-if "real_robot.control.main" in sys.orig_argv:
+if "embodied.real_robot.control.main" in sys.orig_argv:
     steady, trouble = time.monotonic, Trouble(os.environ["TROUBLE"])
     time.monotonic = lambda: steady() + trouble.jump

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-if "real_robot.daemon.daemon" in sys.orig_argv:
+if "embodied.real_robot.daemon.daemon" in sys.orig_argv:
     keep, seconds = os.fsync, float(os.environ["SLOW_DISK"])
 
     def slow(handle: int) -> None:

@@ -17,15 +17,15 @@ from embodied.core.build import allow
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.policies.scripted.intervener import Intervener
 from embodied.training.components import RunComponents
 from embodied.training.logger import Log
 from embodied.training.train import train
-from policies.scripted.intervener import Intervener
 
 NODE: dict[str, Any] = {
     "name": "acted",
-    "env": {"_target_": "envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
-    "policy": {"_target_": "policies.gaussian.Gaussian", "hidden": [8]},
+    "env": {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
+    "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "steps": 240,
     "data": {"warmup_steps": 64, "utd_ratio": 0.25},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-import configs
+from embodied import configs
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite

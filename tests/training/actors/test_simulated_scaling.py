@@ -150,7 +150,9 @@ def pace(actors: int, lag: int, steps: int = 200) -> float:
     """Steps of all actors together, per ms."""
     transport = Simulated()
     env = ActorEnv(ActorSettings({}, (), actors, 0, lag, "torch"), actors, transport)
-    policy = build({"_target_": "policies.gaussian.Gaussian", "hidden": [4]}, Policy, spec=SPEC)
+    policy = build(
+        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [4]}, Policy, spec=SPEC
+    )
     pool = ActorPool(env, policy, False, {}, torch.device("cpu"), lag)
     for _ in range(steps):
         pool.step()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from embodied.core.spec import Spec
-from policies import gaussian
+from embodied.policies import gaussian
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from embodied.viewer.export import export
 from embodied.viewer.launch import open_session
 from envs.gym_view import GymView
 from envs.sb3_view import VecView
-from real_robot.cameras import Video
+from embodied.real_robot.cameras import Video
 from real_robot.seen import Seen, Seer
 
 __all__ = [

@@ -1,0 +1,72 @@
+"""Child processes and the current folder: what lies there is imported last, and never by a child."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embodied.core.children import import_from_here
+
+ROOT = Path(__file__).parents[2]
+TRAIN = "from embodied.cli import main; main(['train', 'experiment=cartpole_ppo', 'size=debug'])"
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_current_folder_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    import_from_here()
+    assert sys.path[-1] == str(tmp_path) and sys.path[0] != str(tmp_path)
+
+
+def test_packages_of_the_users_own_repository(tmp_path: Path) -> None:
+    """A script in a folder with `envs`, `policies` and `configs` imports those, and ours work."""
+    for name in ("envs", "policies", "configs", "real_robot"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    (tmp_path / "script.py").write_text(
+        "import envs, policies, configs, real_robot\n"
+        "from embodied.envs.toy.two_gap import TwoGap\n"
+        "assert envs.MINE and policies.MINE and configs.MINE and real_robot.MINE\n"
+        f"{TRAIN}\n"
+    )
+    done = python(tmp_path, "script.py")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from embodied.sandbox.process import Template; Template().close()",
+        "from embodied.envs.workers import Worker; w = Worker('a', dict, ()); w.send('keys'); "
+        "w.receive(); w.close()",
+        "from embodied.study.study import program; import subprocess; "
+        "subprocess.run(program(['embodied', '--version']), check=True)",
+    ],
+    ids=["sandbox", "worker", "study"],
+)
+def test_a_child_runs_no_file_of_the_current_folder(tmp_path: Path, code: str) -> None:
+    (tmp_path / "json.py").write_text("open('ran', 'w')\nraise ImportError('this is no json')\n")
+    done = python(tmp_path, "-P", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_module_is_started_by_module_command() -> None:
+    started = [
+        f"{file.relative_to(ROOT)}: {found[0]}"
+        for top in ("embodied", "envs", "policies", "real_robot")
+        for file in (ROOT / top).rglob("*.py")
+        for found in re.finditer(r'executable, "-m"', file.read_text())
+    ]
+    assert started == []
