@@ -1,4 +1,4 @@
-"""Child processes and the current folder: what lies there is imported last, and never by a child."""
+"""Child processes and the current folder: a file that lies there is imported last, or never."""
 
 from __future__ import annotations
 
