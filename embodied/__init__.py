@@ -8,10 +8,6 @@ print(em.evaluate(agent))
 
 from typing import TYPE_CHECKING, Any
 
-from embodied import moved
-
-moved.install()
-
 if TYPE_CHECKING:
     from embodied.api import (
         Agent,

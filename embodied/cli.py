@@ -7,7 +7,6 @@ import ast
 import importlib
 import os
 import pkgutil
-import re
 import sys
 import traceback
 import warnings
@@ -21,7 +20,6 @@ from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.children import import_from_here
 from embodied.core.errors import ContractError, ContractWarning, RemoteError, RobotError
-from embodied.moved import MovedWarning
 
 STOPPED = 130
 OPTIONS = {"export": "--to", "demo": "--out"}
@@ -111,11 +109,10 @@ def _unknown(option: str, argv: Sequence[str], args: argparse.Namespace) -> str:
 
 
 def with_folder(verb: str, argv: Sequence[str]) -> list[str]:
-    """`argv` with the output folder (`out=DIR`, `output=DIR`) as the command `verb` calls it."""
-    words = [re.sub(r"^(\+*)output=", r"\1out=", word) for word in argv]
+    """`argv` with `out=DIR` as the option of the command `verb`, where that has one."""
     if (option := OPTIONS.get(verb)) is None:
-        return words
-    split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in words]
+        return [*argv]
+    split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
     return [word for part in split for word in part]
 
 
@@ -161,7 +158,7 @@ def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:
     printed: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, (MovedWarning, ContractWarning)):
+        if issubclass(category, ContractWarning):
             if str(message) not in printed:
                 print(f"embodied: {message}", file=sys.stderr)
             printed.add(str(message))

@@ -18,12 +18,10 @@ from typing import Any, cast
 
 import yaml
 
-from embodied import moved
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve
 from embodied.core.children import import_from_here
 from embodied.core.node_settings import require_kind, require_settings
 from embodied.core.saved_node import require_inside
-from embodied.user_yaml import with_present_names
 
 PACKAGED = Path(str(files("embodied.configs")))
 
@@ -80,7 +78,7 @@ def compose(
     for name, saved in given.items():
         if found := {"defaults", "hydra"} & saved.keys():
             raise ConfigError(f"{name}: {min(found)} has no place in a saved run")
-    with _written(given, search) as extra:
+    with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
         node, choices = _composed(primary, words, found)
@@ -136,7 +134,7 @@ def _fill_data(
     if regime == "auto":
         from embodied.learners.learner import Learner
 
-        regime = moved.option("data", str(resolve(node["learner"]["_target_"], Learner).data))
+        regime = str(resolve(node["learner"]["_target_"], Learner).data)
     file = options("data", search).get(regime)
     defaults = _load(file) if file else {}
     typed = {word.split("=", 1)[0].lstrip("+") for word in words}
@@ -157,22 +155,16 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _written(given: Mapping[str, Node], search: Sequence[Path]) -> Iterator[list[Path]]:
-    """A temporary folder with the options that are not files, and with users' files that use old
-    names, translated to current ones."""
-    made = {f"{name}.yaml": yaml.safe_dump(node, sort_keys=False) for name, node in given.items()}
-    for folder in search[1:]:
-        for file in sorted(folder.glob("*/*.yaml")):
-            if (text := with_present_names(file)) is not None:
-                made[str(file.relative_to(folder))] = text
-    if not made:
+def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
+    """A temporary folder with the options that are not files."""
+    if not given:
         yield []
         return
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in made.items():
-            file = Path(folder) / name
+        for name, node in given.items():
+            file = Path(folder) / f"{name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_text(yaml.safe_dump(node, sort_keys=False))
         yield [Path(folder)]
 
 
@@ -196,14 +188,6 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
         if override.is_sweep_override():
             raise ConfigError(_several(override.key_or_group, text.partition("=")[2]))
         key, value = override.key_or_group, override.value()
-        if (folder := moved.folder_key(key, top)) != key:
-            text, key = text.replace(key, folder, 1), folder
-        if key in moved.table()["run"] and key not in top:
-            new = moved.table()["run"][key]
-            moved.warn(f"the run's {key}", new)
-            text, key = text.replace(key, new, 1), new
-        if isinstance(value, str) and (name := moved.option(key, value)) != value:
-            text, value = f"{text.partition('=')[0]}={name}", name
         if key in groups:
             if value is None:
                 text = f"~{key}"  # Hydra's syntax for no option of a group

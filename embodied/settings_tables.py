@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from embodied import moved
 from embodied.compose import options, search_folders
 from embodied.core.build import Node
 from embodied.core.config_fields import settings_of
@@ -38,7 +37,7 @@ class Row:
 def option_rows(group: str, file: Path) -> list[Row]:
     """Every setting of an option, by the key to type (learner.gamma)."""
     node, said = _node(file), {row.key: row.says for row in yaml_rows(file)}
-    target = moved.target(str(node.get("_target_", "")))
+    target = str(node.get("_target_", ""))
     known = settings_of(target) or []
     rows = [
         Row(
@@ -84,14 +83,8 @@ def command_rows(primary: Path) -> list[Row]:
         for name, value in entry.items()
     ]
     return chosen + [
-        Row(_folder(row.key), row.value, row.says)
-        for row in own
-        if not isinstance(_at(node, row.key), dict) or not _at(node, row.key)
+        row for row in own if not isinstance(_at(node, row.key), dict) or not _at(node, row.key)
     ]
-
-
-def _folder(key: str) -> str:
-    return "out" if key == "output" else key
 
 
 def _at(node: Node, dotted: str) -> Any:

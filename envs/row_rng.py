@@ -16,8 +16,6 @@ import math
 import torch
 from torch import Tensor
 
-from embodied.moved import attributes
-
 
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
@@ -96,6 +94,3 @@ def _open(half: Tensor) -> Tensor:
     """Signed 32-bit numbers, as floats, to (0, 1], in place; the least is 2^-25, so that its
     logarithm is finite."""
     return half.mul_(UNIT).add_(0.5 + 2.0**-25)
-
-
-__getattr__ = attributes(__name__)

@@ -18,7 +18,6 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.moved import attributes
 from embodied.nn.networks import mlp, orthogonal, per_row
 from embodied.policies.networks.encoders import Encoder, ImageConfig
 from embodied.policies.networks.pointnet import PointConfig
@@ -106,6 +105,3 @@ class DiagonalGaussian(Policy):
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
-
-
-__getattr__ = attributes(__name__)

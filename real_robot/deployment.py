@@ -16,7 +16,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from embodied import moved
 from embodied.core.build import (
     ConfigError,
     Node,
@@ -44,10 +43,10 @@ TARGET = "embodied.real_robot.deployment.Deployment"
 """The `_target_` that a robot's YAML begins with."""
 
 
-def renamed_settings(robot: Mapping[str, Any]) -> dict[str, Any]:
-    """A robot's settings by their names of today (`embodied/moved.yaml`), its controller as a node
-    where a name stands for it (`robot.controller=joint_position`)."""
-    settings = moved.settings(TARGET, robot)
+def controller_settings(robot: Mapping[str, Any]) -> dict[str, Any]:
+    """A robot's settings, with a node for the controller where they hold its name
+    (`robot.controller=joint_position`)."""
+    settings = dict(robot)
     said, kinematics = settings.get("controller"), settings.get("kinematics")
     if isinstance(said, str) and isinstance(kinematics, str):
         step = settings.get("step", 0.05)
@@ -236,7 +235,7 @@ class Deployment:
     def parse(cls, settings: Mapping[str, Any]) -> Deployment:
         """From plain settings; ConfigError names the nearest known key."""
         try:
-            return parse(cls, renamed_settings(settings), "deployment")
+            return parse(cls, controller_settings(settings), "deployment")
         except RecursionError as error:
             raise ConfigError("deployment: a setting is nested too deeply") from error
 

@@ -85,21 +85,21 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("train experiment=pendulum_sac eval.episodes=0", "eval.episodes=0 should be at least 1"),
         ("train experiment=pendulum_sac device=gpu", "no device 'gpu' (known: auto, cpu, cuda,"),
         (
-            "train experiment=fr3_lift_sac env.task=lfit output={out}",
+            "train experiment=fr3_lift_sac env.task=lfit out={out}",
             "embodied.envs.fr3.env.Fr3: unknown FR3 task",
         ),
-        ("train experiment=pendulum_sac execute=3 output={out}", "execute=3 is not in 1..1"),
+        ("train experiment=pendulum_sac execute=3 out={out}", "execute=3 is not in 1..1"),
         ("train env=pendulum policy=gaussian", "learner is not given: learner=NAME (known:"),
         ("train experiment=pendulum_sac name=3", "name=3 should be str"),
         ("train experiment=pendulum_sac demonstrator=lift", 'no setting "demonstrator"'),
         ("train experiment=pendulum_sac --speed 3", "unknown argument --speed"),
         ("train experiment=pendulum_sac --config-dir /nowhere", "/nowhere does not exist"),
         ("train env=bad --config-dir {bad}", "bad.yaml is not YAML, line 3: expected"),
-        ("train experiment=fr3_lift_flow demos=/nowhere size=debug output={out}", "/nowhere"),
-        ("train experiment=fr3_lift_flow size=debug output={out}", "needs demonstrations"),
-        ("train experiment=fr3_lift_dsrl size=debug output={out}", "init=RUN"),
-        ("train experiment=fr3_lift_dppo size=debug output={out}", "init=RUN"),
-        ("train experiment=fr3_lift_dsrl init={empty} size=debug output={out}", "no checkpoint"),
+        ("train experiment=fr3_lift_flow demos=/nowhere size=debug out={out}", "/nowhere"),
+        ("train experiment=fr3_lift_flow size=debug out={out}", "needs demonstrations"),
+        ("train experiment=fr3_lift_dsrl size=debug out={out}", "init=RUN"),
+        ("train experiment=fr3_lift_dppo size=debug out={out}", "init=RUN"),
+        ("train experiment=fr3_lift_dsrl init={empty} size=debug out={out}", "no checkpoint"),
         ("train resume={empty}", "no checkpoint"),
         ("resume {empty}", "no checkpoint"),
         ("eval {empty}", "no checkpoint"),
@@ -300,11 +300,11 @@ class Inputs:
     def player(self, env: str) -> Path:
         """A run to collect from, where there is no script."""
         out = self.folder / f"{env}-sac"
-        return self._made(out, f"train experiment={env}_sac size=debug steps=90 output={out}")
+        return self._made(out, f"train experiment={env}_sac size=debug steps=90 out={out}")
 
     def clone(self, env: str, kind: str) -> Path:
         out, demos = self.folder / f"{env}-{kind}", self.demos(env)
-        words = f"size=debug steps=20 demos={demos} output={out}"
+        words = f"size=debug steps=20 demos={demos} out={out}"
         return self._made(out, f"train experiment={env}_{kind} {words}")
 
     def _made(self, out: Path, line: str) -> Path:
@@ -353,7 +353,7 @@ def test_every_experiment_runs(
     words = needed(experiment, inputs)
     embodied.capsys.readouterr()  # what making them printed
     run = tmp_path / "run"
-    outcome = embodied("train", f"experiment={experiment}", "size=debug", f"output={run}", *words)
+    outcome = embodied("train", f"experiment={experiment}", "size=debug", f"out={run}", *words)
     assert outcome.code == 0, outcome.err
     assert outcome.out.split()[:2] == ["run", f"{experiment},"]
     assert f"embodied view {run}" in outcome.out.splitlines()[-2]
@@ -366,7 +366,7 @@ def test_every_experiment_runs(
 
 def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = ["train", "experiment=pendulum_sac", "size=debug", f"output={run}"]
+    first = ["train", "experiment=pendulum_sac", "size=debug", f"out={run}"]
     assert embodied(*first).code == 0
     again = embodied(*first)
     assert again.code == 2 and f"resume={run}" in again.err
@@ -382,7 +382,7 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
     assert [(row["step"], row["episodes"]) for row in rows] == [(300, 3), (240, 3)]
     assert "Evaluations" in (run / "report.html").read_text()
     chosen = embodied(
-        "eval", run, "policy=best_of_n", "policy.n=3", "episodes=3", f"output={run}/best"
+        "eval", run, "policy=best_of_n", "policy.n=3", "episodes=3", f"out={run}/best"
     )
     assert chosen.code == 0, chosen.err
     assert read_metrics(run / "best")[0]["eval/episodes"] == 3
@@ -401,7 +401,7 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     """A real SIGINT to a real process: exit 130, a checkpoint, one line with the command."""
     run = tmp_path / "run"
-    words = ["train", "experiment=pendulum_sac", "size=debug", "steps=1000000", f"output={run}"]
+    words = ["train", "experiment=pendulum_sac", "size=debug", "steps=1000000", f"out={run}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "embodied.cli", *words],
         stdout=subprocess.DEVNULL,
@@ -440,8 +440,8 @@ def test_settings_of_view_and_bench_are_words(
 def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:
     words = ["experiment=pendulum_sac"]
     made = [
-        fresh([*words, *more], [])["output"]
-        for more in ([], ["seed=3"], ["size=debug"], ["name=mine", "seed=3"], ["output=here"])
+        fresh([*words, *more], [])["out"]
+        for more in ([], ["seed=3"], ["size=debug"], ["name=mine", "seed=3"], ["out=here"])
     ]
     assert made == [
         "outputs/pendulum_sac-0",

@@ -11,6 +11,7 @@ import yaml
 
 from embodied.commands.train import facts, fresh
 from embodied.compose import PACKAGED, compose, options
+from embodied.core.build import ConfigError
 from embodied.core.config_fields import settings_of
 from embodied.settings_tables import command_rows, option_rows, regime_rows
 from embodied.training.config import read_config
@@ -38,7 +39,7 @@ def test_train_help_lists_every_setting(embodied: Shell) -> None:
     assert not [row.key for row in rows if not row.says], "a sentence each"
     config = settings_of("embodied.training.config.RunConfig") or []
     top = {row.key.partition("=")[0].partition(".")[0] for row in rows}
-    assert {setting.name for setting in config} - {"output"} <= top | {"out"}
+    assert {setting.name for setting in config} <= top
 
 
 def test_settings_are_read_without_importing() -> None:
@@ -77,7 +78,7 @@ def test_show_prints_the_configuration_and_runs_nothing(
     monkeypatch.chdir(tmp_path)
     shown = embodied("show", "experiment=pendulum_sac", "learner.gamma=0.9", "steps=1e4").out
     node = yaml.safe_load(shown)
-    assert node["learner"]["gamma"] == 0.9 and node["output"] == "outputs/pendulum_sac-0"
+    assert node["learner"]["gamma"] == 0.9 and node["out"] == "outputs/pendulum_sac-0"
     assert read_config(node).steps == 10_000
     assert not list(tmp_path.iterdir())
 
@@ -96,11 +97,12 @@ def test_many_environments_are_grouped(embodied: Shell) -> None:
     assert {"fr3_lift", "so101_reach"} <= {*named} and "ant" not in named
 
 
-@pytest.mark.parametrize("word", ["out=here", "output=here"])
-def test_the_output_folder_has_one_name(word: str) -> None:
-    assert fresh(["experiment=pendulum_sac", word], [])["output"] == "here"
-    collected = compose("collect", ["env=fr3_lift", "demonstrator=lift", word]).node
-    assert collected["out"] == "here" and "output" not in collected
+def test_the_output_folder_has_one_name() -> None:
+    assert fresh(["experiment=pendulum_sac", "out=here"], [])["out"] == "here"
+    collected = compose("collect", ["env=fr3_lift", "demonstrator=lift", "out=here"]).node
+    assert collected["out"] == "here"
+    with pytest.raises(ConfigError, match='no setting "output"'):
+        fresh(["experiment=pendulum_sac", "output=here"], [])
 
 
 def test_out_is_understood_where_it_was_an_option(embodied: Shell, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_out_is_understood_where_it_was_an_option(embodied: Shell, tmp_path: Pat
 
 def test_numbers_as_people_write_them() -> None:
     made = compose("train", ["experiment=pendulum_sac", "steps=1e5", "learner.batch_size=1e2"])
-    config = read_config(made.node | {"name": "x", "output": "y"})
+    config = read_config(made.node | {"name": "x", "out": "y"})
     assert config.steps == 100_000 and isinstance(config.steps, int)
 
 

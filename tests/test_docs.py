@@ -9,7 +9,6 @@ import ast
 import re
 import shlex
 import tomllib
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,6 @@ import embodied
 from embodied import cli
 from embodied.compose import compose, options
 from embodied.core.build import ConfigError
-from embodied.moved import MovedWarning
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = sorted((ROOT / "docs").rglob("*.md"))
@@ -248,19 +246,17 @@ def test_commands_parse(command: str) -> None:
         return
     settings = [word for word in words if re.match(r"[\w.@]+=", word)]
     given = dict(word.split("=", 1) for word in settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", MovedWarning)
-        if words[-1] == "--help":
-            with pytest.raises(SystemExit) as helped:
-                cli.parse(words)
-            assert not helped.value.code
-            return
-        cli.parse(words)
-        for group in GROUPS & given.keys():
-            if re.fullmatch(r"(?!my_)[a-z][a-z_0-9]*", given[group]):
-                assert given[group] in (*options(group, [ROOT / "configs"]), "null")
-        if words[0] == "train" and "resume" not in given:
-            require_settings(given, settings)
+    if words[-1] == "--help":
+        with pytest.raises(SystemExit) as helped:
+            cli.parse(words)
+        assert not helped.value.code
+        return
+    cli.parse(words)
+    for group in GROUPS & given.keys():
+        if re.fullmatch(r"(?!my_)[a-z][a-z_0-9]*", given[group]):
+            assert given[group] in (*options(group, [ROOT / "configs"]), "null")
+    if words[0] == "train" and "resume" not in given:
+        require_settings(given, settings)
 
 
 def require_settings(given: dict[str, str], settings: list[str]) -> None:

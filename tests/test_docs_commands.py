@@ -15,7 +15,7 @@ from embodied.commands.demos import demonstrator_of
 from embodied.compose import compose
 from embodied.core.build import ConfigError
 from embodied.core.node_settings import require_settings
-from embodied.real_robot.deployment import Deployment, renamed_settings, with_allowed
+from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from tests.test_docs import CODE_BLOCK, PAGES, all_commands, is_ours, words_of
 
 PRIMARY = {
@@ -84,7 +84,7 @@ def test_what_a_command_configures_exists(command: str) -> None:
 
 def require_robot(node: dict[str, Any]) -> None:
     """ConfigError for settings that the robot or its driver does not have."""
-    robot = renamed_settings(node)
+    robot = controller_settings(node)
     robot.pop("_target_")
     require_settings("robot.driver", robot["driver"])
     Deployment.parse({**with_allowed(robot), "policy": ""})

@@ -13,7 +13,6 @@ import yaml
 from embodied import evidence
 from embodied.core.build import ConfigError, parse
 from embodied.evaluation.statistics import iqm
-from embodied.moved import MovedWarning
 from embodied.study import rules
 from embodied.study.study import Study, command, commit_of, finished, read_study, run, seconds_of
 
@@ -25,7 +24,7 @@ FAIR: dict[str, Any] = {
     "variants": {
         "bc": "experiment=pendulum_bc demos={work}/demos",
         "best_third": "experiment=pendulum_bc weighting=top demos={work}/demos",
-        "sampler": "embodied eval {work}/bc-{seed} execute=1 output={out}",
+        "sampler": "embodied eval {work}/bc-{seed} execute=1 out={out}",
         "sac": "experiment=pendulum_sac steps=4000",
         "without": "experiment=pendulum_sac steps=4000 learner.gamma=0.9",
     },
@@ -141,7 +140,7 @@ def test_studies_are_well_formed(file: Path) -> None:
     for variant in study.variants:
         words = study.line(variant, 0, Path("W")).split()
         assert words[0] in ("embodied", "python")
-        outs = [word for word in words if word.startswith(("out=", "output="))]
+        outs = [word for word in words if word.startswith("out=")]
         assert [out.partition("=")[2] for out in outs] == [f"W/{variant}-0"]
         of_seed = any(word.endswith("-0") for word in words if word not in outs)
         assert "seed=0" in words or (words[1] == "eval" and of_seed)
@@ -201,10 +200,3 @@ def test_a_small_study_from_command_to_table(
 def test_a_failing_command_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"failed with 3; see .*out\.log"):
         command('python -c "raise SystemExit(3)"', tmp_path / "out")
-
-
-def test_the_former_key_of_variants_is_read_with_a_warning() -> None:
-    study = yaml.safe_load(sorted(evidence.STUDIES.glob("*.yaml"))[0].read_text())
-    former = {("arms" if key == "variants" else key): value for key, value in study.items()}
-    with pytest.warns(MovedWarning, match="variants"):
-        assert read_study(yaml.safe_dump(former), "former").variants == study["variants"]

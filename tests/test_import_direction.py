@@ -17,7 +17,7 @@ PACKAGES = ("embodied", *FOLDERS)
 
 # A part may import itself and the parts of the layers above it in this list, never a neighbour.
 LAYERS = (
-    {"embodied.configs", "embodied.moved"},
+    {"embodied.configs"},
     {"embodied.core"},
     {"embodied.nn"},
     {"embodied.embodiments", "embodied.datasets"},
@@ -40,7 +40,6 @@ LAYERS = (
     {"embodied.evaluation"},
     {"embodied.training"},
     {"embodied.reports"},
-    {"embodied.user_yaml"},
     {"embodied.compose"},
     {"embodied.study"},
     {"embodied.reward_design", "embodied.evidence"},
@@ -133,7 +132,7 @@ def level(part: str) -> int:
 
 
 def allowed(importer: str, target: str) -> bool:
-    if target in (importer, "embodied", "embodied.moved"):
+    if target in (importer, "embodied"):
         return True
     if importer == "embodied.real_robot":
         return target in ROBOT_SEES

@@ -80,7 +80,7 @@ def test_it_trains_evaluates_and_exports_a_view(python: Path, tmp_path: Path) ->
     where = run(tmp_path, python, "-c", "import embodied; print(embodied.__file__)")
     assert Path(where.strip()).is_relative_to(python.parent.parent)
     embodied = python.parent / "embodied"
-    run(tmp_path, embodied, "train", "experiment=pendulum_sac", "size=debug", "output=first")
+    run(tmp_path, embodied, "train", "experiment=pendulum_sac", "size=debug", "out=first")
     said = run(tmp_path, embodied, "eval", "first", "episodes=4", "num_envs=2")
     assert "first" in said
     run(tmp_path, embodied, "view", "first", "export=first.html")

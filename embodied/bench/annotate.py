@@ -92,10 +92,10 @@ def on_clock(block: Block, seconds: list[float]) -> Block:
 
 def training(folder: Path, words: list[str]) -> Block:
     """One batch of steps and its update, by the training loop of the experiment."""
-    words = [f"experiment={EXPERIMENT}", f"output={folder}", *words]
+    words = [f"experiment={EXPERIMENT}", f"out={folder}", *words]
     if "reward=null" not in words:
         words.append(f"reward.labeller.latency={LATENCY}")
-    config = read_config(compose("train", words).node | {"output": str(folder), "name": "bench"})
+    config = read_config(compose("train", words).node | {"out": str(folder), "name": "bench"})
     assert config.env is not None
     torch.manual_seed(0)
     loop = RunComponents(replace(config, device="cpu")).loop

@@ -1,6 +1,6 @@
 """Compares how often a learned reflex is asked: never, once per decision, at every control step.
 
-    python -m embodied.bench.reflex task_run=RUN rate=control seed=1 output=DIR
+    python -m embodied.bench.reflex task_run=RUN rate=control seed=1 out=DIR
 
 The task policy of RUN (`experiment=fr3_channel_bresa`) is not trained further. A fault replaces a
 share of its decisions: by random ones, or by one that turns the arm into the near wall. The safety
@@ -45,7 +45,7 @@ class Config:
     `episodes` of the test. The rest: see `embodied.learners.off_policy.bresa`."""
 
     task_run: str
-    output: str
+    out: str
     rate: Literal["none", "decision", "control"] = "control"
     seed: int = 0
     faults: float = 0.5
@@ -124,7 +124,7 @@ def main(words: list[str]) -> dict[str, float]:
         _learn(learner, env, config)
     learner.policy.armed.fill_(config.rate != "none")
     result = test(learner.policy, env, config)
-    folder = Path(config.output)
+    folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").write_text(json.dumps(result) + "\n")
     return result

@@ -36,7 +36,7 @@ class RewardSubject:
 
 def small_run(node: Node, folder: Path) -> Node:
     """The settings of a run, made small: a few parallel envs and steps, one evaluation episode."""
-    made = {**node, "name": "x", "output": str(folder), "save_every": 0, "steps": WHOLE}
+    made = {**node, "name": "x", "out": str(folder), "save_every": 0, "steps": WHOLE}
     made |= {"eval": {**node["eval"], "num_envs": 1, "episodes": 1}, "video": False}
     if made["data"]["regime"] == "off_policy":
         made["data"] = {**made["data"], "warmup_steps": 32}

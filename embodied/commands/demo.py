@@ -66,7 +66,7 @@ def go(experiment: str, output: Path, seed: int, *words: str) -> None:
     if any(output.glob("checkpoints/[0-9]*/about.json")):
         train([f"resume={output}"])
     else:
-        train([f"experiment={experiment}", f"output={output}", f"seed={seed}", *words])
+        train([f"experiment={experiment}", f"out={output}", f"seed={seed}", *words])
 
 
 def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:

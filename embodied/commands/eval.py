@@ -72,7 +72,7 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
         raise ConfigError(f"name the environment: embodied eval {address} env=NAME")
     given = {"policy/as_trained": remote_node(address)[0], "env/as_trained": {}}
     node = compose("eval", words, folders, given).node
-    if node["output"] is not None:
+    if node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
     require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
     torch.set_num_threads(node["threads"])
@@ -140,9 +140,9 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
         row["policy"] = policy.node
     add_line(saved.parent.parent / "evaluations.jsonl", row)
     run_report.write(saved.parent.parent)
-    if node["output"] is not None:
+    if node["out"] is not None:
         scores = {f"eval/{name}": value for name, value in result.metrics().items()}
-        add_line(Path(node["output"]) / "metrics.jsonl", {"step": int(saved.name), **scores})
+        add_line(Path(node["out"]) / "metrics.jsonl", {"step": int(saved.name), **scores})
     return row
 
 

@@ -65,7 +65,7 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
     from embodied.training.logger import Log
 
     config = read_config(node)
-    folder = Path(config.output)
+    folder = Path(config.out)
     others = distributed.rank() > 0  # only one process of torchrun prints
     with Log(folder, node["wandb"], silent=others) as log:
         log.begin(facts(config), config.total_steps, step, node, verbose)
@@ -134,10 +134,10 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     size = choices.get("size") or "full"
     # Runs of other seeds or sizes must not share a folder.
     marks = [str(node["name"]), *([] if size == "full" else [size]), str(node["seed"])]
-    node["output"] = str(node["output"] or Path("outputs") / "-".join(marks))
-    if any(Path(node["output"]).glob("checkpoints/[0-9]*")):
+    node["out"] = str(node["out"] or Path("outputs") / "-".join(marks))
+    if any(Path(node["out"]).glob("checkpoints/[0-9]*")):
         raise ConfigError(
-            f"{node['output']} already holds a run: resume it with resume={node['output']}, or "
+            f"{node['out']} already holds a run: resume it with resume={node['out']}, or "
             "choose another folder: out=DIR"
         )
     return node
@@ -154,14 +154,13 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.saved_node import read_saved
-    from embodied.training.config import saved_config
 
     saved = checkpoint.find(path)
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
-    settings = saved_config(read_saved(folder / "run.yaml"))
-    settings |= {"allow": [], "output": str(folder), "resume": str(path)}
+    settings = read_saved(folder / "run.yaml")
+    settings |= {"allow": [], "out": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
     return node, int(saved.name)
@@ -189,7 +188,7 @@ def facts(config: RunConfig) -> dict[str, str]:
         **({"mapping": config.mapping} if config.mapping else {}),
         "device": f"{pick_device(config.device)}, {config.threads} thread(s)",
         "steps": f"{before}{config.steps:,} {unit}",
-        "folder": config.output,
+        "folder": config.out,
     }
 
 

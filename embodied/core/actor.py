@@ -129,5 +129,3 @@ class Actor:
         state = tt.to(state, self.device)
         self.cursor, self.plan = state["cursor"], state["plan"]
         self.carry, self.decision_obs = tt.under(state, "carry"), tt.under(state, "seen")
-        if "followed" in self.carry:  # states saved before the key was renamed
-            self.carry["executed_steps"] = self.carry.pop("followed")

@@ -17,8 +17,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast
 
-from embodied import moved
-
 ALLOWED = ["embodied."]
 """What `_target_` may begin with; extended by `allow`."""
 ASKED: list[str] = []
@@ -82,7 +80,6 @@ def nearest(word: str, words: typing.Iterable[str]) -> str:
 def resolve(target: str, role: type[T]) -> type[T]:
     """The class that `target` ("embodied.policies.gaussian.Gaussian") names; ConfigError unless it
     is a subclass of `role` that is defined in that module, in an allowed package."""
-    target = moved.target(target)
     module, name = _module_of(target), target.rpartition(".")[2]
     found = vars(module).get(name)
     if not inspect.isclass(found):
@@ -112,7 +109,6 @@ def registered(role: str) -> Callable[[F], F]:
 
 def named_function(target: str, role: str) -> Callable[..., Any]:
     """The function `target` of an allowed package, registered for `role`; ConfigError."""
-    target = moved.target(target)
     _module_of(target)
     if (role, target) not in FUNCTIONS:
         known = [name for kind, name in FUNCTIONS if kind == role]
@@ -155,10 +151,9 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
         raise ConfigError(f"a node with keys {shown(sorted(node))} has no _target_")
     if not isinstance(node["_target_"], str):
         raise ConfigError(f"_target_={shown(node['_target_'])} should be a dotted name")
-    target = moved.target(node["_target_"])
+    target = node["_target_"]
     cls: Any = resolve(target, role)
-    given_settings = {key: value for key, value in node.items() if key != "_target_"}
-    settings = moved.settings(target, given_settings)
+    settings = {key: value for key, value in node.items() if key != "_target_"}
     parameters = inspect.signature(cls).parameters
     given = {key: value for key, value in context.items() if key in parameters}
     if "config" not in parameters:

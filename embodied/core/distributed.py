@@ -18,8 +18,6 @@ from datetime import timedelta
 import torch
 from torch import Tensor, nn
 
-from embodied.moved import attributes
-
 SEEDS = 1_000_003  # seed offset between processes, far from those of envs and evaluations
 _processes = 1
 
@@ -120,6 +118,3 @@ def _reduced(value: float, how: torch.distributed.ReduceOp.RedOpType) -> float:
     number = torch.tensor(float(value), dtype=torch.float64)
     torch.distributed.all_reduce(number, how)  # pyright: ignore[reportUnknownMemberType]
     return number.item()
-
-
-__getattr__ = attributes(__name__)

@@ -18,17 +18,6 @@ from torch import Tensor
 
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, to
-from embodied.moved import renamed
-
-OLD_METHODS = {
-    "leaving": "_notify_before_reset",
-    "before_reset": "add_pre_reset_hook",
-    "happened": "event_captions",
-    "beacons": "subgoals",
-    "photographs": "render_batch",
-    "views": "num_views",
-}
-"""Methods of environments that were renamed; subclasses that define the old names still work."""
 
 
 class NotSavable(RuntimeError):
@@ -115,10 +104,6 @@ class VecEnv(ABC):
     device: torch.device = torch.device("cpu")
     _pre_reset_hooks: tuple[Callable[[Tensor], None], ...] = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        renamed(cls, OLD_METHODS, aliases=True)
-
     @abstractmethod
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -183,8 +168,6 @@ class VecEnv(ABC):
         """Call the pre-reset hooks. Every `step` calls this before it resets the envs `rows`."""
         for call in self._pre_reset_hooks:
             call(rows)
-
-    leaving, before_reset = _notify_before_reset, add_pre_reset_hook  # old names
 
     def close(self) -> None:  # noqa: B027  (optional)
         """Release threads, processes and windows."""

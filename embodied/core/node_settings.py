@@ -7,7 +7,6 @@ import typing
 from dataclasses import fields
 from typing import Any
 
-from embodied import moved
 from embodied.core.build import ConfigError, Node, nearest, require_allowed, resolve
 from embodied.core.config_fields import settings_of
 
@@ -18,11 +17,11 @@ def require_settings(name: str, node: Node) -> None:
         raise ConfigError(
             f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"
         )
-    target = moved.target(str(node["_target_"]))
+    target = str(node["_target_"])
     if (known := _known_settings(target)) is None:
         return
     given = {key: value for key, value in node.items() if key != "_target_"}
-    for key, value in moved.settings(target, given).items():
+    for key, value in given.items():
         if key not in known:
             raise ConfigError(f'{name} ({target}) has no setting "{key}"{nearest(key, known)}')
         require_kind(f"{name}.{key}", known[key], value)

@@ -15,20 +15,6 @@ from embodied.core.build import ConfigError, build, plain
 from embodied.core.saved_file import SavedFile
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import renamed
-
-RENAMED = {
-    "draw": "sample_noise",
-    "first": "warmup_policy",
-    "deployed": "inference_policy",
-    "requires_base": "requires_base",
-    "on": "wrap",
-    "around": "wrap",
-    "learns": "trainable",
-    "learned": "with_trained",
-    "assess": "evaluate_actions",
-    "relive": "evaluate_sequence",
-}  # methods that subclasses written before still define by their old names
 
 
 class Policy(nn.Module):
@@ -73,13 +59,6 @@ class Policy(nn.Module):
             target = f"{cls.__module__}.{cls.__qualname__}"
             self.__dict__["node"] = {"_target_": target, **plain(asdict(config))}
         return self
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        renamed(cls, RENAMED)
-        for old, new in RENAMED.items():  # calls by the old names, also by `super()`
-            if new in vars(cls) and old not in vars(cls):
-                setattr(cls, old, vars(cls)[new])
 
     def initial(self, n: int) -> Tensors:
         """The carry of `n` parallel environments at the start of an episode."""

@@ -23,7 +23,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from embodied import moved
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 
@@ -148,19 +147,3 @@ def needs_local_env(reward: Reward) -> bool:
 def extra_columns(reward: Reward | None) -> tuple[str, ...]:
     """The boolean columns that `reward` needs beside the standard ones; none for most."""
     return reward.extra_columns if isinstance(reward, NeedsColumns) else ()
-
-
-def accept_old_methods(reward: R) -> R:
-    """`reward`, whose class may still define the protocols' methods by their former names."""
-    former = {
-        "watch": "augment_env",
-        "note": "observe_step",
-        "at": "set_step",
-        "terms": "components",
-        "marks": "extra_columns",
-    }
-    moved.renamed(type(reward), former)
-    return reward
-
-
-__getattr__ = moved.attributes(__name__)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from embodied import moved
 from embodied.core import build
 from embodied.core.build import ConfigError, Node
 from embodied.core.yaml_text import parse_yaml
@@ -58,7 +57,6 @@ def _require_values(node: Any) -> None:
 def _require_known(target: Any, where: Path | str) -> None:
     if not isinstance(target, str):
         raise ConfigError(f"{where}: _target_ should name a class, not {str(target)[:60]}")
-    target = moved.target(target)
     package = next((name for name in OUTSIDE if target.startswith(name)), None)
     if package is not None and not any(target.startswith(each) for each in build.ASKED):
         raise ConfigError(

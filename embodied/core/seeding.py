@@ -33,11 +33,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Restore the states that `rng_state` returned; those of GPUs as far as this machine has them
     (a run may go on where there are fewer)."""
     torch.set_rng_state(state["torch"])
-    saved = state["cuda"] if "cuda" in state else state["gpu"]  # its key before it was renamed
     gpu = accelerator()
     if gpu is not None:
         module = torch.get_device_module(gpu)
-        for index, each in enumerate(saved[: torch.accelerator.device_count()]):
+        for index, each in enumerate(state["gpu"][: torch.accelerator.device_count()]):
             module.set_rng_state(each, index)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import renamed
 
 P = TypeVar("P")
 
@@ -29,10 +28,6 @@ class Wrapper(VecEnv):
 
     memory_roles: ClassVar[StateRoles] = StateRoles()
     """Which leaves of `memory` are clocks and which random generators."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        renamed(cls, {"seen": "transform_obs"}, aliases=True)
 
     def __init__(self, env: VecEnv, spec: Spec | None = None) -> None:
         self.env = env
@@ -58,8 +53,6 @@ class Wrapper(VecEnv):
     def transform_obs(self, obs: Tensors) -> Tensors:
         """The wrapper's observations, given the inner environment's; called after `set_state`."""
         return obs
-
-    seen = transform_obs  # old name
 
     def get_state(self) -> Tensors:
         own = {f"{self._prefix}{key}": value.clone() for key, value in self.memory.items()}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from embodied import moved
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from embodied.deploy.site import Site
@@ -171,7 +170,7 @@ def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return False, "it holds numbers that are none; take an earlier checkpoint"
     if any(fitted):
         return True, f"{sum(fitted)} of {len(found)} set from data"
-    trained = moved.run_settings(site.trained or {})
+    trained = site.trained or {}
     wanted = bool((trained.get("data") or {}).get("normalize")) or bool(trained.get("demos"))
     if found and wanted:
         return False, "the run says that there is one, the checkpoint has none that was set"

@@ -31,7 +31,7 @@ from embodied.real_robot.cameras.camera import Frame, fitted
 from embodied.real_robot.cameras.shared_frames import FrameReader
 from embodied.real_robot.cameras.sources import FIRST_IMAGE
 from embodied.real_robot.daemon.folders import default_folder
-from embodied.real_robot.deployment import TARGET, Deployment, renamed_settings, with_allowed
+from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.compatibility import observer
@@ -53,7 +53,7 @@ class Config:
     own controller, in [-1, 1]). `units` of joints. `numbers`: observations beyond the joints, by
     the names that policies see (tool_x, goal_x, dq1, ...). `fps`: how many actions a second come.
     `home`: go to the home pose on connecting. `patience` (s): for an operator to reset a latched
-    fault. `output`: the folder of the black box (empty: outputs/deploy/ROBOT-TIME).
+    fault. `out`: the folder of the black box (empty: outputs/deploy/ROBOT-TIME).
     """
 
     words: tuple[str, ...]
@@ -64,7 +64,7 @@ class Config:
     fps: float = 30.0
     home: bool = True
     patience: float = 0.0
-    output: str = ""
+    out: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.fps <= 200 or not 0 <= self.patience <= 86400:
@@ -79,7 +79,7 @@ class External:
         node = compose("deploy", list(config.words), list(config.config_dir)).node
         if node.get("teleop") is not None:
             raise ConfigError("teleop: another program moves this arm; it has devices of its own")
-        robot = with_allowed(renamed_settings(node["robot"]))
+        robot = with_allowed(controller_settings(node["robot"]))
         if robot.pop("_target_", "") != TARGET:
             raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
         self.config, self.robot, self.hold = config, as_trained(robot, None), node["hold"]
@@ -112,7 +112,7 @@ class External:
         try:
             robot = self._open.enter_context(emulated(self.robot))[0]
             stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
-            place = self.config.output or f"outputs/deploy/{self.deployment.robot}-{stamp}"
+            place = self.config.out or f"outputs/deploy/{self.deployment.robot}-{stamp}"
             output = Path(place).resolve()
             output.mkdir(parents=True, exist_ok=True)
             made = Deployment.parse({**robot, "policy": ""})

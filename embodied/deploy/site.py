@@ -19,7 +19,7 @@ from embodied.real_robot.deployment import (
     TARGET,
     Deployment,
     Onboard,
-    renamed_settings,
+    controller_settings,
     with_allowed,
 )
 from embodied.real_robot.drivers.driver import Driver
@@ -47,7 +47,7 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     Without `policy`, the script `node["demonstrator"]` is saved as a policy below `output`, and so
     is the address of a policy server (ws://HOST:PORT), which the robot's policy process asks.
     """
-    robot = renamed_settings(node["robot"])
+    robot = controller_settings(node["robot"])
     if robot.pop("_target_", "") != TARGET:
         raise ConfigError(f"a robot's YAML begins with _target_: {TARGET}")
     robot = with_allowed(robot)

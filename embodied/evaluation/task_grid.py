@@ -17,7 +17,6 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.evaluation.evaluate import Evaluation
-from embodied.moved import attributes
 
 FILE = "exam.jsonl"
 """The per-task results in a run folder."""
@@ -107,6 +106,3 @@ class TaskGridEval(Wrapper):
         before = file.read_text().splitlines() if file.exists() else []
         kept = [line for line in before if json.loads(line)["step"] < step]
         write_durably(file, lambda sink: sink.write("\n".join([*kept, *lines, ""]).encode()))
-
-
-__getattr__ = attributes(__name__)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from embodied.core.cuda_graph import Graph, Update
 from embodied.learners.learner import Learner
-from embodied.moved import attributes
 from embodied.nn.optim import Adam, Optimizer
 
 P = ParamSpec("P")
@@ -27,15 +26,6 @@ class GradientLearner(Learner):
 
     config: Any
     optims: dict[str, Adam]
-
-    @property
-    def adams(self) -> dict[str, Adam]:
-        """Former name of `optims`."""
-        return self.optims
-
-    @adams.setter
-    def adams(self, optims: dict[str, Adam]) -> None:
-        self.optims = optims
 
     def compiled(self, loss: Callable[P, T]) -> Callable[P, T]:
         """`loss`, compiled if the setting `compile` is true."""
@@ -77,6 +67,3 @@ def frozen(parameters: Sequence[Tensor]) -> Iterator[None]:
 def soft_update(target: list[Tensor], online: list[Tensor], tau: float) -> None:
     """Polyak averaging in place: target <- target + tau (online - target)."""
     torch._foreach_lerp_(target, online, tau)  # pyright: ignore[reportPrivateImportUsage]
-
-
-__getattr__ = attributes(__name__)

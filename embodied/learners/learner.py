@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.moved import renamed
 from embodied.nn.optim import Optimizer
-
-RENAMED = {"show": "set_demonstrations", "worth": "state_values"}
 
 
 class Learner(nn.Module):
@@ -45,8 +42,6 @@ class Learner(nn.Module):
 
     data: ClassVar[Literal["offline", "off_policy", "on_policy"]]
     rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
-    renamed_state: ClassVar[dict[str, str]] = {}
-    """Prefixes of state-dict keys that were renamed, old to new, for checkpoints saved before."""
     usual_policy: ClassVar[str] = ""
     """The option of `policy=` that is usual with this learner, for continuous actions."""
     usual_discrete_policy: ClassVar[str] = ""
@@ -69,10 +64,6 @@ class Learner(nn.Module):
     priority: Tensor | None = None
     estimates: Tensors | None = None
     node: dict[str, Any]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        renamed(cls, RENAMED)
 
     @classmethod
     def imitates(cls) -> bool:
@@ -103,15 +94,9 @@ class Learner(nn.Module):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
-        self.load_state_dict({self._key(key): value for key, value in state["module"].items()})
+        self.load_state_dict(state["module"])
         for name, optimizer in self.optimizers().items():
             optimizer.load_state_dict(state["optimizers"][name])
-
-    def _key(self, key: str) -> str:
-        for old, new in self.renamed_state.items():
-            if key == old or key.startswith(f"{old}."):
-                return new + key.removeprefix(old)
-        return key
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.nn.normalizers import MeanStdNormalizer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -129,6 +128,3 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return h + self.two(nn.functional.mish(self.one(nn.functional.mish(h))))
-
-
-__getattr__ = attributes(__name__)

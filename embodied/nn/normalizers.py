@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from embodied.moved import attributes
-
 
 class MeanStdNormalizer(nn.Module):
     """Normalises to zero mean and unit variance per element, clamped to +-`clip`; the identity
@@ -68,6 +66,3 @@ class MinMaxNormalizer(nn.Module):
 
     def inverse(self, values: Tensor) -> Tensor:
         return values * self.radius + self.middle
-
-
-__getattr__ = attributes(__name__)

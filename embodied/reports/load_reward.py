@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.reward import AugmentsEpisodes, Reward, Stateful, accept_old_methods
+from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -31,9 +31,7 @@ def make_reward(
     """Build the reward of `node`, with a saved `state` if there is one (None: untrained). It may
     write to `folder`."""
     context = {"device": torch.device("cpu"), "seed": seed, "folder": folder}
-    reward: Reward = accept_old_methods(
-        build(node, Reward, spec=spec, gamma=gamma, num_envs=num_envs, **context)
-    )
+    reward: Reward = build(node, Reward, spec=spec, gamma=gamma, num_envs=num_envs, **context)
     if state is not None and isinstance(reward, Stateful):
         reward.set_state(state)
     return reward

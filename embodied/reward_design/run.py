@@ -40,7 +40,7 @@ class DesignConfig:
     env: Node
     designer: Node
     sentence: str
-    output: str
+    out: str
     chat: Node | None = None
     demonstrator: Node | None = None
     learn: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class DesignConfig:
 def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     """Search, and write the report; returns the folder. `words` select the environment for
     `embodied train`. A folder with a journal is resumed. KeyboardInterrupt stops all trainings."""
-    folder = Path(config.output)
+    folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
     chat = None if config.chat is None else open_chat(config.chat, folder)
     context = {"chat": chat} if chat else {}

@@ -102,7 +102,7 @@ class Trials:
             f"seed={job.seed}",
             f"steps={job.steps}",
             f"eval_every={self.budget.eval_every}",
-            f"output={out}",
+            f"out={out}",
             "save_every=0",
             "video=false",
         ]

@@ -94,4 +94,4 @@ def env_steps(study: Study, variant: str) -> int:
 
 def _settings(words: Sequence[str]) -> list[str]:
     """Without the folders of other runs, which need not exist yet."""
-    return [word for word in words if not word.startswith(("allow=", "output=", "out="))]
+    return [word for word in words if not word.startswith(("allow=", "out="))]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from embodied import moved
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
 from embodied.core.yaml_text import parse_yaml
@@ -103,13 +102,10 @@ def _filled(text: str, **places: object) -> str:
 
 
 def read_study(text: str, name: str) -> Study:
-    """Parse a study; the former key `arms` is still accepted, with a warning."""
+    """Parse a study; ConfigError for a mistake in it."""
     node = parse_yaml(text, f"study {name}")
     if not isinstance(node, dict):
         raise ConfigError(f"study {name} should hold metric, seeds and variants")
-    if "arms" in node and "variants" not in node:
-        moved.warn(f"the key arms of study {name}", "variants")
-        node["variants"] = node.pop("arms")
     return parse(Study, {**node, "variants": _texts(node.get("variants"))}, f"study {name}")
 
 

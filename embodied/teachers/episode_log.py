@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from embodied.moved import attributes
 from embodied.teachers.task_space import Floats
 
 FILE = "tasks.jsonl"
@@ -77,6 +76,3 @@ def read_episode_log(folder: Path) -> LoggedEpisodes | None:
 
 def _number(value: float) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
-
-
-__getattr__ = attributes(__name__)

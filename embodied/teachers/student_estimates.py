@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.moved import attributes
 from embodied.teachers.teacher import Outcome, Teacher
 
 SUMS = 4  # steps, gain, error, value
@@ -67,6 +66,3 @@ class StudentEstimates:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore `get_state`."""
         self.sums, self.ended = dict(state["sums"]), dict(state["ended"])
-
-
-__getattr__ = attributes(__name__)

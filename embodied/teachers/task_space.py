@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf
-from embodied.moved import attributes
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +74,3 @@ def named_task(
             )
         point[at] = (value - low) / (high - low)
     return point
-
-
-__getattr__ = attributes(__name__)

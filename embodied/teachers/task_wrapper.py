@@ -11,7 +11,6 @@ from torch import Tensor
 from embodied.core.env import ExpectsGivenTasks, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper, find_protocol
-from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.teacher import Outcome
@@ -107,6 +106,3 @@ class TaskWrapper(Wrapper):
         memory["task"] = memory["task"].index_copy(0, at, task.to(self.device))
         mask = None if rows.all() else rows
         return self.env.reset(seed, memory["task"], mask)
-
-
-__getattr__ = attributes(__name__)

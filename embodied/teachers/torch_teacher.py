@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.moved import attributes
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 
@@ -102,6 +101,3 @@ def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
-
-__getattr__ = attributes(__name__)

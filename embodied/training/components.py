@@ -270,7 +270,7 @@ def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
         if issubclass(wanted, PolicyWrapper):
             if type(policy) is not wanted:
                 policy = wanted.wrap(policy, config.policy)
-        elif config.resume is None:  # a run of before may have ignored them
+        elif config.resume is None:
             require_settings(policy, config.policy)
         return policy.train(), policy
     policy = build(config.policy, Policy, spec=env.spec)

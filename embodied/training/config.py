@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, cast
 
-from embodied import moved
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import on_device, pick_device, without_native
 from embodied.datasets.ranges import Statistics
@@ -170,7 +169,7 @@ class RunConfig:
 
     learner: Node
     name: str
-    output: str
+    out: str
     steps: int
     data: Offline | OffPolicy | OnPolicy
     env: Node | None = None
@@ -298,7 +297,7 @@ def regime_of(node: Mapping[str, Any]) -> Regime:
     data = node.get("data") or {}
     regime = data if isinstance(data, str) else data.get("regime", "auto")
     if regime in (None, "auto"):
-        regime = moved.option("data", str(resolve(node["learner"]["_target_"], Learner).data))
+        regime = str(resolve(node["learner"]["_target_"], Learner).data)
     if regime not in REGIMES:
         raise ConfigError(f'there is no data "{regime}"{nearest(regime, REGIMES)}')
     return cast(Regime, regime)
@@ -308,9 +307,8 @@ def read_config(node: Mapping[str, Any]) -> RunConfig:
     """A run's settings, checked; raises ConfigError for a wrong setting and one without effect.
 
     `node["data"]` is a mapping with `regime` and the regime's settings, or a regime's name, or
-    missing (the learner's regime). Deprecated flat settings (`ratio`) are read, with a warning.
+    missing (the learner's regime).
     """
-    node = moved.run_settings(node)
     regime = regime_of(node)
     given = node.get("data") or {}
     given = {} if isinstance(given, str) else {k: v for k, v in given.items() if k != "regime"}
@@ -320,25 +318,6 @@ def read_config(node: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(refusal(f"data.{name}", regime, tuple(homes)))
     data = parse(REGIMES[regime], given, "data")
     return parse(RunConfig, {**node, "data": data}, "run")
-
-
-def saved_config(node: Mapping[str, Any]) -> Node:
-    """The settings of a run.yaml, by their current names.
-
-    Older versions wrote the settings of all regimes; those of other regimes had no effect and are
-    left out.
-    """
-    flat = "data" not in node or not isinstance(node["data"], dict)
-    made = moved.run_settings(node)
-    if not flat:
-        return made
-    regime = regime_of(made)
-    known = settings_of(REGIMES[regime])
-    given = made.get("data") or {}
-    kept = {} if isinstance(given, str) else {k: v for k, v in given.items() if k in known}
-    made["data"] = {"regime": regime, **kept}
-    unused = [name for name, regimes in ONLY.items() if regime not in regimes]
-    return {key: value for key, value in made.items() if key not in unused}
 
 
 def settings_of(kind: type) -> list[str]:

@@ -113,7 +113,7 @@ def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> Repla
         ReplayBuffer,
         capacity=capacity,
         device=device,
-        folder=Path(config.output) / f"replay{rank}",
+        folder=Path(config.out) / f"replay{rank}",
     )
 
 

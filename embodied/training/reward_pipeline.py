@@ -33,7 +33,6 @@ from embodied.core.reward import (
     Reward,
     Scheduled,
     Stateful,
-    accept_old_methods,
     extra_columns,
     needs_local_env,
 )
@@ -205,9 +204,9 @@ def make_reward(config: RunConfig, env: VecEnv, gamma: float, device: torch.devi
         num_envs=env.num_envs,
         device=device,
         seed=distributed.own_seed(config.seed),
-        folder=Path(config.output) / "reward",
+        folder=Path(config.out) / "reward",
     )
-    return accept_old_methods(built)
+    return built
 
 
 def build_reward(

@@ -40,5 +40,5 @@ class RunEvaluation:
         result = evaluate(policy, env, episodes, settings.seed, self.config.execute)
         policy.train()
         if isinstance(env, TaskGridEval):
-            env.write(Path(self.config.output), step, result)
+            env.write(Path(self.config.out), step, result)
         return result.metrics()

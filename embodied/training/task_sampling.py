@@ -62,7 +62,7 @@ def build_task_sampling(
     if config.teacher is None:
         return TaskSampling(env)
     teacher = _teacher(config, env, learner, device)
-    log = EpisodeLog(Path(config.output) / FILE) if distributed.rank() == 0 else None
+    log = EpisodeLog(Path(config.out) / FILE) if distributed.rank() == 0 else None
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
     if "estimates" in teacher.needs:
@@ -95,7 +95,7 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
         spec=env.spec,
         env=env,
         seed=distributed.own_seed(config.seed),
-        folder=Path(config.output),
+        folder=Path(config.out),
         levels=None if levelled is None else levelled.levels,
         student=task_value_estimator(config.environment, learner, device),
     )

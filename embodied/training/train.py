@@ -31,7 +31,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
     first = distributed.start() == 0
     seed_everything(config.seed)
     torch.set_num_threads(config.threads)
-    folder = Path(config.output)
+    folder = Path(config.out)
     with closing(RunComponents(config)) as components:
         if first:
             folder.mkdir(parents=True, exist_ok=True)

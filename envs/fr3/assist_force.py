@@ -26,7 +26,6 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.moved import attributes
 
 GRAVITY = 9.81
 PULL, HELP = "pull", "help"
@@ -125,6 +124,3 @@ def _spec(spec: Spec) -> Spec:
     task = Leaf((len(names) + 1,), low=0.0, high=1.0, names=(*names, HELP))
     shown = Leaf((1,), low=0.0, high=1.0, names=(HELP,))
     return replace(spec.with_obs(**{HELP: shown}), act=act, task=task)
-
-
-__getattr__ = attributes(__name__)

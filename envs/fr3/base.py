@@ -13,7 +13,6 @@ from embodied.embodiments.controller import Controller
 from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks import TASKS
 from embodied.envs.fr3.tasks.task import Flags, Parameter, Params, Task, View
-from embodied.moved import attributes
 
 ROBOT_NAMES = (
     *(f"q{i}" for i in range(1, 8)),
@@ -127,6 +126,3 @@ def _ranged(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
         Parameter(each.name, *ranges.get(each.name, (each.low, each.high)), each.unit)
         for each in task.parameters
     )
-
-
-__getattr__ = attributes(__name__)

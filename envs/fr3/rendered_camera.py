@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from embodied.envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.mujoco.cameras import Cameras
-from embodied.moved import attributes
 from embodied.real_robot.cameras.camera import Scene
 
 
@@ -75,6 +74,3 @@ class RenderedCamera(Scene):
         if self.cameras is not None:
             self.cameras.close()
             self.cameras = None
-
-
-__getattr__ = attributes(__name__)

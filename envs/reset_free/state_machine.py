@@ -27,7 +27,6 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 
 
 class Mode(IntEnum):
@@ -179,6 +178,3 @@ class PracticeStates:
         """Of the episode that is over."""
         for name in ("age", "goals", "kept"):
             self.memory[name] = self.memory[name].masked_fill(rows, 0)
-
-
-__getattr__ = attributes(__name__)

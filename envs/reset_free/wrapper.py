@@ -27,7 +27,6 @@ from embodied.core.wrapper import Wrapper
 from embodied.envs.reset_free import state_machine
 from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates, ResetFreeEnv
 from embodied.envs.wrappers.stack import copied
-from embodied.moved import attributes
 from embodied.policies.scripted.intervener import Intervener
 
 
@@ -279,6 +278,3 @@ class ResetFreeWrapper(Wrapper):
     def get_state(self) -> dict[str, Any]:
         self._machine()
         return super().get_state()
-
-
-__getattr__ = attributes(__name__)

@@ -1,5 +1,1 @@
 """Environment wrappers: time limit, delays, noise, frame stacking, partial observation."""
-
-from embodied.moved import attributes
-
-__getattr__ = attributes(__name__)

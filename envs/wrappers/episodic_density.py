@@ -19,7 +19,6 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.moved import attributes
 
 KNOWN, CLOCK = "known", "clock"
 
@@ -101,6 +100,3 @@ class EpisodicDensity(Wrapper):
         theta = torch.where(total > 0, theta, 1 / self.symbols)
         clock = (self.memory["age"] / self.config.horizon).clamp(max=1)
         return {**obs, KNOWN: theta.flatten(1), CLOCK: clock[:, None]}
-
-
-__getattr__ = attributes(__name__)

@@ -12,7 +12,6 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.wrappers.stack import copied
-from embodied.moved import attributes
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,3 @@ class TimeLimit(Wrapper):
         self._notify_before_reset(late)
         obs = self.env.reset(mask=late)
         return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late)
-
-
-__getattr__ = attributes(__name__)

@@ -23,7 +23,6 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.policies.networks.encoders import Encoder
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -156,6 +155,3 @@ class DenoisingMDP(PolicyWrapper):
 def log_normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """log N(x; mean, std^2) of each element."""
     return -0.5 * ((x - mean) / std).square() - std.log() - HALF_LOG_2PI
-
-
-__getattr__ = attributes(__name__)

@@ -15,7 +15,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.generative.diffusion import Diffusion, steps
 from embodied.policies.generative.guidance import SamplerStep
@@ -112,6 +111,3 @@ class PartialFinetune(ObservesHistory):
     def fit(self, rows: Tensors) -> None:
         self.base.fit(rows)
         self.tuned.fit(rows)
-
-
-__getattr__ = attributes(__name__)

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from embodied.moved import attributes
-
 
 class SamplerStep(NamedTuple):
     """One sampler step at a level with x = keep x_1 + remain z, chunk x_1 and noise z. `clean(x)`:
@@ -29,6 +27,3 @@ def sample(x: Tensor, strides: list[SamplerStep]) -> Tensor:
     for stride in strides:
         x = stride.onward(x, stride.clean(x))
     return x
-
-
-__getattr__ = attributes(__name__)

@@ -17,7 +17,6 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,3 @@ class CheckpointDemonstrator(Policy):
 
     def _own(self, noise: Tensor) -> Tensor:
         return noise[:, : -2 * self.size - 1].view(-1, *self.shape)
-
-
-__getattr__ = attributes(__name__)

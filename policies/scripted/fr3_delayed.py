@@ -17,7 +17,6 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.policies.scripted import fr3
 from embodied.policies.scripted.fr3 import Plan, Scripted, Seen
 
@@ -59,6 +58,3 @@ class DelayedLift(Scripted):
         place = plan.place.clone()
         place[:, UP] = torch.where(holds, place[:, UP], place[:, UP - 1])
         return replace(plan, place=place)
-
-
-__getattr__ = attributes(__name__)

@@ -17,7 +17,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 
 
 class Intervener(Protocol):
@@ -95,6 +94,3 @@ class ProgressIntervener(Intervener):
     @torch.no_grad()
     def act(self, obs: Tensors, first: Tensor) -> Tensor:
         return self.actor(obs, first)
-
-
-__getattr__ = attributes(__name__)

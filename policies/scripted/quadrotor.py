@@ -16,7 +16,6 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 
 WHAT = ("goal", "tool", "lead")
 
@@ -53,6 +52,3 @@ class FlyTo(Policy):
         way = self.config.gain * (goal - tool - lead)
         length = way.norm(dim=1, keepdim=True).clamp(min=1.0)
         return (way / length)[:, None], carry
-
-
-__getattr__ = attributes(__name__)

@@ -10,7 +10,6 @@ from torch import Tensor
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 
 BEFORE, BEHIND, GAPS, GOAL = 0.42, 0.56, (0.25, 0.75), (0.95, 0.5)
 
@@ -47,6 +46,3 @@ class TwoGapDemonstrator(Policy):
         way = (aim - obs["state"]) / 0.05
         way = way / way.norm(dim=1, keepdim=True).clamp(min=1)
         return (way + self.unsteady * noise[:, 1:]).clamp(-1, 1)[:, None], {"gap": gap}
-
-
-__getattr__ = attributes(__name__)

@@ -21,7 +21,6 @@ from embodied.core.policy import Policy
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.policies.steering import steered
 
 PROBES, LEAST = 8, 1e-6  # noise samples of the test for an effect, and the least effect
@@ -115,6 +114,3 @@ def require_steerable(base: Policy) -> None:
             f"the actions of {type(base).__name__} do not depend on its noise: there is nothing to "
             "steer; finetune=residual and finetune=expo work with it"
         )
-
-
-__getattr__ = attributes(__name__)

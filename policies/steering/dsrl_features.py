@@ -15,7 +15,6 @@ from embodied.core.build import ConfigError
 from embodied.core.history import with_history
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, nest, under
-from embodied.moved import attributes
 from embodied.policies.steering import dsrl
 
 
@@ -47,6 +46,3 @@ class DsrlFeatures(dsrl.Dsrl):
         u = self.inner.act(obs, {}, noise)[0].squeeze(1)
         actions, carry = self.base_act(sight, carry, self.base_noise(u))
         return actions, {**carry, "row/action": u}
-
-
-__getattr__ = attributes(__name__)

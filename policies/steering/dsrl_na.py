@@ -16,7 +16,6 @@ from embodied.core.history import is_history, with_history
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.moved import attributes
 from embodied.policies.steering import dsrl
 from embodied.policies.steering.steered import Steered
 
@@ -65,6 +64,3 @@ class DsrlNa(dsrl.Dsrl):
 
     def with_trained(self, trained: Policy) -> Policy:
         return trained
-
-
-__getattr__ = attributes(__name__)

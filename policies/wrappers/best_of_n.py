@@ -21,7 +21,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, take
-from embodied.moved import attributes
 from embodied.nn.networks import QFunction
 
 Judge = Callable[[Tensors, Tensor], Tensor]
@@ -151,6 +150,3 @@ def repeat(rows: Tensors, times: int) -> Tensors:
     return each(
         rows, lambda leaf: leaf.unsqueeze(1).expand(-1, times, *leaf.shape[1:]).flatten(0, 1)
     )
-
-
-__getattr__ = attributes(__name__)

@@ -29,7 +29,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.moved import attributes
 from embodied.policies.generative.guidance import SamplerStep, sample
 
 
@@ -205,6 +204,3 @@ def pulled(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> Sa
 def ordinary(value: Tensor) -> Tensor:
     """`value` as a normal tensor, if it is an inference-mode tensor, so that autograd works."""
     return value.clone() if value.is_inference() else value
-
-
-__getattr__ = attributes(__name__)

@@ -25,7 +25,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import mlp
 from embodied.policies.networks.encoders import Encoder
@@ -205,6 +204,3 @@ def task_spec(spec: Spec, config: Config) -> Spec:
             )
         act = replace(act, shape=(act.size - held,), names=act.names[: act.size - held])
     return replace(spec, obs=kept, act=act)
-
-
-__getattr__ = attributes(__name__)

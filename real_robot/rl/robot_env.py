@@ -27,7 +27,7 @@ from embodied.real_robot.assemble import build_chain, tool_target
 from embodied.real_robot.cameras.camera import CameraError, fitted
 from embodied.real_robot.cameras.env_images import EnvImages
 from embodied.real_robot.control.rate import Rate
-from embodied.real_robot.deployment import Deployment, renamed_settings, with_allowed
+from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.emulators.shared import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
@@ -242,7 +242,7 @@ class RealEnv(VecEnv):
 
 def env_robot(config: Config) -> Node:
     """The robot's settings, with the task of `world` where a simulated robot has it as trained."""
-    robot = with_allowed(renamed_settings(config.robot))
+    robot = with_allowed(controller_settings(config.robot))
     robot.pop("_target_", None)
     task = {"task": config.world.get("task"), "ranges": config.world.get("ranges", {})}
     for part in ("driver", "emulator"):

@@ -24,7 +24,6 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from embodied import moved
 from embodied.core.build import ConfigError
 from embodied.policies.wrappers.reflex_rule import reflexing
 from embodied.real_robot.control.arm_state import ArmState, Floats
@@ -234,7 +233,7 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
     folder = run if (run / "policy.yaml").exists() or not folders else folders[-1]
     try:
-        node = moved.settings(OVERRIDE, yaml.safe_load((folder / "policy.yaml").read_text()))
+        node = yaml.safe_load((folder / "policy.yaml").read_text())
         spec = json.loads((folder / "spec.json").read_text())
         weights = load_file(folder / "policy.safetensors")
     except (OSError, ValueError, yaml.YAMLError, SafetensorError) as error:

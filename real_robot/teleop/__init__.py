@@ -1,5 +1,1 @@
 """Teleoperation: keyboard, gamepad, SpaceMouse, a leader arm."""
-
-from embodied.moved import attributes
-
-__getattr__ = attributes(__name__)

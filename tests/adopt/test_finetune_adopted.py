@@ -66,7 +66,7 @@ def collected(folder: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_finetuned_by(name: str, diffusion: Path, tmp_path: Path) -> None:
     out = tmp_path / name
-    train([*CASES[name], *DEBUG, f"init={diffusion}", f"output={out}", "copy_base_mb=0"])
+    train([*CASES[name], *DEBUG, f"init={diffusion}", f"out={out}", "copy_base_mb=0"])
     saved = checkpoint.find(out)
     assert (saved / "references.json").exists() == (name != "expo")  # EXPO trains the base too
     state = checkpoint.load_state(out, "learner")["module"]
@@ -90,8 +90,8 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(diffusion: Path, tmp_pat
     """Without its base in the checkpoint, bit for bit."""
     words = [*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", "copy_base_mb=0"]
     whole, half = tmp_path / "whole", tmp_path / "half"
-    train([*words, f"output={whole}"])
-    train([*words, f"output={half}", "steps=40"])
+    train([*words, f"out={whole}"])
+    train([*words, f"out={half}", "steps=40"])
     train([f"resume={half}", "steps=60"])
     first, second = (checkpoint.load_policy(run).state_dict() for run in (whole, half))
     assert all(torch.equal(value, second[key]) for key, value in first.items())
@@ -104,7 +104,7 @@ def test_real_time_chunking_and_other_sampler_steps(diffusion: Path) -> None:
 
 def test_best_of_n_plays_the_chunk_that_the_critic_prefers(diffusion: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train([*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", f"output={run}"])
+    train([*CASES["dsrl_na"], *DEBUG, f"init={diffusion}", f"out={run}"])
     evaluated(run, "policy=best_of_n", "policy.n=4")
     words = ["env=two_gap", "policy=best_of_n", "policy.n=4"]
     saved, node = checkpoint.find(run), compose("eval", words).node
@@ -129,7 +129,7 @@ def test_best_of_n_without_a_critic_is_refused(diffusion: Path) -> None:
 def test_demonstrations_are_mixed_in(name: str, diffusion: Path, tmp_path: Path) -> None:
     """For a base that takes several past observations, they are read from the demonstrations."""
     demos, out = collected(tmp_path / "demos"), tmp_path / "run"
-    words = [*CASES[name], *DEBUG, f"init={diffusion}", f"demos={demos}", f"output={out}"]
+    words = [*CASES[name], *DEBUG, f"init={diffusion}", f"demos={demos}", f"out={out}"]
     train([*words, "data.pretrain_steps=2"])
     evaluated(out)
 
@@ -138,7 +138,7 @@ def test_demonstrations_are_mixed_in(name: str, diffusion: Path, tmp_path: Path)
 def test_training_the_denoising_steps_is_refused(
     name: str, diffusion: Path, tmp_path: Path
 ) -> None:
-    words = [f"experiment=two_gap_{name}", *DEBUG, f"init={diffusion}", f"output={tmp_path / name}"]
+    words = [f"experiment=two_gap_{name}", *DEBUG, f"init={diffusion}", f"out={tmp_path / name}"]
     with pytest.raises(ConfigError, match="not LeRobotDiffusion"):
         train(words)
 
@@ -169,13 +169,13 @@ def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:
 @pytest.mark.parametrize("name", ["dsrl", "dsrl_na", "features"])
 def test_a_policy_without_noise_cannot_be_steered(name: str, act: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        train([*CASES[name], *DEBUG, f"init={act}", f"output={tmp_path / name}"])
+        train([*CASES[name], *DEBUG, f"init={act}", f"out={tmp_path / name}"])
     assert "finetune=residual and finetune=expo" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["residual", "expo"])
 def test_a_policy_without_noise_can_be_corrected(name: str, act: Path, tmp_path: Path) -> None:
-    train([*CASES[name], *DEBUG, f"init={act}", f"output={tmp_path / name}"])
+    train([*CASES[name], *DEBUG, f"init={act}", f"out={tmp_path / name}"])
     evaluated(tmp_path / name)
 
 

@@ -47,7 +47,7 @@ class Slide(gymnasium.Env[Any, Any]):
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> em.Agent:
     out = tmp_path_factory.mktemp("runs") / "slide"
-    return em.train(env=Slide, learner="sac", output=str(out), **SMALL)
+    return em.train(env=Slide, learner="sac", out=str(out), **SMALL)
 
 
 def play(agent: em.Agent, env: gymnasium.Env[Any, Any]) -> list[Any]:
@@ -100,7 +100,7 @@ def test_another_process_asks_for_the_object(agent: em.Agent) -> None:
 
 def test_one_object_is_copied_for_evaluation(tmp_path: Path) -> None:
     env = Slide()
-    made = em.train(env=env, learner="ppo", output=str(tmp_path / "run"), **SMALL)
+    made = em.train(env=env, learner="ppo", out=str(tmp_path / "run"), **SMALL)
     result = em.evaluate(made, episodes=4, num_envs=2)
     assert len(result.returns) == 4 and str(result).startswith("return -")
 
@@ -115,7 +115,7 @@ def test_an_object_that_cannot_be_copied_asks_for_a_function() -> None:
 def test_a_torch_module_is_a_policy(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     out = str(tmp_path / "run")
-    made = em.train(env=Slide, learner="td3", policy=module, output=out, **SMALL)
+    made = em.train(env=Slide, learner="td3", policy=module, out=out, **SMALL)
     again = em.load(out, module=nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     assert np.array_equal(play(made, Slide()), play(again, Slide()))
     with pytest.raises(ConfigError, match=r"returns \[2, 3\] for 2 observations, not \[2, 1\]"):
@@ -145,7 +145,7 @@ def test_names_ids_and_settings(tmp_path: Path) -> None:
 
 def test_discrete_actions_choose_another_policy(tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    made = em.train(env="CartPole-v1", learner="ppo", output=out, **SMALL)
+    made = em.train(env="CartPole-v1", learner="ppo", out=out, **SMALL)
     actions = play(made, gymnasium.make("CartPole-v1"))
     assert {type(action) for action in actions} == {int}
     with pytest.raises(ConfigError, match="Sac needs continuous actions"):
@@ -190,8 +190,8 @@ def test_an_environment_of_an_allowed_package_by_name(
     monkeypatch.setenv("EMBODIED_CONFIGS", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r'allow=\["slides"\]'):
-        em.train(env="slide", learner="sac", output=str(tmp_path / "no"), **SMALL)
+        em.train(env="slide", learner="sac", out=str(tmp_path / "no"), **SMALL)
     agent = em.train(
-        "allow=[slides]", env="slide", learner="sac", output=str(tmp_path / "run"), **SMALL
+        "allow=[slides]", env="slide", learner="sac", out=str(tmp_path / "run"), **SMALL
     )
     assert agent.folder == tmp_path / "run"

@@ -107,7 +107,7 @@ def test_a_reflex_learns_from_faults_and_acts_in_the_test(
     task_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a threshold that any risk exceeds the learned reflex acts all the time, at once."""
-    words = (f"task_run={task_run}", f"output={tmp_path}", "threshold=1e-6", *SIZE)
+    words = (f"task_run={task_run}", f"out={tmp_path}", "threshold=1e-6", *SIZE)
     result = reflex.main([*words, "rate=control"])
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == result
     assert result["reflex"] == 1.0
@@ -120,7 +120,7 @@ def test_a_reflex_learns_from_faults_and_acts_in_the_test(
 
 
 def test_the_critic_can_be_asked_once_per_decision_or_never(task_run: str, tmp_path: Path) -> None:
-    words = (f"task_run={task_run}", f"output={tmp_path}", *SIZE)
+    words = (f"task_run={task_run}", f"out={tmp_path}", *SIZE)
     decision = reflex.main([*words, "rate=decision", "threshold=0.999999"])
     assert decision["reflex"] == 0.0  # no risk exceeds it
     none = reflex.main([*words, "rate=none", "threshold=1e-6"])
@@ -130,4 +130,4 @@ def test_the_critic_can_be_asked_once_per_decision_or_never(task_run: str, tmp_p
 
 def test_an_unknown_setting_is_one_line() -> None:
     with pytest.raises(ConfigError, match="treshold"):
-        reflex.main(["task_run=x", "output=y", "treshold=1"])
+        reflex.main(["task_run=x", "out=y", "treshold=1"])

@@ -47,7 +47,7 @@ def train(kind: type, folder: Path) -> int | str | None:
     configs.mkdir(parents=True)
     (configs / "mine.yaml").write_text(f"_target_: tests.checks.wrong_envs.{kind.__name__}\n")
     words = ["env=mine", "policy=gaussian", "learner=sac", "size=debug", "video=false"]
-    words += ["--config-dir", str(folder / "configs"), f"output={folder}/run", "steps=120"]
+    words += ["--config-dir", str(folder / "configs"), f"out={folder}/run", "steps=120"]
     return embodied("train", *words)
 
 

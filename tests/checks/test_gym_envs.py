@@ -54,7 +54,7 @@ def test_training_warns_of_it(
     kind: type, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["env=gym", f"env.id={wrong.__name__}:{kind.__name__}-v0", "policy=gaussian"]
-    words += ["learner=sac", "size=debug", "video=false", f"output={tmp_path}/run", "steps=120"]
+    words += ["learner=sac", "size=debug", "video=false", f"out={tmp_path}/run", "steps=120"]
     with pytest.raises(SystemExit) as stopped:
         main(["train", *words, "allow=[tests]"])
     err = capsys.readouterr().err

@@ -166,7 +166,7 @@ EXACT = {
 def exactly(given: tuple[str, ...], folder: Path) -> None:
     whole = cases.run_node(folder / "whole", *given, "eval_every=96")
     cases.run(whole)
-    half = whole | {"output": str(folder / "half")}
+    half = whole | {"out": str(folder / "half")}
     cases.run(half | {"steps": cases.HALF, "eval_every": 0})
     cases.run(half | {"resume": str(folder / "half"), "eval_every": 0})
     one, other = cases.weights(folder / "whole"), cases.weights(folder / "half")
@@ -208,7 +208,7 @@ def fork() -> None:
     with forked(5):
         assert torch.equal(torch.rand(2, device=DEVICE), inside)
     state = rng_state()
-    set_rng_state({"torch": state["torch"], "cuda": state["gpu"]})  # as runs of before saved it
+    set_rng_state(state)
     set_rng_state({"torch": state["torch"], "gpu": []})  # of a machine without a GPU
 
 

@@ -49,7 +49,7 @@ def node(name: str, folder: Path, records: Path) -> Node:
     experiment = experiment_of(name)
     assert experiment is not None, f"no experiment in configs/experiment uses reward={name}"
     words = [f"experiment={experiment}", f"reward={name}", "size=debug", "name=x", "steps=96"]
-    made = small_run(compose("train", [*words, f"output={folder}"]).node, folder)
+    made = small_run(compose("train", [*words, f"out={folder}"]).node, folder)
     reward = made["reward"]
     if "TerminalKeyboard" in str(reward):
         pytest.skip("is a person at a terminal (tests/real_robot/test_terminal_keyboard.py)")

@@ -26,8 +26,6 @@ PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = {
     "embodied/core/node_settings.py",
     "tests/contract/test_reset_states.py",
-    "tests/golden/make_names.py",
-    "tests/golden/test_old_runs.py",
 }
 """They look at classes and build none."""
 TEMPORARY = "embodied.envs.fr3.warp_env"  # a file that catches a library's greeting

@@ -22,7 +22,7 @@ assert "torch._dynamo" not in sys.modules
 @pytest.mark.parametrize("experiment", ["pendulum_sac", "pendulum_ppo"])
 def test_a_run_does_not_import_the_compiler(experiment: str, tmp_path: Path) -> None:
     """It takes 1.5 to 2 s and 70 MB in every process."""
-    words = f"train experiment={experiment} size=debug video=false output={tmp_path}/run"
+    words = f"train experiment={experiment} size=debug video=false out={tmp_path}/run"
     command = [sys.executable, "-c", RUN.format(words=words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

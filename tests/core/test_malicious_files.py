@@ -254,7 +254,6 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("attack", POLICIES)
 def test_no_policy_file_runs_code(
@@ -380,7 +379,6 @@ def test_a_design_that_is_resumed_allows_nothing(tmp_path: Path, watched: list[s
     assert not watched
 
 
-@pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
 def test_a_dataset_names_an_environment_and_nothing_else(
     tmp_path: Path, watched: list[str]
 ) -> None:

@@ -148,7 +148,7 @@ def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path:
 
 
 def test_the_command_speaks_once(tmp_path: Path) -> None:
-    words = ("experiment=pendulum_sac", "size=debug", f"output={tmp_path / 'run'}")
+    words = ("experiment=pendulum_sac", "size=debug", f"out={tmp_path / 'run'}")
     done = torchrun("-m", "embodied.cli", "train", *words)
     assert done.stdout.count("next: embodied view") == 1
     assert done.stdout.count("pendulum_sac, seed 0") == 1
@@ -181,7 +181,7 @@ def run(folder: Path) -> None:
     module.RunComponents.__init__ = remember
     node = yaml.safe_load((folder / "node.yaml").read_text())
     rank = distributed.rank()
-    train(node, Log(Path(node["output"]), silent=rank > 0))
+    train(node, Log(Path(node["out"]), silent=rank > 0))
     learned, world = made[0].learner.state_dict(), made[0].env.get_state()
     (folder / f"{rank}.txt").write_text(f"{digest(learned)} {digest(world)}")
 

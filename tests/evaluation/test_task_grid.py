@@ -56,13 +56,13 @@ def test_every_task_is_played_once_and_listed_in_order() -> None:
 def test_a_run_writes_down_every_tasks_outcome(tmp_path: Path) -> None:
     settings = {"eval": {"num_envs": 4, "grid": 2}, "steps": 64, "eval_every": 32, "teacher": None}
     log = Log(tmp_path)
-    train({**NODE, **settings, "output": str(tmp_path)}, log)
+    train({**NODE, **settings, "out": str(tmp_path)}, log)
     assert log.last["eval/episodes"] == 8
     rows = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     assert [row["step"] for row in rows] == [32] * 8 + [64] * 8
     assert [row["task"] for row in rows[:8]] == grid(_spec(), 2).tolist()
     assert {row["success"] for row in rows} <= {True, False}
-    train({**NODE, **settings, "steps": 32, "output": str(tmp_path)}, Log(tmp_path, silent=True))
+    train({**NODE, **settings, "steps": 32, "out": str(tmp_path)}, Log(tmp_path, silent=True))
     again = (tmp_path / FILE).read_text().splitlines()
     assert [json.loads(line) for line in again] == rows[:8]  # what came later is of another run
 

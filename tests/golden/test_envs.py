@@ -19,9 +19,6 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from tests.golden import fingerprint
 
-# What was renamed since: the name in the JSON file -> the name of the YAML file of today.
-RENAMED: dict[str, str] = {}
-
 # Why these are not recorded.
 SKIPPED: dict[str, str] = {
     "gym": "any Gymnasium id",
@@ -55,9 +52,9 @@ ROWS, STEPS, SEED = 2, 12, 7
 RECORDED = fingerprint.read(FILE) if (fingerprint.FOLDER / FILE).exists() else {"records": {}}
 
 
-def make(stem: str, then: str) -> VecEnv:
+def make(stem: str) -> VecEnv:
     node = yaml.safe_load((CONFIGS / f"{stem}.yaml").read_text())
-    return build(node | {"num_envs": ROWS} | SETTINGS.get(then, {}), VecEnv)
+    return build(node | {"num_envs": ROWS} | SETTINGS.get(stem, {}), VecEnv)
 
 
 def actions(env: VecEnv) -> list[Tensor]:
@@ -85,10 +82,10 @@ def played(env: VecEnv) -> dict[str, list[Tensor]]:
     return {name: seen[name] for name in sorted(seen)}
 
 
-def record(stem: str, then: str) -> dict[str, Any]:
+def record(stem: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    env = make(stem, then)
+    env = make(stem)
     try:
         seen = {name: torch.stack(values) for name, values in played(env).items()}
     finally:
@@ -101,12 +98,12 @@ def record(stem: str, then: str) -> dict[str, Any]:
 
 def record_all() -> dict[str, Any]:
     stems = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-    return {stem: record(stem, stem) for stem in stems if stem not in SKIPPED}
+    return {stem: record(stem) for stem in stems if stem not in SKIPPED}
 
 
-@pytest.mark.parametrize("old", sorted(RECORDED["records"]))
-def test_an_environment_does_what_it_did(old: str) -> None:
-    then, now = RECORDED["records"][old], record(RENAMED.get(old, old), old)
+@pytest.mark.parametrize("stem", sorted(RECORDED["records"]))
+def test_an_environment_does_what_it_did(stem: str) -> None:
+    then, now = RECORDED["records"][stem], record(stem)
     assert now["summary"].keys() == then["summary"].keys()
     if fingerprint.platform() == RECORDED["platform"]:
         assert now["sha256"] == then["sha256"]
@@ -116,6 +113,6 @@ def test_an_environment_does_what_it_did(old: str) -> None:
 
 def test_every_environment_of_then_is_there() -> None:
     assert RECORDED["records"], "run: python -m tests.golden.record"
-    for old in [*RECORDED["records"], *SKIPPED]:
-        file = CONFIGS / f"{RENAMED.get(old, old)}.yaml"
-        assert file.exists(), f"{old} is gone: fill in RENAMED"
+    for stem in [*RECORDED["records"], *SKIPPED]:
+        file = CONFIGS / f"{stem}.yaml"
+        assert file.exists(), f"{stem} is gone: rename or remove its record"

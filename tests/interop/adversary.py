@@ -143,7 +143,7 @@ def record(
         sys.executable, "-m", "lerobot.scripts.lerobot_record",
         "--robot.type=embodied", f"--robot.robot={robot}", f"--robot.settings={listed}",
         f"--robot.python={own_python()}", f"--robot.fps={fps}",
-        f"--robot.output={folder / 'out'}", *robot_settings,
+        f"--robot.out={folder / 'out'}", *robot_settings,
         "--teleop.type=adversary", f"--teleop.keys={keys}", *teleop,
         "--dataset.repo_id=test/adversary", f"--dataset.root={folder / 'dataset'}",
         "--dataset.single_task=worst", f"--dataset.fps={fps}", "--dataset.push_to_hub=false",

@@ -84,8 +84,8 @@ def test_a_policy_of_their_dataset_is_that_of_ours(
     mapping = tmp_path / "two_gap.yaml"
     mapping.write_text(MAPPING)
     words = ("env=two_gap", "policy=flow", "learner=imitate", *STEPS)
-    there = train([*words, f"demos={theirs}", f"mapping={mapping}", f"output={tmp_path / 'a'}"])
-    here = train([*words, f"demos={ours}", f"output={tmp_path / 'b'}"])
+    there = train([*words, f"demos={theirs}", f"mapping={mapping}", f"out={tmp_path / 'a'}"])
+    here = train([*words, f"demos={ours}", f"out={tmp_path / 'b'}"])
     a, b = (load_file(run / "checkpoints/00000120/policy.safetensors") for run in (there, here))
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
@@ -95,8 +95,8 @@ def test_a_policy_without_an_environment_is_too(theirs: Path, ours: Path, tmp_pa
     mapping = tmp_path / "two_gap.yaml"
     mapping.write_text(MAPPING)
     words = ("policy=flow", "learner=imitate", *STEPS)
-    there = train([*words, f"demos={theirs}", f"output={tmp_path / 'a'}"])
-    here = train([*words, f"demos={ours}", f"output={tmp_path / 'b'}"])
+    there = train([*words, f"demos={theirs}", f"out={tmp_path / 'a'}"])
+    here = train([*words, f"demos={ours}", f"out={tmp_path / 'b'}"])
     acted = ["env=two_gap", f"mapping={mapping}", "episodes=40"]
     rows = [evaluate_run(there, acted, []), evaluate_run(here, acted, [])]
     assert abs(rows[0]["successes"] - rows[1]["successes"]) <= 0.02 * 40

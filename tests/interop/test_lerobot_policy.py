@@ -94,7 +94,7 @@ def test_lerobots_rollout_reaches_the_goal(plugins: Path, tmp_path: Path) -> Non
         f"--policy.path={tmp_path / 'lerobot'}", "--robot.type=embodied",
         "--robot.robot=so101_sim", f"--robot.settings={settings}", "--robot.actions=controller",
         f"--robot.numbers={json.dumps(NAMES)}", "--robot.fps=20", "--fps=20", "--duration=12",
-        f"--robot.python={own_python()}", f"--robot.output={tmp_path / 'out'}",
+        f"--robot.python={own_python()}", f"--robot.out={tmp_path / 'out'}",
         "--return_to_initial_position=false", "--play_sounds=false",
     ]  # fmt: skip
     with LimitsWatch(tmp_path / "daemon", reset=False) as watch:

@@ -124,7 +124,7 @@ def steered(url: str, folder: Path) -> None:
     file = folder / "names.yaml"
     file.write_text(yaml.safe_dump(MAPPING))
     words = ["experiment=fr3_lift_pixels_dsrl", "finetune=dsrl", "finetune.shared_noise=true"]
-    words += [f"init={url}", f"mapping={file}", f"output={folder / 'run'}"]
+    words += [f"init={url}", f"mapping={file}", f"out={folder / 'run'}"]
     small = ["size=debug", "steps=48", "data.warmup_steps=24", "env.num_envs=2", "device=cpu"]
     train([*words, *small, "eval.episodes=1", "eval.num_envs=1", "save_every=0"])
     weights = checkpoint.find(folder / "run") / "policy.safetensors"

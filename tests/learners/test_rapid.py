@@ -218,7 +218,7 @@ def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
     }
 
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
-        train({**node, "output": str(folder), **changes}, Log(folder, silent=True))
+        train({**node, "out": str(folder), **changes}, Log(folder, silent=True))
         return checkpoint.load_state(folder, "learner")
 
     whole = run(tmp_path / "whole")

@@ -141,7 +141,7 @@ def test_what_it_does_not_take() -> None:
 
 
 def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:
-    node = {**NODE, **PPO, "teacher": None, "output": str(tmp_path / "run")}
+    node = {**NODE, **PPO, "teacher": None, "out": str(tmp_path / "run")}
     shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="demos=DIR"):
         train({**node, "learner": shown}, Log(tmp_path, silent=True))

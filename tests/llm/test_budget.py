@@ -161,7 +161,7 @@ def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
             chat={"_target_": "embodied.llm.client.ChatClient", "url": url, "model": "m"}
             | {"limits": limits},
             sentence="go to the goal",
-            output=str(tmp_path),
+            out=str(tmp_path),
             rounds=5,
             samples=1,
             tried=256,

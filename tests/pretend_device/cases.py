@@ -33,7 +33,7 @@ def shrunk(node: dict[str, Any]) -> dict[str, Any]:
 
 def run_node(folder: Path, *words: str) -> dict[str, Any]:
     """The settings of a short run, from words as on the command line, on the pretended device."""
-    fixed = ["size=debug", "device=pretend", f"output={folder}", "name=x", "save_every=0"]
+    fixed = ["size=debug", "device=pretend", f"out={folder}", "name=x", "save_every=0"]
     node = compose("train", [*words, *fixed]).node
     for part in ("policy", "learner"):
         if node.get(part) is not None:
@@ -76,7 +76,7 @@ def base_run(env: str, policy: str, folder: Path) -> Path:
 
 
 def run(node: dict[str, Any]) -> Path:
-    return train(node, Log(Path(node["output"]), silent=True))
+    return train(node, Log(Path(node["out"]), silent=True))
 
 
 def weights(folder: Path) -> Tensors:
@@ -85,7 +85,7 @@ def weights(folder: Path) -> Tensors:
 
 def resumed(node: dict[str, Any]) -> None:
     """Half a run, and its resume; what they leave can be loaded without the device."""
-    folder, steps = Path(node["output"]), node["steps"]
+    folder, steps = Path(node["out"]), node["steps"]
     run(node | {"steps": steps // 2})
     run(node | {"resume": str(folder)})
     policy = checkpoint.load_policy(folder)
@@ -96,7 +96,7 @@ def resumed(node: dict[str, Any]) -> None:
 def steps_of(node: dict[str, Any], warm: int, steps: int) -> tuple[pretend_device.Traffic, int]:
     """What happens in `steps` vector steps after `warm` of them, and the updates among them."""
     components = RunComponents(read_config(node))
-    log, every = Log(Path(node["output"]), silent=True), Every(0, 0, 0)
+    log, every = Log(Path(node["out"]), silent=True), Every(0, 0, 0)
     stride, learner = node["env"]["num_envs"], components.learner
     trainer = Trainer(log, warm * stride, every, lambda step: None, lambda step: None)
     components.loop.run(trainer)

@@ -108,7 +108,7 @@ def deploy_again(scene: Scene) -> None:
     file = scene.folder / FILE
     before = file.read_bytes()
     words = ["robot=sim", "demonstrator=reach", "yes=true", f"folder={scene.folder}"]
-    words += [f"output={scene.folder / 'second'}", "record=false"]
+    words += [f"out={scene.folder / 'second'}", "record=false"]
     done = subprocess.run(
         [sys.executable, "-m", "embodied.cli", "deploy", *words],
         capture_output=True,

@@ -53,7 +53,7 @@ def start(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY),
-            *("yes=true", f"output={where / 'out'}", f"folder={folder}"),
+            *("yes=true", f"out={where / 'out'}", f"folder={folder}"),
         ],
         cwd=where,
         env=ENV,

@@ -114,7 +114,7 @@ def test_a_second_deploy_of_the_same_robot_is_refused(
 ) -> None:
     monkeypatch.chdir(memory)
     one = RpcServer(make_private(default_folder("so101_sim")))
-    words = ["deploy", "robot=so101_sim", "demonstrator=reach", "yes=true", "output=out"]
+    words = ["deploy", "robot=so101_sim", "demonstrator=reach", "yes=true", "out=out"]
     with pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == 2

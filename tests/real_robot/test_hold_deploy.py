@@ -38,7 +38,7 @@ class Terminal:
         self.folder, self.hand, self.text = folder, threading.Event(), b""
         self.file, slave = pty.openpty()
         command = [sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY]
-        command += [f"output={where / 'out'}", f"folder={folder}", "hold_to_run=true"]
+        command += [f"out={where / 'out'}", f"folder={folder}", "hold_to_run=true"]
         # With fork, a pseudo-terminal would be no controlling one.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", "--wait", *command],

@@ -118,7 +118,7 @@ def test_the_cube_is_lifted_over_the_wire(tmp_path: Path) -> None:
     deploy = subprocess.Popen(
         [
             *(sys.executable, "-m", "embodied.cli", "deploy", *words),
-            *("yes=true", f"output={out}", f"folder={folder}"),
+            *("yes=true", f"out={out}", f"folder={folder}"),
         ],
         cwd=tmp_path,
         env=ENV,

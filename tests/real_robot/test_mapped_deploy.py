@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.deploy.mapped import mapped_checkpoint
 from embodied.deploy.site import trained_with
 from embodied.policies.wrappers.physical_units import PhysicalUnits
-from embodied.real_robot.deployment import Deployment, renamed_settings
+from embodied.real_robot.deployment import Deployment, controller_settings
 from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate
 
 JOINTS = tuple(f"joint_{i}.pos" for i in range(1, 8))
@@ -29,7 +29,7 @@ action: {low: [-20, -20, -20, 0], high: [20, 20, 20, 1]}
 
 
 def robot() -> dict:
-    node = renamed_settings(compose("deploy", ["robot=sim"]).node["robot"])
+    node = controller_settings(compose("deploy", ["robot=sim"]).node["robot"])
     node.pop("_target_")
     return node
 

@@ -226,7 +226,7 @@ def running(folder: Path) -> dict[str, Any] | None:
 def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: Hand) -> None:
     """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
     words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words)
-    teleop = robot_command(tmp_path, folder, *words, f"output={tmp_path / 'o'}")
+    teleop = robot_command(tmp_path, folder, *words, f"out={tmp_path / 'o'}")
     try:
         began = until(lambda: running(folder), "it runs")
         assert began["intervened"] and "recorder" not in began

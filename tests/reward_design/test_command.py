@@ -37,7 +37,7 @@ def test_a_design_trains_chooses_and_reports(
     out = tmp_path / "out"
     sizes = ["rounds=1", "samples=2", "finals=1", "tried=256", "controls=1"]
     budget = ["budget.steps=512", "budget.eval_every=256", "budget.halving=false"]
-    design("go to the goal", "env=two_gap", f"output={out}", LEARN, *sizes, *budget)
+    design("go to the goal", "env=two_gap", f"out={out}", LEARN, *sizes, *budget)
     printed = capfd.readouterr().out
     assert "task  go to the goal" in printed and "seed 1000: " in printed
     ledger = Journal(out)
@@ -82,11 +82,9 @@ def mistake(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 def test_mistakes_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "one quoted sentence" in mistake(capfd, "push", "it", "env=two_gap")
     assert "no design found in" in mistake(capfd, f"resume={tmp_path}")
-    line = mistake(capfd, "x", "env=two_gap", "designer=grammer", f"output={tmp_path}/a")
+    line = mistake(capfd, "x", "env=two_gap", "designer=grammer", f"out={tmp_path}/a")
     assert 'did you mean "grammar"' in line
-    line = mistake(
-        capfd, "x", "env=two_gap", "designer=eureka", f"output={tmp_path}/b", "tried=256"
-    )
+    line = mistake(capfd, "x", "env=two_gap", "designer=eureka", f"out={tmp_path}/b", "tried=256")
     assert "chat" in line
 
 

@@ -77,7 +77,7 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     out, again = tmp_path / "served", tmp_path / "recorded"
     model = write_model(tmp_path / "fitted", conversations, updates=150)
     with served(model) as url:
-        design(0, *endpoint(url, model, tmp_path), f"output={out}")
+        design(0, *endpoint(url, model, tmp_path), f"out={out}")
     shown = capfd.readouterr().out
     assert "seed 1000: " in shown and shown.count(f"returned  {REASON}") == 2
     for origin in origins(out):
@@ -87,7 +87,7 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     lines = (tmp_path / "chat.jsonl").read_text().splitlines()
     assert len(lines) == 4 and all(json.loads(line)["served"] for line in lines)
     cached = ["chat=cached", f"chat.cache={tmp_path / 'chat.jsonl'}"]
-    design(0, *cached, f"output={again}")
+    design(0, *cached, f"out={again}")
     assert [o["reply"] for o in origins(again)] == [o["reply"] for o in origins(out)]
     assert all(origin["cached"] and origin["refused"] for origin in origins(again))
     assert (again / "best.py").read_text() == (out / "best.py").read_text()
@@ -100,7 +100,7 @@ def test_a_model_that_answers_with_noise_ends_in_one_line(
     model = write_model(tmp_path / "random", conversations, updates=0)
     capfd.readouterr()
     with served(model) as url:
-        design(2, *endpoint(url, model, tmp_path), "chat.max_tokens=64", f"output={out}")
+        design(2, *endpoint(url, model, tmp_path), "chat.max_tokens=64", f"out={out}")
     captured = capfd.readouterr()
     assert captured.err.count("\n") == 1 and "no valid program; see" in captured.err
     assert captured.out.count("rejected  answer: there is no code block") == 2

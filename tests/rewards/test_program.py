@@ -12,7 +12,6 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
 from embodied.core.reward import HasComponents, Reward, Scheduled, Stateful
 from embodied.core.spec import Leaf, Spec
-from embodied.moved import MovedWarning
 from embodied.rewards.handcrafted.program import Program, statistics
 from embodied.rewards.handcrafted.variables import variables
 
@@ -117,13 +116,6 @@ def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
 def test_a_missing_file_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):
         build(node(file="nowhere.py"), Reward, spec=SPEC)
-
-
-def test_a_run_that_was_saved_with_a_mode_goes_on(program: Program) -> None:
-    """`mode: trusted` is in run.yaml files of before."""
-    with pytest.warns(MovedWarning, match="setting mode of .* without effect"):
-        old = build(node(mode="trusted"), Reward, spec=SPEC)
-    torch.testing.assert_close(old(rows()), program(rows()))
 
 
 def test_a_program_of_class_methods_pays_by_hand() -> None:

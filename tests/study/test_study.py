@@ -166,7 +166,7 @@ def test_studies_of_this_project_are_read_as_before() -> None:
     assert study.in_order
     line = study.line("bc", 3, Path("w"))
     assert line.startswith("embodied train experiment=two_gap_diffusion")
-    assert "demos=w/demos seed=3 output=w/bc-3" in line
+    assert "demos=w/demos seed=3 out=w/bc-3" in line
     with pytest.raises(ConfigError):
         read_study("metric: x\nseeds: []\nvariants: {a: b}", "none")
 

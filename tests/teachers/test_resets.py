@@ -281,7 +281,7 @@ def test_a_run_is_resumed_exactly(tmp_path: Path, more: dict[str, Any], target: 
     node = {**NODE, **more, "teacher": teacher, "env": {**NODE["env"], "horizon": 20}}
 
     def run(folder: Path, **changes: Any) -> list[dict[str, Any]]:
-        train({**node, "output": str(folder), **changes}, Log(folder, silent=True))
+        train({**node, "out": str(folder), **changes}, Log(folder, silent=True))
         return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
     whole = run(tmp_path / "whole")

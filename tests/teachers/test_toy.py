@@ -61,7 +61,7 @@ def test_a_quarter_turn_moves_the_corner() -> None:
 
 
 def final(folder: Path, *words: str) -> float:
-    rows = (main([*words, f"output={folder}"]) / "metrics.jsonl").read_text().splitlines()
+    rows = (main([*words, f"out={folder}"]) / "metrics.jsonl").read_text().splitlines()
     return json.loads(rows[-1])["eval/unlocked"]
 
 

@@ -42,7 +42,7 @@ def mapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cloned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "cloned"
-    words = (f"demos={data}", "policy=flow", "learner=imitate", f"output={folder}", "steps=120")
+    words = (f"demos={data}", "policy=flow", "learner=imitate", f"out={folder}", "steps=120")
     return train([*words, "eval_every=40", "save_every=40", *SMALL])
 
 
@@ -82,7 +82,7 @@ def test_the_best_policy_is_saved_not_the_last(
 
     monkeypatch.setattr(HeldOut, "evaluate", rising)
     words = (f"demos={data}", "policy=flow", "learner=imitate", "steps=60", "eval_every=20")
-    folder = train([*words, f"output={tmp_path / 'run'}", "save_every=20", *SMALL])
+    folder = train([*words, f"out={tmp_path / 'run'}", "save_every=20", *SMALL])
     rows = [row for row in read_metrics(folder) if "eval/loss" in row]
     assert [row["eval/best_step"] for row in rows] == [20, 40, 40]
     saved = [load_file(folder / f"checkpoints/000000{n}/policy.safetensors") for n in (20, 40, 60)]
@@ -92,7 +92,7 @@ def test_the_best_policy_is_saved_not_the_last(
 
 
 def test_a_resumed_run_is_the_same(data: Path, tmp_path: Path, cloned: Path) -> None:
-    words = (f"demos={data}", "policy=flow", "learner=imitate", f"output={tmp_path / 'run'}")
+    words = (f"demos={data}", "policy=flow", "learner=imitate", f"out={tmp_path / 'run'}")
     train([*words, "steps=80", "eval_every=40", "save_every=40", *SMALL])
     train([f"resume={tmp_path / 'run'}", "steps=120"])
     last = "checkpoints/00000120/policy.safetensors"
@@ -106,7 +106,7 @@ def test_a_resumed_run_is_the_same(data: Path, tmp_path: Path, cloned: Path) -> 
 @pytest.mark.parametrize("policy", ["gaussian", "deterministic", "act", "diffusion"])
 def test_other_policies_imitate_too(policy: str, filmed: Path, tmp_path: Path) -> None:
     words = (f"demos={filmed}", f"policy={policy}", "learner=imitate", "size=debug", "steps=3")
-    folder = train([*words, f"output={tmp_path / 'run'}", "learner.batch_size=4"])
+    folder = train([*words, f"out={tmp_path / 'run'}", "learner.batch_size=4"])
     loaded = checkpoint.load_policy(folder)
     assert loaded.spec.obs["top"].shape == (16, 24, 3) and loaded.spec.obs["top"].is_image
     assert any("eval/loss" in row for row in read_metrics(folder))
@@ -114,7 +114,7 @@ def test_other_policies_imitate_too(policy: str, filmed: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("statistics", ["minmax", "mean_std"])
 def test_other_statistics(statistics: str, data: Path, tmp_path: Path) -> None:
-    words = (f"demos={data}", "policy=flow", "learner=imitate", f"output={tmp_path / 'run'}")
+    words = (f"demos={data}", "policy=flow", "learner=imitate", f"out={tmp_path / 'run'}")
     folder = train([*words, "size=debug", "steps=2", f"data.statistics={statistics}"])
     reach = checkpoint.load_policy(folder).node["reach"]
     assert reach == pytest.approx(1.0) if statistics == "minmax" else reach > 1.2
@@ -123,7 +123,7 @@ def test_other_statistics(statistics: str, data: Path, tmp_path: Path) -> None:
 def test_several_datasets_at_once(data: Path, tmp_path: Path) -> None:
     other = foreign_two_gap(tmp_path / "other", 5)
     words = (f"demos=[{data},{other}]", "policy=flow", "learner=imitate", "size=debug", "steps=2")
-    folder = train([*words, f"output={tmp_path / 'run'}"])
+    folder = train([*words, f"out={tmp_path / 'run'}"])
     assert read_metrics(folder)[0]["data/held_out_episodes"] == 2
 
 
@@ -141,7 +141,7 @@ def test_a_foreign_dataset_trains_in_an_environment(
     data: Path, mapping: Path, tmp_path: Path
 ) -> None:
     words = ("env=two_gap", f"demos={data}", f"mapping={mapping}", "policy=flow", "steps=150")
-    settings = (f"output={tmp_path / 'run'}", "learner=imitate", "eval.episodes=8", "video=false")
+    settings = (f"out={tmp_path / 'run'}", "learner=imitate", "eval.episodes=8", "video=false")
     folder = train([*words, *settings, *SMALL])
     assert checkpoint.load_spec(folder).act.high == 1.0
     policy = checkpoint.load_policy(folder)
@@ -153,7 +153,7 @@ def test_a_foreign_dataset_trains_in_an_environment(
 
 def test_offline_rl_learns_from_it_too(data: Path, mapping: Path, tmp_path: Path) -> None:
     words = ("env=two_gap", f"demos={data}", f"mapping={mapping}", "size=debug", "steps=4")
-    learner = ("policy=gaussian", "learner=iql", f"output={tmp_path / 'run'}")
+    learner = ("policy=gaussian", "learner=iql", f"out={tmp_path / 'run'}")
     assert checkpoint.load_spec(train([*words, *learner])).obs["state"].high == 1.0
 
 
@@ -161,12 +161,12 @@ def test_the_run_is_a_base_for_reinforcement_learning(
     cloned: Path, mapping: Path, tmp_path: Path
 ) -> None:
     words = ("experiment=two_gap_dsrl", f"init={cloned}", f"mapping={mapping}", "size=debug")
-    folder = train([*words, f"output={tmp_path / 'run'}"])
+    folder = train([*words, f"out={tmp_path / 'run'}"])
     policy = checkpoint.load_policy(folder)
     assert policy.node["base"]["_target_"] == "embodied.policies.wrappers.mapped.Mapped"
     assert policy.spec.act.high == 1.0
     with pytest.raises(SpecMismatch, match="mapping=FILE"):
-        train(["experiment=two_gap_dsrl", f"init={cloned}", f"output={tmp_path / 'no'}"])
+        train(["experiment=two_gap_dsrl", f"init={cloned}", f"out={tmp_path / 'no'}"])
 
 
 def wrong(tmp_path: Path, text: str) -> Path:
@@ -187,7 +187,7 @@ def wrong(tmp_path: Path, text: str) -> Path:
 def test_a_mismatch_is_one_line(text: str, says: str, data: Path, tmp_path: Path) -> None:
     words = ["env=two_gap", f"demos={data}", f"mapping={wrong(tmp_path, text)}", "policy=flow"]
     with pytest.raises(ConfigError, match=says) as caught:
-        train([*words, "learner=imitate", f"output={tmp_path / 'run'}"])
+        train([*words, "learner=imitate", f"out={tmp_path / 'run'}"])
     assert "\n" not in str(caught.value)
 
 
@@ -210,7 +210,7 @@ def test_what_a_dataset_alone_cannot_do_is_one_line(
     words: list[str], says: str, data: Path, tmp_path: Path
 ) -> None:
     with pytest.raises((ConfigError, SpecMismatch), match=says) as caught:
-        train([*words, f"demos={data}", f"output={tmp_path / 'run'}"])
+        train([*words, f"demos={data}", f"out={tmp_path / 'run'}"])
     assert "\n" not in str(caught.value)
 
 

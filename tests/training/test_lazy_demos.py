@@ -31,7 +31,7 @@ def test_imitation_is_the_same_bit_by_bit(tmp_path: Path, monkeypatch: pytest.Mo
     policies, losses, lazy = [], [], []
     for name, memory in (("whole", 2000), ("lazy", 0.05)):
         loads.clear()
-        out = train([*words, f"output={tmp_path / name}", f"demo_memory_mb={memory}"])
+        out = train([*words, f"out={tmp_path / name}", f"demo_memory_mb={memory}"])
         lazy.append(len(loads))
         policies.append(load_file(out / "checkpoints" / "00000008" / "policy.safetensors"))
         losses.append([row["eval/loss"] for row in read_metrics(out) if "eval/loss" in row])

@@ -80,7 +80,7 @@ def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) ->
 def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
     """After an update, running episodes have as many steps as the world has counted."""
     seed_everything(0)
-    parts = RunComponents(read_config({**node(name), "output": str(tmp_path)}))
+    parts = RunComponents(read_config({**node(name), "out": str(tmp_path)}))
     log = Log(tmp_path, silent=True)
     with Trainer(log, 960, Every(0, 0, 0), lambda step: None, lambda step: None) as keeper:
         parts.loop.run(keeper)
@@ -113,7 +113,7 @@ def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
 def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
     run(tmp_path / "run", node("domain_randomization"))
     lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
-    parts = RunComponents(read_config({**node("domain_randomization"), "output": str(tmp_path)}))
+    parts = RunComponents(read_config({**node("domain_randomization"), "out": str(tmp_path)}))
     assert isinstance(parts.evaluation.env, TaskGridEval)
     held: Any = parts.evaluation.env.held_out
     tasks = torch.tensor([line["task"] for line in lines])
@@ -144,7 +144,7 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
 def test_a_teacher_of_tasks_is_in_the_log(tmp_path: Path, words: str) -> None:
     """Off-policy and on-policy, by the command line."""
     small = "steps=600 log_every=200 eval_every=0 save_every=0 video=false eval.episodes=2"
-    task = f"env=fr3_reach env.num_envs=2 teacher=mpts output={tmp_path}/run"
+    task = f"env=fr3_reach env.num_envs=2 teacher=mpts out={tmp_path}/run"
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["train", *f"{task} {words} {small}".split()])
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()

@@ -130,7 +130,7 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
     rows = read_metrics(tmp_path / "whole")
     assert [row["step"] for row in rows if "train/critic_loss" in row] == [10, 20, 30, 40]
     assert not any("train/return" in row for row in rows)
-    half = made | {"output": str(tmp_path / "half")}
+    half = made | {"out": str(tmp_path / "half")}
     run(half | {"steps": 20})
     run(half | {"resume": str(tmp_path / "half")})
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))

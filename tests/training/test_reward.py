@@ -102,7 +102,7 @@ def test_a_flight_school_is_resumed_exactly(tmp_path: Path) -> None:
             "reward.every=150",
             "data.utd_ratio=0.2",
         ]
-        return compose("train", [*words, f"output={tmp_path / folder}", "name=x", *more]).node
+        return compose("train", [*words, f"out={tmp_path / folder}", "name=x", *more]).node
 
     run(node("whole", "steps=240"))
     run(node("half", "steps=120"))

@@ -26,7 +26,7 @@ RIVALS = ("paired",)
 
 def parts_of(tmp_path: Path, taught: dict[str, Any]) -> RunComponents:
     seed_everything(0)
-    return RunComponents(read_config({**taught, "output": str(tmp_path)}))
+    return RunComponents(read_config({**taught, "out": str(tmp_path)}))
 
 
 @pytest.mark.parametrize("policy", [NODE["policy"], MEMORY], ids=["plain", "memory"])
@@ -102,7 +102,7 @@ def test_a_game_resumes_exactly(tmp_path: Path) -> None:
     for name, steps in (("whole", (1200,)), ("parts", (852, 1200))):
         for end in steps:
             resume = str(tmp_path / name) if end != steps[0] else None
-            settings = {**ROOMS, "output": str(tmp_path / name), "steps": end, "resume": resume}
+            settings = {**ROOMS, "out": str(tmp_path / name), "steps": end, "resume": resume}
             train(settings, Log(tmp_path / name, silent=True))
         kept = checkpoint.load_state(tmp_path / name, "loop")["loop"]["kept"]
         assert kept["teacher"]["games"] == 1200 // (4 * 5 * 4)

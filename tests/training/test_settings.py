@@ -16,7 +16,6 @@ from embodied.training.components import RunComponents
 from embodied.training.config import (
     REGIMES,
     EvalConfig,
-    OffPolicy,
     RunConfig,
     read_config,
     settings_of,
@@ -70,7 +69,7 @@ WITH_DEMOS: dict[str, tuple[Any, Any]] = {
 }
 # What the whole run shows, or what other files test.
 ELSEWHERE = {
-    "output": "test_a_run_follows",
+    "out": "test_a_run_follows",
     "log_every": "test_a_run_follows",
     "save_every": "test_a_run_follows",
     "eval_every": "test_a_run_follows",
@@ -117,7 +116,7 @@ def node(folder: Path, regime: str, demos: str | None, **changes: Any) -> dict[s
         "policy": POLICIES[regime],
         "learner": LEARNERS[regime],
         "name": "run",
-        "output": str(folder),
+        "out": str(folder),
         "steps": 32,
         "data": {"regime": regime},
         "demos": demos,
@@ -248,7 +247,7 @@ def test_defaults_in_yaml_are_the_dataclasses() -> None:
         assert all(getattr(kind(), name) == value for name, value in listed.items())
 
 
-PPO = ["experiment=cartpole_ppo", "size=debug", "name=x", "output=y"]
+PPO = ["experiment=cartpole_ppo", "size=debug", "name=x", "out=y"]
 
 
 @pytest.mark.parametrize(
@@ -264,38 +263,6 @@ PPO = ["experiment=cartpole_ppo", "size=debug", "name=x", "output=y"]
 def test_the_command_line_refuses(word: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_config(compose("train", [*PPO, word]).node)
-
-
-@pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
-@pytest.mark.parametrize("word", ["ratio=5", "start=100", "demo_fraction=7", "pretrain=10"])
-def test_the_command_line_refuses_former_names(word: str) -> None:
-    with pytest.raises(ConfigError, match="no effect in on-policy"):
-        read_config(compose("train", [*PPO, word]).node)
-
-
-@pytest.mark.filterwarnings("ignore::embodied.moved.MovedWarning")
-def test_former_names_still_work(tmp_path: Path) -> None:
-    """Flat settings and renamed options, on the command line, in a user's YAML, in Python."""
-    folder = tmp_path / "experiment"
-    folder.mkdir()
-    (folder / "mine.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /env: pendulum\n"
-        "  - override /policy: gaussian\n  - override /learner: dsact\n"
-        "  - override /replay: prioritised\nratio: 0.25\nstart: 70\n"
-    )
-    words = ["experiment=mine", "name=x", "output=y", "pretrain=0", "data.replay_size=50"]
-    made = compose("train", words, [tmp_path])
-    config = read_config(made.node)
-    assert made.choices["learner"] == "dsac_t" and made.choices["replay"] == "prioritized"
-    assert config.data == OffPolicy(utd_ratio=0.25, warmup_steps=70, replay_size=50)
-    flat = node(tmp_path, "off_policy", None) | {"data": "replay", "ratio": 0.5, "start": 3}
-    assert read_config(flat).data == OffPolicy(utd_ratio=0.5, warmup_steps=3)
-
-
-def test_one_line_names_the_present_settings(tmp_path: Path) -> None:
-    flat = node(tmp_path, "off_policy", None) | {"data": None, "ratio": 0.125, "shift": 0}
-    with pytest.warns(UserWarning, match="ratio, shift is now data.utd_ratio, data.random_shift"):
-        read_config(flat)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def settings(folder: Path, data: str | None = None, **changes: Any) -> dict[str,
             "batch_size": 32,
         },
         "name": "reach",
-        "output": str(folder),
+        "out": str(folder),
         "steps": 400,
         "log_every": 100,
         "eval": {"episodes": 4, "num_envs": 4},
@@ -70,7 +70,7 @@ def step_of(folder: Path) -> int:
 
 
 def run(node: dict[str, Any]) -> Path:
-    return train(node, Log(Path(node["output"]), wandb=False))
+    return train(node, Log(Path(node["out"]), wandb=False))
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -301,7 +301,7 @@ def test_a_policy_that_init_does_not_hold_is_refused(tmp_path: Path) -> None:
     base = run(settings(tmp_path / "base", steps=120))
     same_policy = settings(tmp_path / "again", steps=120, init=str(base))
     run(same_policy)
-    wider = {**same_policy, "output": str(tmp_path / "wider")}
+    wider = {**same_policy, "out": str(tmp_path / "wider")}
     wider["policy"] = {**same_policy["policy"], "hidden": [64, 64]}
     with pytest.raises(ConfigError, match=r"policy\.hidden=\(64, 64\) has no effect"):
         run(wider)

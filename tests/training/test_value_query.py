@@ -26,7 +26,7 @@ ASKING = {**NODE, **PPO, "teacher": {**SPDL, "value": "critic", "every": 20, "si
 
 def parts_of(folder: Path, node: dict[str, Any]) -> RunComponents:
     seed_everything(0)
-    return RunComponents(read_config({**node, "output": str(folder)}))
+    return RunComponents(read_config({**node, "out": str(folder)}))
 
 
 @pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])

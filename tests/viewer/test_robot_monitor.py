@@ -83,7 +83,7 @@ def deploy(folder: Path, output: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "embodied.cli", "deploy", *WORDS, *words),
-            *(f"output={output}", f"folder={folder}"),
+            *(f"out={output}", f"folder={folder}"),
         ],
         cwd=folder.parent,
         env=ENV,

@@ -49,7 +49,7 @@ def trained(name: str, device: torch.device) -> tuple[float, str]:
     """Seconds of a debug run and its resume."""
     began, folder = time.perf_counter(), Path("outputs") / "bench-gpu" / name
     shutil.rmtree(folder, ignore_errors=True)
-    words = [f"experiment={name}", "size=debug", f"device={device}", f"output={folder}", "name=x"]
+    words = [f"experiment={name}", "size=debug", f"device={device}", f"out={folder}", "name=x"]
     node = compose("train", [*words, "eval_every=120"]).node
     train(node, Log(folder, silent=True))
     train(node | {"resume": str(folder), "steps": 360}, Log(folder, silent=True))
@@ -95,7 +95,7 @@ def started(
 ) -> tuple[RunComponents, Trainer]:
     """A run after its warm-up and first updates."""
     folder = Path("outputs") / "bench-gpu" / "loop"
-    words = [f"experiment={name}", f"device={device}", f"output={folder}", "name=loop", *more]
+    words = [f"experiment={name}", f"device={device}", f"out={folder}", "name=loop", *more]
     node: dict[str, Any] = compose("train", words).node
     if node["data"]["regime"] == "off_policy":
         node["data"]["warmup_steps"] = 4 * int(node["env"].get("num_envs", 1))

@@ -58,7 +58,7 @@ def curve(
 
     `seen` maps an observation to the model's input (its normaliser, if it has one).
     """
-    folder = Path(given["output"])
+    folder = Path(given["out"])
     folder.mkdir(parents=True, exist_ok=True)
     episodes, began = int(given.get("episodes", 10)), time.perf_counter()
     with (folder / "metrics.jsonl").open("w") as out:

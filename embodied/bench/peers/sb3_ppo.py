@@ -1,7 +1,7 @@
 """Stable-Baselines3's PPO under our evaluation: its curve and ours, side by side.
 
     python -m embodied.bench.peers.sb3_ppo env=Pendulum-v1 seed=0 steps=102400 num_envs=4 \
-        horizon=1024 batch_size=64 gamma=0.9 lr=0.001 eval_every=20480 episodes=50 output=DIR
+        horizon=1024 batch_size=64 gamma=0.9 lr=0.001 eval_every=20480 episodes=50 out=DIR
 
 SB3's defaults except for the given settings. As in ours, observations are normalised by running
 statistics (VecNormalize), rewards too with scale_rewards=true. Evaluation is deterministic, from

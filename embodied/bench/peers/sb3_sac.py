@@ -1,6 +1,6 @@
 """Stable-Baselines3's SAC or TD3 under our evaluation: its curve and ours, side by side.
 
-    python -m embodied.bench.peers.sb3_sac env=Hopper-v5 seed=0 steps=50000 output=DIR
+    python -m embodied.bench.peers.sb3_sac env=Hopper-v5 seed=0 steps=50000 out=DIR
     python -m embodied.bench.peers.sb3_sac algorithm=td3 hidden=128 start=500 env=... (as above)
 
 SB3's defaults except for `learning_starts` and `hidden` (width of two layers), which are the same

@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
-    output = output_of(node["output"], args.words)
+    output = output_of(node["out"], args.words)
     from embodied.deploy.site import site  # torch is imported only if nothing is wrong so far
 
     hear_interrupts()

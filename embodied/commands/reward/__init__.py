@@ -31,7 +31,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         module = importlib.import_module(f"{__name__}.{name}")
         own = kind.add_parser(
             word,
-            aliases=["judge"] if name == "preferences" else [],  # its former name
             help=known[name],
             description=known[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,

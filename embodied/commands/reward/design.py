@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
 
     config: DesignConfig = parse(DesignConfig, node, "design")
     require_at_least(node, LEAST)
-    folder = Path(config.output)
+    folder = Path(config.out)
     save(node, own, folder)
     for name, value in _facts(node, own).items():
         print(f"{name:>8}  {value}", flush=True)
@@ -80,10 +80,10 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
     node["sentence"] = node["sentence"] or node["env"].get("text") or _own_sentence(node["env"])
     marks = [choices.get("env"), choices.get("designer"), str(node["seed"])]
     name = "-".join(str(mark) for mark in marks)
-    node["output"] = str(node["output"] or Path("outputs") / f"design-{name}")
-    if (Path(node["output"]) / "design.jsonl").exists():
+    node["out"] = str(node["out"] or Path("outputs") / f"design-{name}")
+    if (Path(node["out"]) / "design.jsonl").exists():
         raise ConfigError(
-            f"{node['output']} already contains a design: resume={node['output']}, or out=DIR"
+            f"{node['out']} already contains a design: resume={node['out']}, or out=DIR"
         )
     return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
 
@@ -124,5 +124,5 @@ def _facts(node: Node, words: list[str]) -> dict[str, str]:
         "chat": "none" if chat is None else str(chat.get("model") or chat.get("cache")),
         "budget": f"{node['rounds']} rounds of {node['samples']} programs, {budget['steps']:,} "
         f"steps each, {budget['workers']} in parallel",
-        "folder": node["output"],
+        "folder": node["out"],
     }

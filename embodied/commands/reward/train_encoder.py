@@ -73,7 +73,6 @@ def settings(words: list[str]) -> dict[str, str]:
     given |= {"threads": "1", "device": "cpu"}
     for word in words:
         key, equals, value = word.partition("=")
-        key = "envs" if key == "worlds" else key  # its former name
         if key not in KEYS or not equals:
             raise ConfigError(f'"{word}" is not a setting{nearest(key, KEYS)}')
         if key in ("steps", "pictures", "seed", "threads") and not value.isdigit():

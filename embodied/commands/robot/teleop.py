@@ -35,7 +35,7 @@ def teleop(args: argparse.Namespace) -> None:
     from embodied.deploy.recording import TeleopSession
 
     node = _composed("teleoperate", args)
-    output = deploy.output_of(node["output"], args.words)
+    output = deploy.output_of(node["out"], args.words)
     with _site(node, output) as here:
         made = deploy.settings_of(here, node, output, "")
         folder = deploy.folder_of(node, take(args.words, "robot")[0], made)

@@ -24,7 +24,6 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.actor_critic import ActorCritic, actor_loss
 from embodied.learners.critics import Critic, critic_loss
-from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.steering import dsrl_na
@@ -188,6 +187,3 @@ def distil_loss(q: Tensor, target: Tensor) -> Tensor:
     """Half the mean squared error to the target of the same ensemble member, summed over the E
     members; both [E, N]."""
     return 0.5 * (q - target).square().mean(1).sum()
-
-
-__getattr__ = attributes(__name__)

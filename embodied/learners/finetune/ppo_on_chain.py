@@ -17,7 +17,6 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Value, ValueConfig
 from embodied.learners.on_policy import ppo
-from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
 
@@ -94,6 +93,3 @@ class PpoOnChain(ppo.Ppo):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
-
-
-__getattr__ = attributes(__name__)

@@ -25,7 +25,6 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.learner import Learner
-from embodied.moved import attributes
 from embodied.nn.optim import Optimizer
 
 
@@ -90,6 +89,3 @@ class BehaviorCloning(Learner):
 def cosine(lr: float, progress: float) -> float:
     """Cosine decay from `lr` at progress 0 to `lr` / 10 at progress 1, then constant."""
     return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
-
-
-__getattr__ = attributes(__name__)

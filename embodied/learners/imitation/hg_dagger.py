@@ -19,7 +19,6 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.moved import attributes
 from embodied.nn.optim import Optimizer
 
 
@@ -59,6 +58,3 @@ class HgDagger(Learner):
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {"adam": self.adam}
-
-
-__getattr__ = attributes(__name__)

@@ -38,7 +38,6 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import SOFT_METRICS, DelayedActorCritic, actor_loss
 from embodied.learners.critics import Critic
 from embodied.learners.gradient_learner import soft_update
-from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
@@ -225,6 +224,3 @@ def value_loss(
 def huber(error: Tensor) -> Tensor:
     """Huber loss: x^2 / 2, linear beyond DELTA."""
     return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=DELTA)
-
-
-__getattr__ = attributes(__name__)

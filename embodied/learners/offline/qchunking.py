@@ -28,7 +28,6 @@ from embodied.learners.actor_critic import ActorCritic
 from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.moved import attributes
 from embodied.nn.optim import Adam
 from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
@@ -102,6 +101,3 @@ class QChunking(ActorCritic):
     def fit(self, rows: Tensors) -> None:
         self.policy.fit(rows)
         self.target.encoder.fit(rows)
-
-
-__getattr__ = attributes(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +84,6 @@ class Ppo(GradientLearner):
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
     usual_discrete_policy = "categorical"
-    renamed_state: ClassVar = {"rates": "lr.base_lrs", "pace": "lr.lr_scale", **STATS}
 
     def __init__(
         self,

@@ -29,7 +29,6 @@ from embodied.core.tensors import Tensors, take
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
-from embodied.moved import attributes
 from embodied.nn.optim import Adam, Optimizer
 
 
@@ -140,6 +139,3 @@ def fit_step(adam: Adam, loss: Tensor, most: float) -> None:
         distributed.average_gradients(weights)
         clip_norm([weight.grad for weight in weights], most)
     adam.step()
-
-
-__getattr__ = attributes(__name__)

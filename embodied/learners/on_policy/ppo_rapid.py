@@ -31,7 +31,6 @@ from embodied.core.tensors import Tensors, nest, take, under
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_demos import fit_step, remaining
-from embodied.moved import attributes
 from embodied.nn.optim import Adam, Optimizer
 
 DIGEST = 16  # bytes of an observation's hash
@@ -276,6 +275,3 @@ def digests(obs: Tensors) -> list[bytes]:
     ]
     seen = (b"".join(leaf[row].tobytes() for leaf in flat) for row in range(len(flat[0])))
     return [blake2b(each, digest_size=DIGEST).digest() for each in seen]
-
-
-__getattr__ = attributes(__name__)

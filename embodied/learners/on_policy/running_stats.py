@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from embodied.core import distributed
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 from embodied.policies.networks.encoders import Encoder
 
 GIVEN = 10_000  # weight, in samples, of a normaliser that was set before training
@@ -102,6 +101,3 @@ class RewardScaler(Moments):
         self.add(returns.view(-1, 1), valid.flatten())
         deviation = (self.variance + 1e-8).sqrt().to(reward.dtype)
         return (reward / deviation).clamp(-self.clip, self.clip)
-
-
-__getattr__ = attributes(__name__)

@@ -27,7 +27,6 @@ from embodied.core.reward import (
     Reward,
     Scheduled,
     Stateful,
-    accept_old_methods,
     needs_local_env,
 )
 from embodied.core.spec import Spec
@@ -91,17 +90,15 @@ class CompositeReward(Reward):
             raise ConfigError("reward.terms is empty: set at least one term")
         self.config = config
         self.parts: dict[str, Reward] = {
-            name: accept_old_methods(
-                build(
-                    term.reward,
-                    Reward,
-                    spec=spec,
-                    gamma=gamma,
-                    num_envs=num_envs,
-                    device=device,
-                    seed=seed + number,
-                    folder=folder / name,
-                )
+            name: build(
+                term.reward,
+                Reward,
+                spec=spec,
+                gamma=gamma,
+                num_envs=num_envs,
+                device=device,
+                seed=seed + number,
+                folder=folder / name,
             )
             for number, (name, term) in enumerate(config.terms.items())
         }

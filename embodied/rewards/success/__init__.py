@@ -1,5 +1,1 @@
 """Success classifiers: labels, network, calibration, interventions."""
-
-from embodied.moved import attributes
-
-__getattr__ = attributes(__name__)

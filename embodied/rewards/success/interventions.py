@@ -29,10 +29,10 @@ from embodied.policies.scripted.intervener import Intervener
 class Config:
     """`intervener`: embodied.policies.scripted.intervener.ProgressIntervener or, on a robot,
     embodied.real_robot.teleop.teleop.TeleopIntervener. `pay`: the reward, "interventions" or "env"
-    ("world": its former name)."""
+    (the environment's own)."""
 
     intervener: Node
-    pay: Literal["interventions", "env", "world"] = "interventions"
+    pay: Literal["interventions", "env"] = "interventions"
 
 
 class Interventions(Reward):

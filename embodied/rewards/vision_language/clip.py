@@ -50,8 +50,8 @@ class Config:
     `value`: "level": reward score - 1 in each step (reaching the goal soon and staying is optimal);
     "change": discount * score' - score, potential-based shaping. Both times `scale`. `picture`: an
     image observation; None renders the environment at `size` pixels (None: the encoder's).
-    `terminations` "as_truncations" (formerly "hidden") treats them as truncations, so that the
-    environment's success cannot leak into the reward; "kept" (formerly "told").
+    `terminations` "as_truncations" treats them as truncations, so that the
+    environment's success cannot leak into the reward; "kept".
     """
 
     prompt: Sentences = None

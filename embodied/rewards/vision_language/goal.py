@@ -35,8 +35,8 @@ class Config:
 
     `state`, instead of `goal`: the target values of named elements of a vector (by index if they
     have no names); the others do not count. `weights` of its elements, default 1. `model` as in the
-    reward clip; `terminations` "as_truncations" (formerly "hidden") treats them as truncations,
-    "kept" (formerly "told").
+    reward clip; `terminations` "as_truncations" treats them as truncations,
+    "kept".
     """
 
     goal: str | None = None

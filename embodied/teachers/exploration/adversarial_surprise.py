@@ -24,7 +24,6 @@ from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels.two_agent import StepSecondAgent
 from embodied.teachers.teacher import Curriculum
@@ -191,6 +190,3 @@ def turned(step: Step, reward: Tensor, over: bool) -> Step:
         return replace(step, reward=reward)
     ended = torch.ones_like(step.terminated)
     return replace(step, reward=reward, terminated=ended, truncated=~ended)
-
-
-__getattr__ = attributes(__name__)

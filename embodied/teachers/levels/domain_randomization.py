@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.core.spec import Spec
-from embodied.moved import attributes
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.task_space import Floats
@@ -33,6 +32,3 @@ class DomainRandomization(level_teacher.LevelTeacher):
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         pass
-
-
-__getattr__ = attributes(__name__)

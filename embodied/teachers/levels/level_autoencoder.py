@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from embodied.moved import attributes
 from embodied.teachers.levels.level_generator import Grammar, Words
 from embodied.teachers.torch_teacher import embedding, gradient_step, gru, linear
 
@@ -135,6 +134,3 @@ def train(
         new = {"written": right, "kl": kl.item()}
         noted = {key: noted[key] + share * (new[key] - noted[key]) for key in noted}
     return noted
-
-
-__getattr__ = attributes(__name__)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.moved import attributes
 from embodied.teachers.task_space import Floats
 
 
@@ -116,6 +115,3 @@ class LevelBuffer:
         numbers = self.number[:n].tolist()
         self.place = {number: place for place, number in enumerate(numbers)}
         self.named = {self.level[place].tobytes(): numbers[place] for place in range(n)}
-
-
-__getattr__ = attributes(__name__)

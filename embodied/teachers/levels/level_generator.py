@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embodied.moved import attributes
 from embodied.teachers.torch_teacher import gradient_step, linear, mlp
 
 Words = NDArray[np.int64]
@@ -149,6 +148,3 @@ def normal(values: Tensor) -> Tensor:
     """Standardised values; zeros if all are equal."""
     centred = values - values.mean()
     return centred / (centred.square().mean().sqrt() + 1e-8)
-
-
-__getattr__ = attributes(__name__)

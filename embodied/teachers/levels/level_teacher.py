@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.moved import attributes
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 
@@ -113,6 +112,3 @@ class LevelTeacher(teacher.Teacher):
 
     def metrics(self) -> dict[str, float]:
         return self.levels.traits(np.stack(self.recent)) if self.recent else {}
-
-
-__getattr__ = attributes(__name__)

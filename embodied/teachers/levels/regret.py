@@ -22,7 +22,6 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
-from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
@@ -166,6 +165,3 @@ def regret(student: list[float], rival: list[float], flexible: bool) -> float:
     if flexible and max(student) > max(rival):
         student, rival = rival, student
     return max(0.0, max(rival) - math.fsum(student) / len(student))
-
-
-__getattr__ = attributes(__name__)

@@ -21,7 +21,6 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.moved import attributes, renamed
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories
@@ -31,13 +30,6 @@ from embodied.teachers.teacher import Curriculum, Outcome, bounded
 TRAINED = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
 GAMMA = 0.99
 """Discount of the return that followed a state."""
-OLD_METHODS = {
-    "keep": "select",
-    "begin": "set_up",
-    "passed": "count_steps",
-    "around": "wrap",
-}
-"""Methods that were renamed; subclasses that define the old names still work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +63,6 @@ class ResetDistribution(Curriculum, ABC):
 
     remembered: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset({"states"})
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        renamed(cls, OLD_METHODS, aliases=True)
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
@@ -195,6 +183,3 @@ def _check(config: Config) -> None:
             raise ConfigError(f"teacher.{name} has to be at least 1")
     if not 0 <= config.usual <= 1:
         raise ConfigError(f"teacher.usual={config.usual:g} should be between 0 and 1")
-
-
-__getattr__ = attributes(__name__)

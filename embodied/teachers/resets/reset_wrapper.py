@@ -11,7 +11,6 @@ from torch import Tensor
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.moved import attributes
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.state_library import Trajectories, restored
 from embodied.teachers.teacher import Outcome
@@ -128,6 +127,3 @@ class ResetStateWrapper(Wrapper):
         return self.env.set_state(
             restored(state, at[placed], saved, index[placed].cpu(), self.env.state_roles)
         )
-
-
-__getattr__ = attributes(__name__)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from embodied.core import tensors as tt
 from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors, under
-from embodied.moved import attributes
 from embodied.teachers.resets.state_library import Trajectories, restored, with_obs
 from embodied.teachers.task_space import Floats
 
@@ -111,6 +110,3 @@ def _random(env: VecEnv, random: np.random.Generator) -> torch.Tensor:
         return torch.from_numpy(random.integers(high + 1, size=env.num_envs))
     shape = (env.num_envs, *leaf.shape)
     return torch.from_numpy(random.uniform(-1, 1, shape).astype(np.float32)).to(env.device)
-
-
-__getattr__ = attributes(__name__)

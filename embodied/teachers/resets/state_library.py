@@ -15,7 +15,6 @@ from embodied.core.env import NotSavable, StateRoles, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
-from embodied.moved import attributes
 
 
 @dataclass(frozen=True)
@@ -201,6 +200,3 @@ def _change(
 def _rows(leaf: Tensor) -> Tensor:
     """[n, k], also of a leaf [n]."""
     return leaf.reshape(leaf.shape[0], -1)
-
-
-__getattr__ = attributes(__name__)

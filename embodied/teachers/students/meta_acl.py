@@ -17,7 +17,6 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.moved import attributes
 from embodied.teachers.students.student_archive import (
     Record,
     Stage,
@@ -240,6 +239,3 @@ class MetaAcl(alpgmm.AlpGmm):
 def fits(record: Record, d: int, n: int) -> bool:
     """Whether a past student had tasks of `d` elements and `n` test tasks."""
     return record.points.shape[1] == d and record.tests.shape[1] == n
-
-
-__getattr__ = attributes(__name__)

@@ -13,7 +13,6 @@ import numpy as np
 
 from embodied.core.atomic_write import write_durably
 from embodied.core.build import ConfigError
-from embodied.moved import attributes
 from embodied.teachers.task_space import Floats
 
 Stage = dict[str, Any]
@@ -113,6 +112,3 @@ def curriculum(record: Record, lively: float, last: int) -> list[Stage]:
             alp = means[kept, -1].copy()
             stages.append({"mean": means[kept], "cov": covs[kept], "alp": alp, "score": score})
     return stages
-
-
-__getattr__ = attributes(__name__)

@@ -1,7 +1,7 @@
 """Toy student: a simulated student without a network, to compare teachers in seconds.
 
     python -m embodied.teachers.students.toy_student teacher=alpgmm cells=10 episodes=20000 seed=0
-    output=DIR
+    out=DIR
 
 The toy environment of ALP-GMM (Portelas et al., 2019). The task space is a grid of `cells`^2 cells,
 each with a competence c from 0 to 100. An episode in a cell increases c by 1 if the cell is the
@@ -59,7 +59,7 @@ class Config:
     points: int = 20
     picture: bool = False
     seed: int = 0
-    output: Path = Path("outputs/toy")
+    out: Path = Path("outputs/toy")
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -160,11 +160,11 @@ def main(words: list[str]) -> Path:
 def run(config: Config, student: Student, teacher: Teacher) -> Path:
     """Run `config.episodes` episodes, `config.rows` in parallel. Writes metrics.jsonl with the
     share of unlocked cells."""
-    config.output.mkdir(parents=True, exist_ok=True)
+    config.out.mkdir(parents=True, exist_ok=True)
     began, spent, every = time.perf_counter(), 0.0, max(config.episodes // config.points, 1)
     past: list[Floats] = []
     shares: list[float] = []
-    with (config.output / "metrics.jsonl").open("w", buffering=1) as log:
+    with (config.out / "metrics.jsonl").open("w", buffering=1) as log:
         for played in range(0, config.episodes, config.rows):
             start = time.perf_counter()
             task, ticket = teacher.sample(min(config.rows, config.episodes - played))
@@ -186,16 +186,16 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
                 }
                 log.write(json.dumps(line) + "\n")
     played = np.array(past)
-    np.savez_compressed(config.output / "tasks.npz", tasks=played.astype(np.float32))
+    np.savez_compressed(config.out / "tasks.npz", tasks=played.astype(np.float32))
     if config.picture:
         names, title = student.task.names, f"{config.teacher}, toy student"
         times = np.arange(float(len(played)))
-        draw(config.output / "tasks.png", times, played[:, :-1], played[:, -1], names, title=title)
+        draw(config.out / "tasks.png", times, played[:, :-1], played[:, -1], names, title=title)
     print(
         f"{config.teacher}: {shares[-1]:.1%} of cells unlocked, "
         f"{1e6 * spent / config.episodes:.0f} us of teacher time per episode"
     )
-    return config.output
+    return config.out
 
 
 def file(name: str) -> Path:
@@ -217,7 +217,7 @@ def read(words: list[str]) -> Config:
         if key.startswith("teacher."):
             given["settings"][key.removeprefix("teacher.")] = yaml.safe_load(value)
         else:
-            given[key] = Path(value) if key == "output" else yaml.safe_load(value)
+            given[key] = Path(value) if key == "out" else yaml.safe_load(value)
     return parse(Config, given, "toy")
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.moved import attributes
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
 from embodied.teachers.tasks.gaussian import Gaussian, kl, log_density
@@ -202,6 +201,3 @@ def step(old: Gaussian, gain: Any, eps: float, damping: float, tries: int) -> Ga
         if kl(old, new).item() <= eps and gain(new).item() > before.item():
             return new
     return old
-
-
-__getattr__ = attributes(__name__)

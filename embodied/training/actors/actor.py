@@ -97,8 +97,7 @@ class EnvActor:
             self._running().restart()
         else:
             self._running().set_state(state["collector"])
-        if "rng" in state:  # not in checkpoints of before
-            set_rng_state(state["rng"])
+        set_rng_state(state["rng"])
 
     def close(self) -> None:
         self.env.close()

@@ -236,8 +236,8 @@ class ActorPool:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`: exactly in lockstep, else without a lost or doubled step."""
-        self.weights.version = state.get("version", 0)  # not in checkpoints of before
-        self.hours, self.inherited = state.get("hours", 0.0), dict(state.get("inherited", {}))
+        self.weights.version = state["version"]
+        self.hours, self.inherited = state["hours"], dict(state["inherited"])
         for actor, saved in zip(self.env.actors, state["actors"], strict=True):
             actor.set_state(saved)
 

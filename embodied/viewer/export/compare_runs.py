@@ -223,9 +223,7 @@ def _settings(runs: Sequence[RunData]) -> str:
     keys = dict.fromkeys(key for one in flat for key in one)
     differs = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     lines = [("components", [_components(run.config) for run in runs])]
-    lines += [
-        (key, [_value(one.get(key, "-")) for one in flat]) for key in differs if key != "output"
-    ]
+    lines += [(key, [_value(one.get(key, "-")) for one in flat]) for key in differs if key != "out"]
     head = "".join(
         f'<th style="color:{_colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
     )

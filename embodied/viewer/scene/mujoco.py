@@ -9,7 +9,6 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.moved import attributes
 from embodied.viewer.scene.shapes import Mesh, ball, box, capsule, cylinder
 from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
 
@@ -147,6 +146,3 @@ def _mean_colour(model: mujoco.MjModel, texture: int) -> NDArray[np.float64]:
     pixels = int(model.tex_width[texture]) * int(model.tex_height[texture])
     values = model.tex_data[start : start + pixels * channels].reshape(pixels, channels)
     return values[:, :3].mean(0) / 255.0
-
-
-__getattr__ = attributes(__name__)

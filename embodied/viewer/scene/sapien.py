@@ -11,7 +11,6 @@ import numpy as np
 import sapien
 from sapien import physx, render
 
-from embodied.moved import attributes
 from embodied.viewer.scene.shapes import Mesh
 from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
 
@@ -136,6 +135,3 @@ def rgba_of(material: render.RenderMaterial) -> Colour:
         top = 255.0 if pixels.max() > 1 else 1.0
         r, g, b = (float(value) for value in pixels[..., :3].reshape(-1, 3).mean(0) / top)
     return r, g, b, a
-
-
-__getattr__ = attributes(__name__)

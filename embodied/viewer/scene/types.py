@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.moved import attributes
 from embodied.viewer.scene.shapes import Mesh
 
 Array = NDArray[np.floating]
@@ -82,6 +81,3 @@ def view_of(places: Array) -> Viewpoint:
     middle = places.mean(0)
     size = max(float(np.linalg.norm(places - middle, axis=1).max()), 0.5)
     return Viewpoint(middle + size * np.array([2.0, -2.5, 1.2]), middle)
-
-
-__getattr__ = attributes(__name__)

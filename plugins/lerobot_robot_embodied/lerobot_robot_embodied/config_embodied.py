@@ -21,4 +21,4 @@ class EmbodiedRobotConfig(RobotConfig):
     fps: float = 30.0
     home: bool = True
     patience: float = 0.0
-    output: str = ""
+    out: str = ""

@@ -39,7 +39,7 @@ class EmbodiedRobot(Robot):
                 "fps": config.fps,
                 "home": config.home,
                 "patience": config.patience,
-                "output": config.output,
+                "out": config.out,
             },
             config.patience,
         )

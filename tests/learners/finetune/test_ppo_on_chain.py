@@ -311,7 +311,7 @@ def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]
         "policy": POLICIES[name],
         "learner": {"_target_": LEARNERS[name], **learner},
         "name": "test",
-        "output": str(folder),
+        "out": str(folder),
         "init": str(clone),
         "eval": {"episodes": 2, "num_envs": 2},
         "device": "cpu",

@@ -69,7 +69,7 @@ def same_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def trained(init: str, output: Path, *more: str) -> dict[str, torch.Tensor]:
     """All that the run saved of what it learned, at its end and half-way."""
-    command.train([*DSRL, f"init={init}", f"output={output}", *more])
+    command.train([*DSRL, f"init={init}", f"out={output}", *more])
     found: dict[str, torch.Tensor] = {}
     for folder in sorted((output / "checkpoints").glob("[0-9]*")):
         weights = load_file(folder / "policy.safetensors")
@@ -165,7 +165,7 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint(
     monkeypatch.setattr(Connection, "ask", dying)
     monkeypatch.setattr(connection, "PAUSE", 0.1)
     with pytest.raises(ServerLost, match="waited 1 s") as lost:
-        command.train([*DSRL, f"init={file}", f"output={tmp_path / 'run'}"])
+        command.train([*DSRL, f"init={file}", f"out={tmp_path / 'run'}"])
     saved = checkpoint.find(tmp_path / "run")
     resume = f'embodied train resume={tmp_path / "run"} "allow=[embodied.policies.remote]"'
     assert str(lost.value).endswith(f"saved {saved}; resume with: {resume}"), "also after Ctrl-C"

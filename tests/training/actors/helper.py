@@ -47,7 +47,7 @@ LOCKSTEP = {"actors": 1, "max_lag": 0}
 
 def run(folder: Path, node: dict[str, Any], data: dict[str, Any] | None = None, **more: Any) -> Any:
     """The learner's state at the end, and the last evaluation."""
-    node = {**node, "output": str(folder), **more, "data": {**node["data"], **(data or {})}}
+    node = {**node, "out": str(folder), **more, "data": {**node["data"], **(data or {})}}
     train(node, Log(folder))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return checkpoint.load_state(folder, "learner"), lines
@@ -145,8 +145,8 @@ def learn(path: str) -> None:
     def noted(self: RunComponents, *arguments: object) -> None:
         build(self, *arguments)  # type: ignore[arg-type]
         pids = [str(pid_of(actor)) for actor in self.env.actors]  # type: ignore[union-attr]
-        Path(node["output"]).mkdir()
-        (Path(node["output"]) / "actors.txt").write_text(" ".join(pids))
+        Path(node["out"]).mkdir()
+        (Path(node["out"]) / "actors.txt").write_text(" ".join(pids))
 
     RunComponents.__init__ = noted  # type: ignore[method-assign]
-    train(node, Log(Path(node["output"]), silent=True))
+    train(node, Log(Path(node["out"]), silent=True))

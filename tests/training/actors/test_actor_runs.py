@@ -74,7 +74,7 @@ def test_with_a_lag_no_step_is_lost_or_doubled_by_a_resume(tmp_path: Path) -> No
 
 
 def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
-    node = {**NODE, "output": str(tmp_path), "data": {**NODE["data"], "actors": 2}}
+    node = {**NODE, "out": str(tmp_path), "data": {**NODE["data"], "actors": 2}}
     parts = RunComponents(read_config(node))
     try:
         loop: Any = parts.loop
@@ -96,7 +96,7 @@ def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
 
 
 def test_actors_end_with_a_killed_learner_which_can_be_resumed(tmp_path: Path) -> None:
-    node = {**NODE, "output": str(tmp_path / "run"), "steps": 100_000, "save_every": 80}
+    node = {**NODE, "out": str(tmp_path / "run"), "steps": 100_000, "save_every": 80}
     node["data"] = {**NODE["data"], "actors": 2}
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
     program = "import sys, tests.training.actors.helper as h; h.learn(sys.argv[1])"
@@ -176,7 +176,7 @@ def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None
     """Another one evaluates; no step that was sent is lost or doubled."""
     counting = {"_target_": "tests.training.actors.helper.Counting", "num_envs": 2, "hz": 100}
     data = {**NODE["data"], "actors": 1, "max_lag": 5, "warmup_steps": 20}
-    node = {**NODE, "env": counting, "data": data, "output": str(tmp_path)}
+    node = {**NODE, "env": counting, "data": data, "out": str(tmp_path)}
     parts = RunComponents(read_config({**node, "eval": {"episodes": 40, "num_envs": 2}}))
     try:
         loop: Any = parts.loop
@@ -208,7 +208,7 @@ def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None
 
 
 def test_an_actor_that_died_before_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    parts = RunComponents(read_config({**NODE, "output": str(tmp_path), "data": ACTED}))
+    parts = RunComponents(read_config({**NODE, "out": str(tmp_path), "data": ACTED}))
     try:
         loop: Any = parts.loop
         for _ in range(5):

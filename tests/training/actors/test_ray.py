@@ -85,7 +85,7 @@ def test_a_run_goes_on_with_the_other_kind_of_actors(tmp_path: Path) -> None:
 
 def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
     data = {**NODE["data"], **ON_RAY, "actors": 2}
-    parts = RunComponents(read_config({**NODE, "output": str(tmp_path), "data": data}))
+    parts = RunComponents(read_config({**NODE, "out": str(tmp_path), "data": data}))
     try:
         loop: Any = parts.loop
         env: Any = parts.env
@@ -106,7 +106,7 @@ def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
 
 
 def test_actors_end_with_a_killed_learner(tmp_path: Path, cluster: str) -> None:
-    node = {**NODE, "output": str(tmp_path / "run"), "steps": 100_000, "save_every": 80}
+    node = {**NODE, "out": str(tmp_path / "run"), "steps": 100_000, "save_every": 80}
     node["data"] = {**NODE["data"], **ON_RAY, "actors": 2}
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
     program = "import sys, tests.training.actors.helper as h; h.learn(sys.argv[1])"
