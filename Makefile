@@ -1,6 +1,7 @@
 # Every target does the set-up it needs, once, in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+NAMES ?= envs sac policy
 export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= egl
 
@@ -31,12 +32,10 @@ docs: setup
 	@echo "the site: build/site/index.html"
 
 bench: setup
-	$(BIN)/embodied bench envs
-	$(BIN)/embodied bench sac
-	$(BIN)/embodied bench policy
+	@for name in $(NAMES); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 evidence: setup
-	$(BIN)/python -m embodied.evidence
+	$(BIN)/python -m benchmarks.evidence
 
 clean:
 	rm -rf .venv build *.egg-info

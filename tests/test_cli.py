@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import socket
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from embodied.cli import main, mistake, verbs
-from embodied.commands.bench import suites
 from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
@@ -108,9 +106,6 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("view {empty}", "checkpoint"),
         ("view env=pendulum port=many", "port=many must be a number"),
         ("view port=8081", "nothing to view"),
-        ("bench sax", "unknown suite"),
-        ("bench envs ot=x", "is not a setting of bench (out=DIR"),
-        ("bench envs --fast", "unknown argument --fast"),
         ("list polcies", 'no group "polcies" (did you mean "policies"?)'),
         ("demos", "arguments are required"),
         ("demos info /nowhere", "/nowhere"),
@@ -418,23 +413,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert err == f"embodied: stopped; saved {saved}; resume with: embodied train resume={run}\n"
 
 
-def test_settings_of_view_and_bench_are_words(
-    embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`port=` opens the viewer there (as its own advice says), `out=` is where JSON goes."""
+def test_settings_of_view_are_words(embodied: Shell) -> None:
+    """`port=` opens the viewer there, as its own advice says."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
         outcome = embodied("view", "env=pendulum", f"port={taken}")
         assert outcome.code == 2 and f"port {taken} is in use; try port=" in outcome.err
-    places: list[Path] = []
-    suite = next(iter(suites()))
-    module = importlib.import_module(f"embodied.bench.{suite}")
-    monkeypatch.setattr(module, "run", places.append)
-    assert embodied("bench", suite, f"out={tmp_path}").code == 0
-    assert embodied("bench", suite).code == 0
-    assert places == [tmp_path, Path("outputs/bench")]
 
 
 def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied import evidence
+from benchmarks import evidence
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
 

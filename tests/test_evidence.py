@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embodied import evidence
+from benchmarks import evidence
 from embodied.core.build import ConfigError, parse
 from embodied.evaluation.statistics import iqm
 from embodied.study import rules
@@ -86,9 +86,9 @@ def test_a_study_is_fair_or_withdrawn(file: Path) -> None:
 
 
 def test_the_page_says_what_the_rules_say() -> None:
-    """`python -m embodied.evidence --finished` writes it."""
+    """`python -m benchmarks.evidence --finished` writes it."""
     assert evidence.TABLE.read_text() == evidence.table()
-    for file in evidence.TABLE.with_suffix("").glob("*.json"):
+    for file in evidence.RESULTS.glob("*.json"):
         facts = evidence.current(file.stem, json.loads(file.read_text()))
         for line in evidence.rows(facts):
             assert line.startswith("| WITHDRAWN: ") == bool(facts["withdrawn"])
@@ -116,7 +116,7 @@ def test_no_page_quotes_a_withdrawn_result() -> None:
     without = (evidence.TABLE, evidence.ROOT / "docs" / "lerobot.md")
     written = {page: blocks(page) for page in pages if page not in without}
     quoted = []
-    for file in evidence.TABLE.with_suffix("").glob("*.json"):
+    for file in evidence.RESULTS.glob("*.json"):
         facts = evidence.current(file.stem, json.loads(file.read_text()))
         if not facts["withdrawn"]:
             continue
@@ -178,12 +178,13 @@ def test_a_small_study_from_command_to_table(
     tiny: Study = parse(Study, {**study, "tuning_seeds": [9]}, "tiny")
     monkeypatch.setattr(evidence, "TABLE", tmp_path / "evidence.md")
     monkeypatch.setattr(evidence, "STUDIES", tmp_path)
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path / "results")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**study, "tuning_seeds": [9]}))
     for _ in range(2):  # the second time nothing is run again: score.py would fail on its folder
         run(tiny, tmp_path / "work", workers=2)
     assert finished(tiny, tmp_path / "work") == (0, 1, 2, 3, 4)
     evidence.write_down("tiny", tiny, tmp_path / "work")
-    facts = json.loads((tmp_path / "evidence" / "tiny.json").read_text())
+    facts = json.loads((tmp_path / "results" / "tiny.json").read_text())
     ones = [0.0, 1.0, 2.0, 3.0, 4.0]
     assert facts["scores"] == {"one": ones, "two": [10 + x for x in ones], "half": [5.0] * 5}
     assert facts["further"] == {"y": {name: [-1.0] * 5 for name in ("one", "two", "half")}}

@@ -13,7 +13,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("envs", "policies", "real_robot", "configs")  # embodied/NAME is a link to each
-PACKAGES = ("embodied", *FOLDERS)
+PRODUCT = ("embodied", *FOLDERS)
+PACKAGES = (*PRODUCT, "benchmarks")
 
 # A part may import itself and the parts of the layers above it in this list, never a neighbour.
 LAYERS = (
@@ -42,12 +43,13 @@ LAYERS = (
     {"embodied.reports"},
     {"embodied.compose"},
     {"embodied.study"},
-    {"embodied.reward_design", "embodied.evidence"},
-    {"embodied.bench", "embodied.viewer", "embodied.deploy", "embodied.settings_tables"},
+    {"embodied.reward_design"},
+    {"embodied.viewer", "embodied.deploy", "embodied.settings_tables"},
     {"embodied.checks"},
     {"embodied.commands"},
     {"embodied.api"},
     {"embodied.cli"},
+    {"benchmarks"},
 )
 ROBOT_SEES = {
     "embodied.real_robot",
@@ -58,7 +60,7 @@ ROBOT_SEES = {
 }
 SEE_ROBOT = {
     "embodied.envs",
-    "embodied.bench",
+    "benchmarks",
     "embodied.checks",
     "embodied.viewer",
     "embodied.commands",
@@ -124,6 +126,8 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 def part_of(name: str) -> str | None:
     """The part of the architecture that a dotted name is in; None for other people's packages."""
     words = name.split(".")
+    if words[0] == "benchmarks":
+        return words[0]
     return ".".join(words[:2]) if words[0] == "embodied" else None
 
 
@@ -144,7 +148,7 @@ def allowed(importer: str, target: str) -> bool:
 def module_of(path: Path) -> str:
     """The dotted name that the file is imported by."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    return name if name.startswith("embodied") else f"embodied.{name}"
+    return f"embodied.{name}" if name.partition(".")[0] in FOLDERS else name
 
 
 def package_of(path: Path) -> str:
@@ -170,6 +174,19 @@ def test_imports_point_downwards() -> None:
             found = wrong_imports(tree_of(path), importer, package_of(path))
             wrong += [f"{path.relative_to(ROOT)}: {line}" for line in found]
     assert not wrong
+
+
+def test_the_product_does_without_benchmarks() -> None:
+    """They are not in the wheel."""
+    for importer in ("envs", "embodied.checks", "real_robot", "embodied.cli"):
+        assert not allowed(importer, "benchmarks")
+    named = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources(*PRODUCT)
+        for _, name in imported(tree_of(path), package_of(path))
+        if name.split(".")[0] == "benchmarks"
+    ]
+    assert not named
 
 
 def test_every_part_has_a_layer() -> None:

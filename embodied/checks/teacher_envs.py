@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.bench.teachers import ready
+from embodied.checks.simulated_students import ready
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec

@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError, nearest
 EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
 
 
-PLURALS = {"bench": "benches", "data": "data", "policy": "policies"}
+PLURALS = {"data": "data", "policy": "policies"}
 PURPOSES = {
     "manipulate with an arm": (
         *("fr3", "so101", "maniskill", "envpool_metaworld", "envpool_fetch", "envpool_franka"),

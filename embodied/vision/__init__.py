@@ -1,1 +1,1 @@
-"""Image-text encoders: CLIP and SigLIP, and SimClip with its training on simulated scenes."""
+"""Image-text encoders: CLIP and SigLIP, and SimClip."""

@@ -272,7 +272,8 @@ def load(folder: Path = HOME, device: torch.device | str = "cpu") -> SimClip:
     for path in (weights, about):
         if not path.exists():
             raise ConfigError(
-                f"{path} is missing; train it with: embodied reward train-encoder out={folder}"
+                f"{path} is missing: the folder of a SimClip holds both (a checkout trains one: "
+                f"python -m benchmarks.simclip out={folder})"
             )
     card = json.loads(about.read_text())
     towers = Towers(Shape(**card["shape"]))

@@ -1,11 +1,11 @@
-"""The page of results: a plot of every study of docs/evidence that is not withdrawn."""
+"""The page of results: a plot of every study of benchmarks/results that is not withdrawn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from embodied import evidence
+from benchmarks import evidence
 from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
 from embodied.reports.svg import several
 from embodied.study.page import intervals, profiles
@@ -38,7 +38,7 @@ The table says what each of them shows and where it ends. {withdrawn} others are
 A small dot is one run (one seed). Where the rules allow an interval, the bar is the 95% bootstrap
 interval of the interquartile mean, which is the large dot; otherwise the runs stand alone: from
 fewer than five seeds, or from seeds on which settings may have been chosen, no interval follows.
-`python -m embodied.evidence STUDY` runs one of them again; the minutes are those of all of its
+`python -m benchmarks.evidence STUDY` runs one of them again; the minutes are those of all of its
 runs, on one thread of a two-core machine.
 """
 NONE = "No study stands today: all of them are withdrawn until they are run with fair baselines."

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from embodied.bench.on_gpu import updates
-from embodied.bench.on_gpu.rows import TINY, Scale
-from embodied.bench.sac import filled
+from benchmarks.on_gpu import updates
+from benchmarks.on_gpu.rows import TINY, Scale
+from benchmarks.sac import filled
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core import cuda_graph
 from embodied.core.tensors import Tensors

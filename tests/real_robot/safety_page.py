@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from embodied.bench.measure import processor
+from benchmarks.measure import processor
 from tests.real_robot.blows import ARM, BUS, TABLE
 from tests.real_robot.blows_bridge import BRIDGE, REFUSED
 from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer

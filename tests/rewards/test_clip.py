@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.simclip.captions import fact, fill_templates, ladder
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
@@ -17,7 +18,6 @@ from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
 from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
 from embodied.vision import simclip
-from embodied.vision.captions import fact, fill_templates, ladder
 
 REACH = "the hand is touching the green ball"
 SPEC = Spec({"state": Leaf((2,)), "front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)

@@ -162,7 +162,7 @@ def test_mistakes_cost_nothing(
 
 
 def test_studies_of_this_project_are_read_as_before() -> None:
-    study = read_study(Path("studies/dppo_gap.yaml").read_text(), "dppo_gap")
+    study = read_study(Path("benchmarks/studies/dppo_gap.yaml").read_text(), "dppo_gap")
     assert study.in_order
     line = study.line("bc", 3, Path("w"))
     assert line.startswith("embodied train experiment=two_gap_diffusion")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def kinds() -> dict[str, str]:
-    """Help texts of the subcommands by module name (train_encoder: `reward train-encoder`)."""
+    """Help texts of the subcommands by module name."""
     folder = Path(__path__[0])
     texts = {m.name: (folder / f"{m.name}.py").read_text() for m in pkgutil.iter_modules(__path__)}
     return {

@@ -1,0 +1,248 @@
+"""Evidence: comparisons of a method with its baseline over seeds, each study a YAML file.
+
+    python -m benchmarks.evidence [STUDY ...]      (default: all of benchmarks/studies/)
+
+The studies of this project (`embodied.study`); `embodied study FILE` runs anybody's. Results are
+written to `benchmarks/results/studies/STUDY.json`, the table to `docs/evidence.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.command import ROOT, put_root_on_path
+from embodied.core.build import ConfigError, nearest
+from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.study import rules
+from embodied.study.curves import read
+from embodied.study.study import (
+    Study,
+    commit_of,
+    cores,
+    finished,
+    read_study,
+    run,
+    scores_of,
+    seconds_of,
+)
+
+STUDIES = ROOT / "benchmarks" / "studies"
+RESULTS = ROOT / "benchmarks" / "results" / "studies"
+TABLE = ROOT / "docs" / "evidence.md"
+HEAD = """# Evidence
+
+Each method is compared with its own baseline: same steps, same initial states. A cell is the
+interquartile mean over seeds, then the score of each seed; the worst seed has a column of its own.
+The difference is paired by seed, with its 95% bootstrap interval; P is the probability that a run
+of the method scores higher than one of the baseline. Minutes are those of one seed, on one thread
+of a shared two-core machine. `bc` is behavior cloning of the same data. BELOW: worse than the
+baseline. SIMULATED: rules or known rewards in place of a person or a model.
+
+The [rules of a fair study](studies.md#rules-of-evidence) are newer than most results. WITHDRAWN: it
+lacks a fair baseline, and is no evidence that the method helps; the reason is below. Seeds
+alone: fewer than five seeds, or seeds on which settings may have been chosen, so that no interval
+is printed. All numbers are kept.
+
+`make evidence` writes this page from `benchmarks/studies/*.yaml`; raw numbers:
+`benchmarks/results/studies/`.
+
+| method | task | seeds | baseline | result | worst | difference | min | date, commit |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    put_root_on_path()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
+    parser.add_argument("studies", nargs="*", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--work", type=Path, default=Path("outputs/evidence"))
+    parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument(
+        "--finished", action="store_true", help="run nothing; write the results of finished seeds"
+    )
+    args = parser.parse_args()
+    for name in args.studies:
+        if name not in known:
+            raise SystemExit(f"evidence: unknown study {name}{nearest(name, known)}")
+    for name in args.studies or known:
+        study, work = study_of(name), args.work / name
+        if not args.finished:
+            require_fair(study, name)
+            run(study, work, args.workers)
+        if seeds := finished(study, work):
+            write_down(name, replace(study, seeds=seeds), work)
+    write_table()
+
+
+def study_of(name: str) -> Study:
+    return read_study((STUDIES / f"{name}.yaml").read_text(), name)
+
+
+def require_fair(study: Study, name: str) -> None:
+    """ConfigError with every rule (`embodied.study.rules`) that a study breaks, before it runs."""
+    if found := rules.problems(study) + rules.tuning_problems(study):
+        raise ConfigError(f"study {name} is not fair, nothing was run: " + "; ".join(found))
+
+
+def write_down(name: str, study: Study, work: Path) -> None:
+    """Write a study's JSON and print its rows."""
+    scores = scores_of(study, work, study.metric)
+    minutes = {
+        variant: float(np.median([seconds_of(work / f"{variant}-{seed}") for seed in study.seeds]))
+        / 60
+        for variant in study.variants
+    }
+    facts: dict[str, Any] = {
+        "method": study.method,
+        "task": study.task,
+        "claim": study.claim,
+        "metric": study.metric,
+        "seeds": list(study.seeds),
+        "baseline": study.baseline,
+        "result": study.result,
+        "scores": scores,
+        "minutes": minutes,
+        "also": dict(study.also),
+        "further": {each: scores_of(study, work, each) for each in study.further_metrics},
+        "curves": curves(study, work),
+        "commits": {
+            variant: [commit_of(work / f"{variant}-{seed}") for seed in study.seeds]
+            for variant in study.variants
+        },
+        "date": date.today().isoformat(),
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print("\n".join(rows(current(name, facts))), flush=True)
+
+
+def curves(study: Study, work: Path) -> dict[str, Any]:
+    """Of each variant that was evaluated more than once: steps [P], minutes [P], scores [S, P]."""
+    found = {variant: read(study, work, variant) for variant in study.variants}
+    return {
+        variant: {
+            "steps": curve.steps.tolist(),
+            "minutes": np.round(curve.seconds / 60, 2).tolist(),
+            "scores": np.round(curve.scores, 4).tolist(),
+        }
+        for variant, curve in found.items()
+        if curve is not None and len(curve.steps) > 1
+    }
+
+
+def rows(facts: dict[str, Any]) -> list[str]:
+    """The table rows of a study: its result, and one per further method, for each metric."""
+    others = facts.get("also", {}).items()
+    results = [facts, *[{**facts, "result": name, "method": says} for name, says in others]]
+    further = facts.get("further", {}).items()
+    by_metric = [
+        {**each, "scores": scores, "task": f"the same; {metric}"}
+        for metric, scores in further
+        for each in results
+    ]
+    return [row(each) for each in [*results, *by_metric]]
+
+
+def row(facts: dict[str, Any]) -> str:
+    """One table row: interquartile means over seeds and 95% bootstrap intervals, or, where the
+    rules allow none, the seeds alone; always the worst seed."""
+    base = np.asarray(facts["scores"][facts["baseline"]])
+    result = np.asarray(facts["scores"][facts["result"]])
+    alone = bool(facts["seeds_alone"])
+    worst = result.min() if facts["direction"] == "maximize" else result.max()
+    cells = [
+        f"WITHDRAWN: {facts['method']}" if facts["withdrawn"] else facts["method"],
+        facts["task"],
+        str(len(facts["seeds"])),
+        f"{facts['baseline']}: {summarize(base, alone)}",
+        f"{facts['result']}: {summarize(result, alone)}",
+        number(worst),
+        f"seeds alone ({facts['seeds_alone']})" if alone else difference(result, base),
+        f"{facts['minutes'][facts['result']]:.1f}",
+        f"{facts['date']} {commit(facts)}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def difference(result: np.ndarray, base: np.ndarray) -> str:
+    """The paired difference, and how probably a run of the result scores higher."""
+    low, high = bootstrap_interval(result - base)
+    higher, least, most = probability_of_improvement(result, base)
+    gain = f"{number(iqm(result - base))} [{number(low)}, {number(high)}]"
+    return f"{gain}; P {higher:.0%} [{least:.0%}, {most:.0%}]"
+
+
+def summarize(values: np.ndarray, alone: bool) -> str:
+    each = ", ".join(number(v) for v in values)
+    return each if alone else f"{number(iqm(values))} ({each})"
+
+
+def commit(facts: dict[str, Any]) -> str:
+    """The commits at which the runs began; for older results that at which they were written."""
+    if "commits" not in facts:
+        return (facts.get("commit") or "unknown")[:8]
+    return " ".join(sorted({each[:8] for runs in facts["commits"].values() for each in runs}))
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def current(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """A result with what its study's YAML says today: the claim, which may have been narrowed, and
+    what the rules say of it. A study that is gone is withdrawn."""
+    if not (STUDIES / f"{name}.yaml").exists():
+        return facts | {
+            "withdrawn": "its study is gone",
+            "seeds_alone": "",
+            "direction": "maximize",
+        }
+    study = study_of(name)
+    return facts | {
+        "claim": study.claim,
+        "withdrawn": study.withdrawn,
+        "seeds_alone": rules.seeds_alone(study, facts["seeds"]),
+        "direction": study.direction,
+    }
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """What is known of every study that has been run, by name."""
+    files = sorted(RESULTS.glob("*.json"))
+    return {file.stem: current(file.stem, json.loads(file.read_text())) for file in files}
+
+
+def write_table() -> None:
+    """Write docs/evidence.md."""
+    TABLE.write_text(table())
+
+
+def table() -> str:
+    """docs/evidence.md, from the JSON of every study."""
+    facts = list(results().values())
+    lines = [
+        HEAD,
+        *[line for f in facts for line in rows(f)],
+        "",
+        "## What each study shows, and its limits",
+        "",
+        *[limits(f) for f in facts],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def limits(facts: dict[str, Any]) -> str:
+    why = f" WITHDRAWN: {facts['withdrawn']}" if facts["withdrawn"] else ""
+    return f"- **{facts['method']}**: {facts['claim']}{why}"
+
+
+if __name__ == "__main__":
+    main()

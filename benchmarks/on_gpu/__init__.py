@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.gpu`, each a function that measures on one device and returns rows."""

@@ -1,0 +1,1 @@
+"""Training of SimClip, the packaged image-text encoder, on scenes with facts and captions."""

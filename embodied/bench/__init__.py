@@ -1,1 +1,0 @@
-"""Benchmarks of speed and learning against other projects; each module with `run` is a suite."""

@@ -1,1 +1,0 @@
-"""Speed of environments against their original packages and wrappers."""
