@@ -178,7 +178,7 @@ def test_imports_point_downwards() -> None:
 
 def test_the_product_does_without_benchmarks() -> None:
     """They are not in the wheel."""
-    for importer in ("envs", "embodied.checks", "real_robot", "embodied.cli"):
+    for importer in ("embodied.envs", "embodied.checks", "embodied.real_robot", "embodied.cli"):
         assert not allowed(importer, "benchmarks")
     named = [
         f"{path.relative_to(ROOT)}: {name}"
