@@ -108,10 +108,10 @@ class TrajectoryColumns:
 
     def get_state(self) -> dict[str, Any]:
         if not self.held:
-            return {"rows": {}, "who": None}
-        return {"rows": tt.cat(self.held), "who": torch.cat(self.who)}
+            return {"rows": {}, "env": None}
+        return {"rows": tt.cat(self.held), "env": torch.cat(self.who)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.forget()
-        if state["who"] is not None:
-            self.held, self.who = [state["rows"]], [state["who"]]
+        if state["env"] is not None:
+            self.held, self.who = [state["rows"]], [state["env"]]

@@ -153,13 +153,13 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
     from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
 
     saved = checkpoint.find(path)
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
-    settings = read_saved(folder / "run.yaml")
+    settings = read_run_settings(folder / "run.yaml")
     settings |= {"allow": [], "out": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
@@ -214,18 +214,18 @@ def _last_lines(folder: Path, written: Path) -> None:
 
 def allow_word(folder: Path) -> str:
     """The word that the run in `folder` needs: a file that names a server is not believed."""
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
     from embodied.policies.remote.address import PACKAGE, is_address
 
-    named = is_address(read_saved(folder / "run.yaml").get("init"))
+    named = is_address(read_run_settings(folder / "run.yaml").get("init"))
     return f' "allow=[{PACKAGE}]"' if named else ""
 
 
 def next_lines(folder: Path) -> str:
     """What to type after the run in `folder`."""
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
 
-    run, more = read_saved(folder / "run.yaml"), allow_word(folder)
+    run, more = read_run_settings(folder / "run.yaml"), allow_word(folder)
     if run.get("env"):
         eval_line = f"embodied eval {folder} episodes=500{more}"
         return f"next: embodied view {folder}{more}\n      {eval_line}"

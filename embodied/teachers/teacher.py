@@ -142,7 +142,7 @@ class Teacher(Curriculum, ABC):
     def get_state(self) -> dict[str, Any]:
         own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
         return {
-            "own": own,
+            "remembered": own,
             "random": self.random.bit_generator.state,
             "pending": dict(self.pending),
             "issued": self.issued,
@@ -152,7 +152,7 @@ class Teacher(Curriculum, ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore `get_state`."""
         for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["own"][name]))
+            setattr(self, name, copy.deepcopy(state["remembered"][name]))
         self.random.bit_generator.state = state["random"]
         self.pending = dict(state["pending"])
         self.issued, self.dropped = state["issued"], state["dropped"]

@@ -212,7 +212,7 @@ class RunComponents:
         state["module"] = {**base, **state["module"]}
         self.learner.set_state(state)
         if distributed.rank() > 0:
-            loop["loop"]["rollout"] = None  # the first process's environments
+            loop["loop"]["collector"] = None  # the first process's environments
         self.loop.set_state(loop["loop"])
         if self.env is None and self.loop.held_out is not None and loop["best"]["step"]:
             self.best.set_state(loop["best"], checkpoint.load_policy(path, device=self.device))

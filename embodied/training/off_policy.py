@@ -161,36 +161,37 @@ class OffPolicyLoop:
         self.buffers.replay.settle(index, self.learner.priority)
 
     def get_state(self) -> dict[str, Any]:
-        """All state but the learner's; no `rollout` if the environment cannot save its state."""
+        """All state but the learner's; `collector` is None if its environment cannot be saved."""
         self.collector.require_finite()
         success, columns = self.buffers.success, self.buffers.columns
         return {
-            "rollout": self.collector.get_state() if self.collector.savable else None,
+            "collector": self.collector.get_state() if self.collector.savable else None,
             "replay": self.buffers.replay.get_state(),
-            "successes": None if success is None else success.get_state(),
-            "held": None if columns is None else columns.get_state(),
-            "warm": self.learning,
-            "debt": self.update_credit,
+            "success_replay": None if success is None else success.get_state(),
+            "trajectory_columns": None if columns is None else columns.get_state(),
+            "warmup_done": self.learning,
+            "update_credit": self.update_credit,
             "reward": self.rewards.get_state(),
-            "kept": {name: pack(part.get_state()) for name, part in self.stateful.items()},
+            "parts": {name: pack(part.get_state()) for name, part in self.stateful.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue exactly from `get_state`."""
-        if state["warm"]:
+        if state["warmup_done"]:
             self.collector.act_with(self.policy)
         for name, part in self.stateful.items():
-            part.set_state(unpack(state["kept"][name]))
-        if state["rollout"] is None and self.stateful:
+            part.set_state(unpack(state["parts"][name]))
+        if state["collector"] is None and self.stateful:
             self.collector.restart()
-        if state["rollout"] is not None:
-            self.collector.set_state(state["rollout"])
+        if state["collector"] is not None:
+            self.collector.set_state(state["collector"])
             if self.buffers.columns is not None:
-                self.buffers.columns.set_state(tt.state_to(state["held"], self.device))
+                columns = tt.state_to(state["trajectory_columns"], self.device)
+                self.buffers.columns.set_state(columns)
         self.buffers.replay.set_state(state["replay"])
         if self.buffers.success is not None:
-            self.buffers.success.set_state(tt.state_to(state["successes"], self.device))
-        self.learning, self.update_credit = state["warm"], state["debt"]
+            self.buffers.success.set_state(tt.state_to(state["success_replay"], self.device))
+        self.learning, self.update_credit = state["warmup_done"], state["update_credit"]
         self.rewards.set_state(state["reward"])
 
 

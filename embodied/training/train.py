@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from embodied.core import distributed, run_packages
+from embodied.core import distributed, formats, run_packages
 from embodied.core.errors import RemoteError, RobotError
 from embodied.core.seeding import seed_everything
 from embodied.training import reward_hacking
@@ -35,7 +35,8 @@ def train(node: dict[str, Any], log: Log) -> Path:
     with closing(RunComponents(config)) as components:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "run.yaml").write_text(yaml.safe_dump(as_node(config), sort_keys=False))
+            settings = {"format": formats.RUN, **as_node(config)}
+            (folder / "run.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
             run_packages.remember(folder)
         log.fact("kernels", components.describe_kernels())
         with components.kernels.active():

@@ -129,16 +129,16 @@ class Icm(Reward):
             "nets": self.nets.state_dict(),
             "adam": deepcopy(self.adam.state_dict()),
             "generator": self.generator.get_state(),
-            "spread": self.spread.get_state(),
-            "seen": self.seen.get_state(),
+            "scale": self.spread.get_state(),
+            "features": self.seen.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.nets.load_state_dict(state["nets"])
         self.adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"].cpu())
-        self.spread.set_state(state["spread"])
-        self.seen.set_state(state["seen"])
+        self.spread.set_state(state["scale"])
+        self.seen.set_state(state["features"])
 
 
 def _kinds(spec: Spec) -> int:

@@ -117,8 +117,8 @@ class Rnd(Reward):
             "adam": deepcopy(self.adam.state_dict()),
             "generator": self.generator.get_state(),
             "returns": self.returns.clone(),
-            "spread": self.spread.get_state(),
-            "seen": self.seen.get_state(),
+            "scale": self.spread.get_state(),
+            "features": self.seen.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -127,5 +127,5 @@ class Rnd(Reward):
         self.adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"].cpu())
         self.returns.copy_(state["returns"])
-        self.spread.set_state(state["spread"])
-        self.seen.set_state(state["seen"])
+        self.spread.set_state(state["scale"])
+        self.seen.set_state(state["features"])

@@ -234,9 +234,9 @@ class Annotate(Reward):
         self._collect_labels()
         return {
             "captions": self.captions.get_state(),
-            "ledger": self.counts.get_state(),
+            "counts": self.counts.get_state(),
             "model": self.model.get_state(),
-            "waiting": [list(question) for question in self.annotator.questions()],
+            "questions": [list(question) for question in self.annotator.questions()],
             "said": dict(self.said),
             "random": json.dumps(self.random.bit_generator.state),
             "clock": self.clock,
@@ -248,14 +248,14 @@ class Annotate(Reward):
     def set_state(self, state: dict[str, Any]) -> None:
         self.annotator.forget()
         self.captions.set_state(state["captions"])
-        self.counts.set_state(state["ledger"])
+        self.counts.set_state(state["counts"])
         self.model.set_state(state["model"])
         self.said, self.clock = Counter(state["said"]), state["clock"]
         self.random.bit_generator.state = json.loads(state["random"])
         self.scores = state["scores"].to(self.device).clone()
         self.current = state["current"].to(self.device).clone()
         self.learned = dict(state["learned"])
-        self.annotator.submit([tuple(question) for question in state["waiting"]])
+        self.annotator.submit([tuple(question) for question in state["questions"]])
 
 
 def _model(config: Config, seed: int) -> CaptionModel:

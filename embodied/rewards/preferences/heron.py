@@ -152,8 +152,8 @@ class Heron(Reward):
             "net": self.net.state_dict(),
             "adam": deepcopy(self.adam.state_dict()),
             "generator": self.generator.get_state(),
-            "spread": self.spread.get_state(),
-            "seen": self.seen.get_state(),
+            "factor_moments": self.spread.get_state(),
+            "features": self.seen.get_state(),
             "middle": self.middle.clone(),
             "count": self.count,
             "metrics": dict(self.metrics),
@@ -163,8 +163,8 @@ class Heron(Reward):
         self.net.load_state_dict(state["net"])
         self.adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"].cpu())
-        self.spread.set_state(state["spread"])
-        self.seen.set_state(state["seen"])
+        self.spread.set_state(state["factor_moments"])
+        self.seen.set_state(state["features"])
         self.middle.copy_(state["middle"])
         self.count, self.metrics = state["count"], dict(state["metrics"])
 

@@ -92,13 +92,13 @@ class CountingLabeller(Labeller):
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "ledger": asdict(self.counts),
+            "counts": asdict(self.counts),
             "stopped": self.stopped,
             "random": self.random.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.counts, self.stopped = LabelCounts(**state["ledger"]), state["stopped"]
+        self.counts, self.stopped = LabelCounts(**state["counts"]), state["stopped"]
         self.random.set_state(state["random"])
 
 

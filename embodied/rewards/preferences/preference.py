@@ -252,18 +252,18 @@ class Preference(Reward):
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "ranker": self.ranker.get_state(),
-            "album": self.store.get_state(),
-            "judge": self.labeller.get_state(),
+            "preference_model": self.ranker.get_state(),
+            "images": self.store.get_state(),
+            "labeller": self.labeller.get_state(),
             "random": self.random.get_state(),
             "metrics": dict(self.metrics),
             "numbers": [self.zero, self.scale, self.steps, self.done],
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.ranker.set_state(state["ranker"])
-        self.store.set_state(state["album"])
-        self.labeller.set_state(state["judge"])
+        self.ranker.set_state(state["preference_model"])
+        self.store.set_state(state["images"])
+        self.labeller.set_state(state["labeller"])
         self.random.set_state(state["random"])
         self.metrics = dict(state["metrics"])
         self.zero, self.scale, self.steps, self.done = state["numbers"]

@@ -148,8 +148,8 @@ class Classifier(Reward):
             "module": self.net.state_dict(),
             "calibration": asdict(self.calibration),
             "version": self.version,
-            "own": self.own.get_state(),
-            "won": self.won.get_state(),
+            "recent": self.own.get_state(),
+            "recent_successes": self.won.get_state(),
             "counts": [self.updates, self.warned],
             "mistakes": list(self.mistakes),
         }
@@ -158,8 +158,8 @@ class Classifier(Reward):
         self.net.load_state_dict(state["module"])
         self.calibration = Calibration(**state["calibration"])
         self.version = state["version"]
-        self.own.set_state(state["own"])
-        self.won.set_state(state["won"])
+        self.own.set_state(state["recent"])
+        self.won.set_state(state["recent_successes"])
         self.updates, self.warned = state["counts"]
         self.mistakes = list(state["mistakes"])
 

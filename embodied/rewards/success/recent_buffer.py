@@ -33,7 +33,7 @@ class RecentBuffer:
         return {name: value[: min(self.seen, self.size)] for name, value in self.ring.items()}
 
     def get_state(self) -> dict[str, Any]:
-        return {"ring": tt.each(self.ring, torch.clone), "seen": self.seen}
+        return {"rows": tt.each(self.ring, torch.clone), "count": self.seen}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.ring, self.seen = tt.each(state["ring"], torch.clone), state["seen"]
+        self.ring, self.seen = tt.each(state["rows"], torch.clone), state["count"]

@@ -64,7 +64,7 @@ class Config:
     scale: float = 1.0
     picture: str | None = None
     size: int | None = None
-    terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
+    terminations: Literal["as_truncations", "kept"] = "as_truncations"
 
 
 class Clip(Reward):
@@ -88,11 +88,7 @@ class Clip(Reward):
         config = self.config
         if config.picture is None:
             env = with_render(env, config.size or self.model.side)
-        return (
-            NoTerminationWrapper(env)
-            if config.terminations in ("as_truncations", "hidden")
-            else env
-        )
+        return NoTerminationWrapper(env) if config.terminations == "as_truncations" else env
 
     def score(self, pictures: Tensor) -> Tensor:
         """Similarity [N] of uint8 images [N, H, W, 3] to the prompt; at most 1."""

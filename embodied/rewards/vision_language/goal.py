@@ -47,7 +47,7 @@ class Config:
     model: str = "simclip"
     scale: float = 1.0
     size: int | None = None
-    terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
+    terminations: Literal["as_truncations", "kept"] = "as_truncations"
 
 
 class Goal(Reward):
@@ -85,11 +85,7 @@ class Goal(Reward):
         """The environment with rendered images if needed, and without terminations."""
         if self.config.leaf is None and self.model is not None:
             env = with_render(env, self.config.size or self.model.side)
-        return (
-            NoTerminationWrapper(env)
-            if self.config.terminations in ("as_truncations", "hidden")
-            else env
-        )
+        return NoTerminationWrapper(env) if self.config.terminations == "as_truncations" else env
 
     def __call__(self, rows: Tensors) -> Tensor:
         key = f"next_obs/{self.leaf}"

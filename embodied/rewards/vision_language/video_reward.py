@@ -185,8 +185,8 @@ class VideoReward(Reward):
         asked = [question[0] for question in self.annotator.questions()]
         return {
             "recorder": self.recorder.get_state(),
-            "waiting": {key: self.waiting[key].get_state() for key in asked},
-            "phi": self.phi.clone(),
+            "unanswered": {key: self.waiting[key].get_state() for key in asked},
+            "potential": self.phi.clone(),
             "counts": dict(self.counts),
             "order": self.order,
             "spent": self.spent,
@@ -195,8 +195,8 @@ class VideoReward(Reward):
     def set_state(self, state: dict[str, Any]) -> None:
         self.annotator.forget()
         self.recorder.set_state(state["recorder"])
-        self.waiting = {key: Video.from_state(one) for key, one in state["waiting"].items()}
-        self.phi, self.counts = state["phi"].clone(), dict(state["counts"])
+        self.waiting = {key: Video.from_state(one) for key, one in state["unanswered"].items()}
+        self.phi, self.counts = state["potential"].clone(), dict(state["counts"])
         self.order, self.spent = state["order"], state["spent"]
         self.annotator.submit([(key,) for key in self.waiting])
 

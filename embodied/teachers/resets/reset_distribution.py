@@ -146,7 +146,7 @@ class ResetDistribution(Curriculum, ABC):
     def get_state(self) -> dict[str, Any]:
         own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
         return {
-            "own": own,
+            "remembered": own,
             "paths": dict(vars(self.paths)),
             "random": self.random.bit_generator.state,
             "pending": dict(self.pending),
@@ -158,7 +158,7 @@ class ResetDistribution(Curriculum, ABC):
         self.paths = Trajectories(**state["paths"])
         self.set_up()
         for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["own"][name]))
+            setattr(self, name, copy.deepcopy(state["remembered"][name]))
         self.random.bit_generator.state = state["random"]
         self.pending = dict(state["pending"])
         self.clock, self.issued, self.dropped = state["counts"]

@@ -226,11 +226,6 @@ class MetaAcl(alpgmm.AlpGmm):
             component=history[:, width + 2],
         )
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        old = {"album": "own_fits", "story": "history", "lately": "recent_progress"}
-        own = {old.get(name, name): value for name, value in state["own"].items()}
-        super().set_state({**state, "own": own})
-
     def metrics(self) -> dict[str, float]:
         taught = {"stage": float(self.stage), "stages": float(len(self.expert))}
         return {**super().metrics(), **taught, "finished": float(self.finished)}
