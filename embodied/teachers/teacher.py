@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction, Number
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.task_space import Floats, TaskSpace
@@ -42,12 +43,11 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`box`: bounds of task parameters by name, in [0, 1] (default: the whole range). `signal`: the
-    score of an episode, its success or its return scaled from `returns` (low, high) to [0, 1]."""
+    """Settings that all teachers of tasks have."""
 
-    box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    signal: Literal["success", "return"] = "success"
-    returns: tuple[float, float] = (0.0, 1.0)
+    box: Mapping[str, tuple[Fraction, Fraction]] = field(default_factory=dict)  # ranges by name
+    signal: Literal["success", "return"] = "success"  # score of an episode
+    returns: tuple[Number, Number] = (0.0, 1.0)  # returns that have the scores 0 and 1
 
 
 class Curriculum:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
@@ -60,33 +61,27 @@ MOST = 4096  # batch size of inference
 
 @dataclass(frozen=True)
 class Config:
-    """`demos`: datasets of demonstrations, `demo_episodes` of each; `failures`: datasets of failed
-    episodes (random actions), with progress 0 throughout. `views`: observations to use, images or
-    vectors ("privileged/picture": rendered).
+    """Settings of stepwise progress."""
 
-    `tolerance` of the confidence (None: confidence 1), `between` anchors inside each demonstration;
-    the other settings are those of `pairwise_regressor.FitConfig`.
-    """
-
-    demos: str | tuple[str, ...] | None = None
-    demo_episodes: int | None = 5
-    failures: str | tuple[str, ...] | None = None
-    failure_episodes: int | None = 10  # of each of `failures` (null: all)
-    views: tuple[str, ...] = ("state",)
+    demos: str | tuple[str, ...] | None = None  # datasets of demonstrations; must be given
+    demo_episodes: Count | None = 5  # episodes of each of `demos`; null: all
+    failures: str | tuple[str, ...] | None = None  # datasets of failed episodes, with progress 0
+    failure_episodes: Count | None = 10  # episodes of each of `failures`; null: all
+    views: tuple[str, ...] = ("state",)  # observations to use; "privileged/picture" is rendered
     shaping: Literal["potential", "gain"] = "potential"  # potential-based, or the gain in progress
-    scale: float = 1.0
-    tolerance: float | None = 0.5
-    between: int = 1
-    hidden: tuple[int, ...] = (64, 64)
-    channels: tuple[int, ...] = (16, 32, 32, 32)  # of the image encoder
-    updates: int = 1000
-    batch_size: int = 256
-    lr: float = 1e-3
-    zero: float = 0.05  # fraction of pairs with progress 0
-    cross: float = 0.5  # fraction of pairs of two episodes
-    swap: float = 0.75  # fraction of start and goal from another episode
-    noise: float = 0.1
-    shift: int = 2  # pixels by which images are shifted
+    scale: Number = 1.0  # weight of the shaping
+    tolerance: Positive | None = 0.5  # of forward minus backward estimate; null: confidence 1
+    between: Count = 1  # anchor frames inside each demonstration
+    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    channels: tuple[Count, ...] = (16, 32, 32, 32)  # channels of the image encoder
+    updates: Count = 1000  # gradient steps of the fit
+    batch_size: Count = 256  # pairs of frames per gradient step
+    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
+    zero: Fraction = 0.05  # fraction of pairs of a frame with itself, of progress 0
+    cross: Fraction = 0.5  # fraction of pairs of two episodes
+    swap: Fraction = 0.75  # fraction of pairs with start and goal from another episode
+    noise: NonNegative = 0.1  # noise on vectors, standard deviations
+    shift: CountOrZero = 2  # largest shift of images, pixels
 
     def __post_init__(self) -> None:
         for name in ("updates", "batch_size"):

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
@@ -57,33 +58,26 @@ from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 @dataclass(frozen=True)
 class Config:
-    """`demos`: datasets of demonstrations, `demo_episodes` of each (5 to 20 in all); `mismatched`:
-    datasets of other tasks or of random actions. `views`: observations to use, vectors or images
-    ("privileged/picture": rendered), the latter through the frozen encoder `model` ("simclip", a
-    folder, or a name on the hub).
+    """Settings of ReWiND. A window has the first frame and the `history` newest ones."""
 
-    A window has the first frame and `history` newest ones, `stride` steps apart; the other settings
-    are those of `rewind_model.FitConfig`.
-    """
-
-    demos: str | tuple[str, ...] | None = None
-    demo_episodes: int | None = 10
-    mismatched: str | tuple[str, ...] | None = None
-    mismatched_episodes: int | None = 10  # of each of `mismatched` (null: all)
-    views: tuple[str, ...] = ("state",)
-    model: str = "simclip"
-    value: Literal["level", "gain", "potential"] = "level"
-    scale: float = 1.0
-    env_weight: float = 1.0
-    history: int = 4
-    stride: int = 2
-    hidden: tuple[int, ...] = (64, 64)
-    updates: int = 2000
-    batch_size: int = 256
-    lr: float = 1e-3
-    rewind: float = 0.5  # fraction of windows that are rewound (0: an ablation)
-    mismatch: float = 0.25  # fraction of windows of mismatched episodes
-    noise: float = 0.1
+    demos: str | tuple[str, ...] | None = None  # datasets of demonstrations; must be given
+    demo_episodes: Count | None = 10  # episodes of each of `demos`, 5 to 20 in all; null: all
+    mismatched: str | tuple[str, ...] | None = None  # datasets of other tasks or random actions
+    mismatched_episodes: Count | None = 10  # episodes of each of `mismatched`; null: all
+    views: tuple[str, ...] = ("state",)  # observations to use; "privileged/picture" is rendered
+    model: str = "simclip"  # frozen encoder of images: "simclip", a folder, or a name on the hub
+    value: Literal["level", "gain", "potential"] = "level"  # form of the reward F
+    scale: Number = 1.0  # weight of F
+    env_weight: Number = 1.0  # weight of the environment's reward
+    history: Count = 4  # newest frames in a window
+    stride: Count = 2  # steps between frames of a window
+    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    updates: Count = 2000  # gradient steps of the fit
+    batch_size: Count = 256  # windows per gradient step
+    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
+    rewind: Fraction = 0.5  # fraction of windows that are rewound; 0: an ablation
+    mismatch: Fraction = 0.25  # fraction of windows of mismatched episodes, if there are any
+    noise: NonNegative = 0.1  # noise on features, standard deviations
 
     def __post_init__(self) -> None:
         for name in ("history", "stride", "updates", "batch_size"):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import (
@@ -38,30 +39,25 @@ from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
 
 @dataclass(frozen=True)
 class Term:
-    """Settings of a term. `reward`: its node (set its `env_weight` to 0 if it has one); `clip`:
-    bound of its size after normalisation (0: none); `threshold`: values up to it count as 0;
-    `decay`: exponent of the visit count (0: none)."""
+    """Settings of a term."""
 
-    reward: Node
-    weight: float = 1.0
-    clip: float = 0.0
-    normalise: bool = False
-    threshold: float | None = None
-    decay: float = 0.0
+    reward: Node  # the term's reward; set its `env_weight` to 0 if it has one
+    weight: Number = 1.0  # factor of the term
+    clip: NonNegative = 0.0  # bound of its size after normalisation; 0: none
+    normalise: bool = False  # subtract the running mean and divide by the standard deviation
+    threshold: Number | None = None  # values up to it count as 0; null: none
+    decay: NonNegative = 0.0  # exponent of the visit count it is divided by; 0: not divided
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the sum. `report`: episodes between checks of the correlation with success;
-    `suspect`: consecutive negative checks before the warning (0: no checks, which allows n-step
-    returns); `visits`: the observation whose visits are counted (null: all of the policy's).
-    """
+    """Settings of the sum."""
 
     terms: dict[str, Term]  # terms of the sum, by name
-    env_weight: float = 1.0
-    report: int = 50
-    suspect: int = 3
-    visits: str | None = None
+    env_weight: Number = 1.0  # weight of the environment's reward
+    report: Count = 50  # episodes between checks of the correlation with success
+    suspect: CountOrZero = 3  # negative checks in a row until a warning; 0: none, allows n-step
+    visits: str | None = None  # observation whose visits are counted; null: all of the policy's
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
@@ -29,14 +30,12 @@ Signs = Literal["all", "product"]
 
 @dataclass(frozen=True)
 class Config:
-    """`utilities` by name: a factor of a state, or `{weight, all: [factors in -1..1], signs}`.
-    `events` by name: factors of the next state, added as they are. `join` "sum" uses the mean of a
-    utility's factors instead of the geometric mean, for comparison."""
+    """Settings of the kinesthetic reward."""
 
-    utilities: dict[str, Node]
-    events: dict[str, Node] = field(default_factory=dict)
-    env_weight: float = 1.0
-    join: Literal["krc", "sum"] = "krc"
+    utilities: dict[str, Node]  # a factor of a state, or {weight, all: [factors in -1..1], signs}
+    events: dict[str, Node] = field(default_factory=dict)  # factors of the next state, added
+    env_weight: Number = 1.0  # weight of the environment's reward
+    join: Literal["krc", "sum"] = "krc"  # geometric mean of factors; "sum": mean, for comparison
 
 
 class Kinesthetic(Reward):

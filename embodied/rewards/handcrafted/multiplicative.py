@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
@@ -27,14 +28,13 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`progress`, `factors` and `penalties` (by name) are factors of the next observation, see
-    `embodied.rewards.handcrafted.factors`; `factors` are in [0, 1]. `scale` multiplies the whole.
-    """
+    """Settings of the product; see `embodied.rewards.handcrafted.factors` for factors. All of them
+    are computed from the next observation."""
 
-    progress: Node
-    factors: dict[str, Node] = field(default_factory=dict)
-    penalties: dict[str, Node] = field(default_factory=dict)
-    scale: float = 1.0
+    progress: Node  # factor: progress made in this step
+    factors: dict[str, Node] = field(default_factory=dict)  # factors in [0, 1] that multiply it
+    penalties: dict[str, Node] = field(default_factory=dict)  # factors that are subtracted
+    scale: Number = 1.0  # multiplies the whole
 
 
 class Multiplicative(Reward):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.build import Node
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
@@ -22,12 +23,12 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`potential`: a factor of a state (see `embodied.rewards.handcrafted.factors`), best kept near
-    0: with gamma below 1 a constant c costs (1 - gamma) c per step."""
+    """Settings of potential-based shaping. A potential is best kept near 0: with gamma below 1 a
+    constant c costs (1 - gamma) c per step."""
 
-    potential: Node
-    weight: float = 1.0
-    env_weight: float = 1.0
+    potential: Node  # a factor of a state, see embodied.rewards.handcrafted.factors
+    weight: Number = 1.0  # weight of the shaping
+    env_weight: Number = 1.0  # weight of the environment's reward
 
 
 class Shaping(Reward):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.build import Node
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
@@ -18,12 +19,11 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`factors` by name, see `embodied.rewards.handcrafted.factors`, computed from the next
-    observation; `scale` multiplies all of them."""
+    """Settings of the weighted sum."""
 
-    factors: dict[str, Node]
-    scale: float = 1.0
-    env_weight: float = 1.0
+    factors: dict[str, Node]  # factors of the next observation, see `handcrafted.factors`
+    scale: Number = 1.0  # multiplies all factors
+    env_weight: Number = 1.0  # weight of the environment's reward
 
 
 class WeightedSum(Reward):

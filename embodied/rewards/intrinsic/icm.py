@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.reward import Reward
@@ -33,20 +34,17 @@ from embodied.rewards.intrinsic.minibatches import minibatches
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of ICM. `leaves`: observations to predict (null: the policy's); `beta`:
-    weight of the forward model's loss. The networks are trained on every sampled batch, in
-    minibatches of `batch_size`. `memory`: number of recent transitions for the bonus's standard
-    deviation (null: all)."""
+    """Settings of ICM. The networks are trained on every sampled batch, in minibatches."""
 
-    weight: float = 1.0
-    env_weight: float = 1.0
-    leaves: tuple[str, ...] | None = None
-    hidden: tuple[int, ...] = (256,)
-    features: int = 32
-    beta: float = 0.2
-    lr: float = 1e-3
-    batch_size: int = 256
-    memory: int | None = 4096
+    weight: Number = 1.0  # weight of the bonus
+    env_weight: Number = 1.0  # weight of the environment's reward
+    leaves: tuple[str, ...] | None = None  # observations to predict; null: all of the policy's
+    hidden: tuple[Count, ...] = (256,)  # units of the hidden layers
+    features: Count = 32  # size of phi
+    beta: Fraction = 0.2  # weight of the forward model's loss
+    lr: Positive = 1e-3  # Adam's learning rate
+    batch_size: Count = 256  # transitions per gradient step
+    memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 
 
 class Icm(Reward):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.env import Step
 from embodied.core.reward import Reward
 from embodied.core.seeding import forked
@@ -33,20 +34,17 @@ from embodied.rewards.intrinsic.minibatches import minibatches
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of RND. `leaves`: observations whose novelty counts (null: all of the policy's
-    observations). The predictor is trained on a fraction `share` of every batch (as in the paper,
-    to slow it down with many parallel envs), in minibatches of `batch_size`. `memory`: number of
-    recent transitions for the bonus's standard deviation (null: all)."""
+    """Settings of RND. The predictor is trained on every sampled batch, in minibatches."""
 
-    weight: float = 1.0
-    env_weight: float = 1.0
-    leaves: tuple[str, ...] | None = None
-    hidden: tuple[int, ...] = (256, 256)
-    features: int = 64
-    lr: float = 1e-4
-    batch_size: int = 256
-    share: float = 1.0
-    memory: int | None = 4096
+    weight: Number = 1.0  # weight of the bonus
+    env_weight: Number = 1.0  # weight of the environment's reward
+    leaves: tuple[str, ...] | None = None  # observations whose novelty counts; null: the policy's
+    hidden: tuple[Count, ...] = (256, 256)  # units of the predictor's hidden layers
+    features: Count = 64  # outputs of both networks
+    lr: Positive = 1e-4  # Adam's learning rate
+    batch_size: Count = 256  # transitions per gradient step
+    share: PositiveFraction = 1.0  # fraction of a batch to train on; lower with many parallel envs
+    memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 
 
 class Rnd(Reward):

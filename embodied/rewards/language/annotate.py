@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
@@ -48,34 +49,23 @@ KINDS: dict[str, type[Classification | Ranking]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """`labeller`: a language model's node; `goal`: the task in words (None: the environment's
-    text).
+    """Settings of the captions' reward."""
 
-    `model` of the labels: "hash" (a dictionary), "classification" or "ranking" (a character
-    network, which generalises to captions without a label); `threshold`: of P(helpful), or in
-    standard deviations. For ranking, a new caption is compared with `partners` others. `stride`:
-    only captions of every `stride`-th step of an env are labelled. `batch`: captions per request;
-    `room`: size of the queue.
-
-    `synchronous` labels in the training thread before transitions are rewarded: slow, but exactly
-    reproducible, unlike the timing of a thread.
-    """
-
-    labeller: Node
-    goal: str | None = None
-    model: Literal["hash", "classification", "ranking"] = "hash"
-    weight: float = 0.1
-    env_weight: float = 1.0
-    beta: float = 3.0
-    threshold: float = 0.5
-    partners: int = 4
-    stride: int = 1
-    batch: int = 20
-    room: int = 1000
-    synchronous: bool = False
-    steps: int = 32
-    lr: float = 1e-3
-    learn_batch: int = 64
+    labeller: Node  # the language model that labels captions
+    goal: str | None = None  # the task in words; null: the environment's text
+    model: Literal["hash", "classification", "ranking"] = "hash"  # table, or a character network
+    weight: Number = 0.1  # weight of the captions' reward
+    env_weight: Number = 1.0  # weight of the environment's reward
+    beta: NonNegative = 3.0  # the n-th occurrence in an episode is rewarded with 1 / n^beta
+    threshold: Number = 0.5  # of P(helpful); for ranking in standard deviations
+    partners: Count = 4  # captions that a new one is compared with, for ranking
+    stride: Count = 1  # only captions of every so many steps of an env are labelled
+    batch: Count = 20  # captions per request
+    room: Count = 1000  # size of the queue; the oldest captions are dropped
+    synchronous: bool = False  # label in the training thread: slow, but exactly reproducible
+    steps: Count = 32  # gradient steps of the network after new labels
+    lr: Positive = 1e-3  # Adam's learning rate of the network
+    learn_batch: Count = 64  # labels per gradient step of the network
 
 
 class Annotate(Reward):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Fraction, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
 from embodied.core.reward import Reward
@@ -36,17 +37,14 @@ BONUS = "privileged/bonus"
 
 @dataclass(frozen=True)
 class Config:
-    """`kind` of subgoals: positions, objects or sentences. `chat`: a language model's node (None:
-    the oracle). `accuracy`: otherwise a subgoal is replaced by a wrong one, the same whenever the
-    level recurs. At most `most` subgoals per level; `limit` None: the environment's episode limit.
-    """
+    """Settings of the bonus. A wrong subgoal is the same whenever its level recurs."""
 
-    kind: Kind = "language"
-    chat: Node | None = None
-    accuracy: float = 1.0
-    bonus: float = 0.2
-    most: int = 8
-    limit: int | None = None
+    kind: Kind = "language"  # kind of subgoals: position, object or language
+    chat: Node | None = None  # the language model; null: the environment's oracle
+    accuracy: Fraction = 1.0  # fraction of right subgoals; the others are replaced by wrong ones
+    bonus: Number = 0.2  # reward of a subgoal that is reached at once
+    most: Count = 8  # largest number of subgoals per level
+    limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
 
 
 class SubgoalBonus(Reward):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.nn.ensemble import Ensemble
@@ -28,18 +29,16 @@ CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, ke
 
 @dataclass(frozen=True)
 class FitConfig:
-    """`members` networks; at most `epochs` over all pairs in minibatches of `batch`, until the
-    training accuracy exceeds `enough`; `hidden` layers for vectors (images: convolutions). `fresh`:
-    reinitialise with every set of labels; networks that continue memorise wrong labels."""
+    """Settings of the ensemble and its fit, which ends early at the training accuracy `enough`."""
 
-    members: int = 3
-    hidden: tuple[int, ...] = (128, 128)
-    epochs: int = 50
-    enough: float = 0.97
-    batch: int = 64
-    rate: float = 3e-4
-    decay: float = 0.0
-    fresh: bool = True
+    members: Count = 3  # networks of the ensemble
+    hidden: tuple[Count, ...] = (128, 128)  # units of the hidden layers; images have convolutions
+    epochs: Count = 50  # largest number of passes over all pairs
+    enough: Fraction = 0.97  # training accuracy above which a fit ends
+    batch: Count = 64  # pairs per gradient step
+    rate: Positive = 3e-4  # Adam's learning rate
+    decay: NonNegative = 0.0  # Adam's weight decay
+    fresh: bool = True  # reinitialise with every set of labels; else wrong labels are memorised
 
 
 class Vectors(nn.Module):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Number, Positive
 from embodied.core.build import ConfigError, Node
 from embodied.core.reward import Reward
 from embodied.core.seeding import forked
@@ -34,25 +35,20 @@ TOP = 0.99  # quantile of the scores that gets a cost of 0
 
 @dataclass(frozen=True)
 class Config:
-    """`factors` in order of importance, each with its `margin` (in standard deviations of the
-    factor; 0 for a binary factor such as success) and a negative `weight` if less is better.
+    """Settings of HERON. A `margin` is in standard deviations of its factor: 0 for a binary factor
+    such as success. Both levels of the reward have the standard deviation `weight`."""
 
-    Every `every` updates, `rows` transitions of the batch are compared with `rivals` others each,
-    in `rounds` gradient steps. `level` "cost": the reward is at most 0, so that delaying the end
-    of an episode is never rewarded; "centred": mean 0. Both have standard deviation `weight`.
-    """
-
-    factors: tuple[Node, ...]
-    leaves: tuple[str, ...] | None = None  # observations that are scored (null: all)
-    hidden: tuple[int, ...] = (256, 256)
-    lr: float = 1e-3
-    rows: int = 256
-    rivals: int = 16
-    rounds: int = 4
-    every: int = 10
-    level: Literal["cost", "centred"] = "cost"
-    weight: float = 1.0
-    env_weight: float = 0.0
+    factors: tuple[Node, ...]  # the most important first; with `weight` -1 if less is better
+    leaves: tuple[str, ...] | None = None  # observations that are scored; null: all
+    hidden: tuple[Count, ...] = (256, 256)  # units of the hidden layers
+    lr: Positive = 1e-3  # Adam's learning rate
+    rows: Count = 256  # transitions of a batch that are compared
+    rivals: Count = 16  # other transitions that each is compared with
+    rounds: Count = 4  # gradient steps per fit
+    every: Count = 10  # updates of the learner between fits
+    level: Literal["cost", "centred"] = "cost"  # at most 0, so delay never pays; or of mean 0
+    weight: Number = 1.0  # standard deviation of the learned reward
+    env_weight: Number = 0.0  # weight of the environment's reward
 
 
 class Heron(Reward):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.tensors import Tensors
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message
@@ -104,12 +105,11 @@ class CountingLabeller(Labeller):
 
 @dataclass(frozen=True)
 class SimulatedConfig:
-    """`error`: probability of a wrong label; `tie`: largest difference of rewards that is a tie;
-    `unsure`: probability of an abstention."""
+    """Settings of the simulated labeller."""
 
-    error: float = 0.0
-    tie: float = 0.0
-    unsure: float = 0.0
+    error: Fraction = 0.0  # probability of a wrong label
+    tie: NonNegative = 0.0  # largest difference of rewards that is a tie
+    unsure: Fraction = 0.0  # probability of an abstention
 
 
 class SimulatedLabeller(CountingLabeller):
@@ -136,19 +136,14 @@ class SimulatedLabeller(CountingLabeller):
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """`model`: an encoder's name ("simclip", a folder, owner/model) or node; `goal`: the goal in
-    words.
+    """Settings of the labeller with an image-text encoder. One sentence is scored by its
+    similarity, several by the expected position sum_k k softmax_k(sharpness cos_k)."""
 
-    `rungs`: sentences from worst to best (empty: the encoder's own for the goal, else the goal
-    alone). One sentence is scored by its similarity, several by the expected position
-    sum_k k softmax_k(sharpness cos_k). `tie`: largest difference of scores that is a tie.
-    """
-
-    goal: str
-    rungs: tuple[str, ...] = ()
-    model: str | Node = "simclip"
-    sharpness: float = 30.0
-    tie: float = 0.0
+    goal: str  # the goal in words
+    rungs: tuple[str, ...] = ()  # sentences from worst to best; empty: the encoder's, or the goal
+    model: str | Node = "simclip"  # "simclip", a folder, a name on the hub, or an encoder's node
+    sharpness: Positive = 30.0  # inverse temperature of the softmax over sentences
+    tie: NonNegative = 0.0  # largest difference of scores that is a tie
 
 
 class EmbeddingLabeller(CountingLabeller):
@@ -187,15 +182,13 @@ class EmbeddingLabeller(CountingLabeller):
 
 @dataclass(frozen=True)
 class VisionLanguageConfig:
-    """`chat`: the language model; `goal`: one sentence; `swap`: ask in both orders; `schema`:
-    request JSON in the second stage (else one line, parsed strictly); `patience`: consecutive
-    failed requests before the rest of a session is skipped."""
+    """Settings of the labeller with a vision-language model."""
 
-    chat: Node
-    goal: str
-    swap: bool = True
-    schema: bool = True
-    patience: int = 3
+    chat: Node  # the vision-language model
+    goal: str  # the goal in one sentence
+    swap: bool = True  # ask in both orders; abstain if they disagree
+    schema: bool = True  # request JSON in the second stage; else one line, parsed strictly
+    patience: Count = 3  # failed requests in a row before the rest of a session is skipped
 
 
 class VisionLanguageLabeller(CountingLabeller):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
@@ -50,31 +51,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Config:
-    """`labeller` compares pairs. `leaf`: the observation that is scored (null: a rendered image of
-    `size` pixels), and of its elements `only` those with these names (empty: all); `picture`: the
-    image that a labeller is given (null: the rendered image).
+    """Settings of preference learning. With `choose` "disagreement", the pairs on which the
+    ensemble disagrees most are selected from ten times as many."""
 
-    Every `every` environment steps, `pairs` of the `recent` newest observations are labelled, until
-    there are `labels`; a session with a fraction of ties above `ties` is the last one. `choose`
-    "disagreement" selects those of ten times as many pairs on which the ensemble disagrees most.
-    `tied`: ties have the target 1/2, or are dropped. `memory`: number of stored observations, best
-    the size of the replay buffer.
-    """
-
-    labeller: Node
-    leaf: str | None = None
-    only: tuple[str, ...] = ()
-    size: int = 64
-    picture: str | None = None
-    every: int = 1000
-    pairs: int = 40
-    labels: int = 1000
-    recent: int = 5000
-    choose: Literal["uniform", "disagreement"] = "uniform"
-    tied: Literal["half", "dropped"] = "half"
-    ties: float = 0.6
+    labeller: Node  # compares pairs of observations
+    leaf: str | None = None  # the observation that is scored; null: a rendered image
+    only: tuple[str, ...] = ()  # names of its elements that are scored; empty: all
+    size: Count = 64  # side of a rendered image, pixels
+    picture: str | None = None  # the image that a labeller is given; null: the rendered image
+    every: Count = 1000  # environment steps between sessions
+    pairs: Count = 40  # pairs labelled in a session
+    labels: Count = 1000  # number of labels at which labelling ends
+    recent: Count = 5000  # newest observations, of which pairs are drawn
+    choose: Literal["uniform", "disagreement"] = "uniform"  # how pairs are selected
+    tied: Literal["half", "dropped"] = "half"  # ties have the target 1/2, or are dropped
+    ties: Fraction = 0.6  # a session with a larger fraction of ties is the last one
     zero: Literal["mean", "highest"] = "mean"  # score with reward 0
-    memory: int = 100_000
+    memory: Count = 100_000  # stored observations; best the size of the replay buffer
     fit: FitConfig = field(default_factory=FitConfig)  # training of the ensemble
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
@@ -42,25 +43,20 @@ LEAST_OWN = 16  # observations of the policy needed for a refit with them
 
 @dataclass(frozen=True)
 class Config:
-    """`trained`: a folder written by `embodied reward classifier` (None: trained on the datasets
-    `data` when the reward is built). Every `refit_every` updates of the learner (0: never) it is
-    trained for `refit_updates`, with up to `recent_size` observations of the policy as negatives
-    and (`marked`) ends of episodes that the environment or an operator marks as success as
-    positives. A fraction of false positives above `limit` among the last `watch` unsuccessful
-    episode ends causes a warning. With `terminate`, an episode of training ends as a success when
-    it passes for one in `steps` consecutive steps."""
+    """Settings of the success classifier. A refit uses up to `recent_size` observations of the
+    policy as negatives, and with `marked` the ends of successful episodes as positives."""
 
-    data: str | tuple[str, ...] | None = None
-    trained: str | None = None
+    data: str | tuple[str, ...] | None = None  # labelled datasets to train on
+    trained: str | None = None  # folder of `embodied reward classifier`; null: trained on `data`
     training: Training = field(default_factory=Training)  # training of the classifier
-    refit_every: int = 1000
-    refit_updates: int = 100
-    recent_size: int = 4096
-    marked: bool = False
-    watch: int = 100
-    limit: float = 0.05
-    terminate: bool = False
-    steps: int = 3
+    refit_every: CountOrZero = 1000  # updates of the learner between refits; 0: never
+    refit_updates: Count = 100  # gradient steps of a refit
+    recent_size: Count = 4096  # newest observations of the policy that are kept for refits
+    marked: bool = False  # successes marked by the environment or an operator are positives
+    watch: Count = 100  # unsuccessful episode ends over which false positives are counted
+    limit: Fraction = 0.05  # fraction of false positives above which there is a warning
+    terminate: bool = False  # a training episode ends as a success when it is detected
+    steps: Count = 3  # consecutive steps in which it must be detected
 
 
 class Classifier(Reward):

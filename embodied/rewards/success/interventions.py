@@ -27,12 +27,12 @@ from embodied.policies.scripted.intervener import Intervener
 
 @dataclass(frozen=True)
 class Config:
-    """`intervener`: embodied.policies.scripted.intervener.ProgressIntervener or, on a robot,
-    embodied.real_robot.teleop.teleop.TeleopIntervener. `pay`: the reward, "interventions" or "env"
-    (the environment's own)."""
+    """Settings of interventions. The intervener is a
+    `embodied.policies.scripted.intervener.ProgressIntervener` or, on a robot, a
+    `embodied.real_robot.teleop.teleop.TeleopIntervener`."""
 
-    intervener: Node
-    pay: Literal["interventions", "env"] = "interventions"
+    intervener: Node  # the operator
+    pay: Literal["interventions", "env"] = "interventions"  # reward; "env": the environment's
 
 
 class Interventions(Reward):

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.bounds import Bound, Count, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import Reward
@@ -48,27 +49,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VideoConfig:
-    """`chat`: the model; `goal`: the task in one sentence (None: the environment's text). It gets
-    at most `frames` images of an episode, whose longer side has at most `pixels`, of the image
-    observation `picture` (None: rendered at `size` pixels).
+    """Settings of rewards from a model that looks at videos."""
 
-    `value`: gain | potential | level, of the progress; times `scale`, plus `env_weight` times the
-    environment's reward. Up to `parallel` episodes are asked about at a time and `room` wait; the
-    oldest are dropped. `synchronous`: training waits for the answers (repeatable).
-    """
-
-    chat: Node
-    goal: str | None = None
-    picture: str | None = None
-    size: int = 128
-    frames: int = 8
-    pixels: int = 256
-    value: Literal["gain", "potential", "level"] = "gain"
-    scale: float = 1.0
-    env_weight: float = 1.0
-    parallel: int = 4
-    room: int = 64
-    synchronous: bool = False
+    chat: Node  # the vision-language model
+    goal: str | None = None  # the task in one sentence; null: the environment's text
+    picture: str | None = None  # image observation; null: rendered at `size` pixels
+    size: Annotated[int, Bound(8)] = 128  # side of rendered images, pixels
+    frames: Annotated[int, Bound(2)] = 8  # largest number of images of an episode that it gets
+    pixels: Annotated[int, Bound(8)] = 256  # largest longer side of an image that it gets
+    value: Literal["gain", "potential", "level"] = "gain"  # form of the reward, of the progress
+    scale: Number = 1.0  # weight of that
+    env_weight: Number = 1.0  # weight of the environment's reward
+    parallel: Count = 4  # episodes that are asked about at a time
+    room: Count = 64  # episodes that wait; the oldest are dropped
+    synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
     def __post_init__(self) -> None:
         for name, least in {"frames": 2, "pixels": 8, "size": 8, "parallel": 1, "room": 1}.items():

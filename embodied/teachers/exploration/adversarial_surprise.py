@@ -15,11 +15,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
@@ -40,12 +41,11 @@ class Expecting(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """An episode of the environment has `turns` turns of `steps` steps, the first one Explore's;
-    then all parallel envs are reset. `free`: share of Control's turn without reward."""
+    """Settings of Adversarial Surprise. After `turns` all parallel envs are reset."""
 
-    turns: int = 4
-    steps: int = 32
-    free: float = 0.5
+    turns: Annotated[int, Bound(2)] = 4  # turns per episode, the first one Explore's; even
+    steps: Annotated[int, Bound(2)] = 32  # steps per turn
+    free: Annotated[float, Bound(0.0, below=1.0)] = 0.5  # share of Control's turn without reward
 
 
 class AdversarialSurprise(Curriculum):

@@ -24,9 +24,9 @@ from embodied.teachers.torch_teacher import tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Config(regret.Config):
-    """`adversary`: PPO settings of the level generator."""
+    """Settings of PAIRED."""
 
-    adversary: Settings = field(default_factory=Settings)
+    adversary: Settings = field(default_factory=Settings)  # PPO of the level generator
 
 
 class Paired(regret.RegretTeacher):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -34,23 +35,18 @@ GAMMA = 0.99
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The player is the policy of the trained `run`, or `player`, the node of a demonstrator.
-    `episodes` of it are recorded, and every `every`-th state is kept.
+    """Settings of initial states. The player is the policy of `run`, or the demonstrator `player`;
+    its states are recorded. The return of an episode is scored as a share of the player's from the
+    same state."""
 
-    `usual`: share of episodes that start with the environment's own reset; after `steps`
-    environment steps all do (0: never). `limit`: episodes from a saved state are truncated after so
-    many steps (0: the environment's own limit). `signal`: the score of an episode, its success or
-    its return as a share of the player's return from the same state.
-    """
-
-    run: str | None = None
-    player: Node | None = None
-    episodes: int = 10
-    every: int = 10
-    usual: float = 0.0
-    steps: int = 0
-    limit: int = 0
-    signal: Literal["success", "return"] = "success"
+    run: str | None = None  # folder of a trained run, whose policy plays
+    player: Node | None = None  # or a demonstrator
+    episodes: Count = 10  # episodes that are recorded
+    every: Count = 10  # steps between saved states
+    usual: Fraction = 0.0  # share of episodes that start with the environment's own reset
+    steps: CountOrZero = 0  # environment steps after which all episodes do; 0: never
+    limit: CountOrZero = 0  # steps of episodes from a saved state; 0: the environment's limit
+    signal: Literal["success", "return"] = "success"  # score of an episode
 
 
 class ResetDistribution(Curriculum, ABC):
