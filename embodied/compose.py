@@ -22,6 +22,7 @@ from embodied.core.build import ConfigError, Node, allow, nearest, resolve, type
 from embodied.core.children import import_from_here
 from embodied.core.node_settings import require_settings
 from embodied.core.saved_node import require_inside
+from embodied.core.yaml_text import parse_yaml
 
 PACKAGED = Path(str(files("embodied.configs")))
 
@@ -78,6 +79,7 @@ def compose(
     for name, saved in given.items():
         if found := {"defaults", "hydra"} & saved.keys():
             raise ConfigError(f"{name}: {min(found)} has no place in a saved run")
+    _require_yaml(search[1:])
     with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
@@ -153,6 +155,13 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
             _bound(node.get(key) or {}, cast(Mapping[str, Any], bound))
         elif key in node:
             node[key] = min(node[key], bound)
+
+
+def _require_yaml(folders: Sequence[Path]) -> None:
+    """ConfigError that names file and line if a YAML file of `folders` cannot be read."""
+    for folder in folders:
+        for file in sorted(folder.glob("*/*.yaml")):
+            parse_yaml(file.read_text(), str(file))
 
 
 @contextmanager
