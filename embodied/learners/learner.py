@@ -17,7 +17,9 @@ class Learner(nn.Module):
 
     `data` says how it is trained: "offline" (a fixed dataset), "off_policy" (a replay buffer) or
     "on_policy" (a batch of the current policy's own steps). `rows` says how demonstrations are
-    stored: transitions with rewards ("decisions"), or action chunks to imitate ("chunks").
+    stored: transitions with rewards ("decisions"), action chunks to imitate ("chunks"), or labelled
+    pairs of segments ("pairs": `obs/*`, `action` [n, 2, segment, ...], and `label` [n], the
+    probability that the second one is preferred).
     `batch_size` is the number of transitions of one `update`; `gamma` and `n_step` are applied when
     transitions are stored; `columns` are further columns that need the rest of an episode
     ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column
@@ -41,13 +43,18 @@ class Learner(nn.Module):
     """
 
     data: ClassVar[Literal["offline", "off_policy", "on_policy"]]
-    rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
+    rows: ClassVar[Literal["decisions", "chunks", "pairs"]] = "decisions"
     usual_policy: ClassVar[str] = ""
     """The option of `policy=` that is usual with this learner, for continuous actions."""
     usual_discrete_policy: ClassVar[str] = ""
     policy: Policy
     batch_size: int
     horizon: int = 0
+    segment: int = 0
+    """With rows "pairs": steps of a segment."""
+    keep_batches: int = 1
+    """On-policy: how many of the newest batches an update sees, side by side along B, the newest
+    first (`embodied.buffers.rollout`)."""
     gamma: float = 0.99
     n_step: int = 1
     keep_single: bool = False
@@ -58,7 +65,8 @@ class Learner(nn.Module):
     were executed before the episode ended."""
     columns: tuple[str, ...] = ()
     extra_columns: ClassVar[tuple[str, ...]] = ()
-    """Flags of `Step.log` that its transitions need: ("intervened",)."""
+    """Flags of `Step.log` that its transitions need: ("intervened",); offline also "source" [n]
+    (int64), the position in `demos` of the dataset that a row is of."""
     native: bool = False
     """Use native code (embodied.nn.native) instead of PyTorch, if `native_obstacle` is None."""
     priority: Tensor | None = None
@@ -69,6 +77,14 @@ class Learner(nn.Module):
     def imitates(cls) -> bool:
         """Whether it imitates a person's steps of demonstrations, and not a policy's."""
         return cls.rows == "chunks" or "intervened" in cls.extra_columns
+
+    def behaviour_policy(self) -> Policy:
+        """The policy that collects the environment steps, asked for once before the first step.
+
+        A learner with another one than `policy` makes it a submodule and changes its parameters in
+        place; evaluation and checkpoints use `policy`.
+        """
+        return self.policy
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""

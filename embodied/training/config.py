@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, cast
 
+from embodied.core.bounds import Count, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import on_device, pick_device, without_native
 from embodied.datasets.ranges import Statistics
@@ -37,6 +38,17 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Labelled pairs of segments of a dataset, for a learner that learns from such pairs."""
+
+    labeller: Node  # compares two segments (embodied.rewards.preferences.labellers)
+    count: Count = 1000  # pairs that are labelled
+    picture: str | None = (
+        None  # image of a segment's last step for the labeller; null: the only one
+    )
+
+
+@dataclass(frozen=True)
 class Offline:
     """`random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
 
@@ -51,6 +63,8 @@ class Offline:
     random_shift: int = 0
     statistics: Statistics = "quantiles"
     held_out: float = 0.1
+    fractions: tuple[PositiveFraction, ...] | None = None  # of a batch, from each dataset of demos
+    pairs: Pairs | None = None  # which pairs of segments are labelled; for a learner of pairs only
 
     def __post_init__(self) -> None:
         require(self, "data.", random_shift=(0, None), held_out=(0, 0.9))
@@ -58,7 +72,8 @@ class Offline:
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """`utd_ratio`: updates per stored transition. `warmup_steps`: environment steps of the policy's
+    """`utd_ratio`: updates per stored transition, or the node of a schedule that sees the metrics
+    (`embodied.training.update_ratio`). `warmup_steps`: environment steps of the policy's
     warm-up (usually random actions) before the first update. `replay_size`: transitions.
 
     With `demos`: `demo_fraction` of every batch are demonstrations (None: they are put into the
@@ -77,7 +92,7 @@ class OffPolicy:
     """
 
     regime: ClassVar[Regime] = "off_policy"
-    utd_ratio: float = 1.0
+    utd_ratio: NonNegative | Node = 1.0  # updates per stored transition, or a schedule of it
     warmup_steps: int = 0
     replay_size: int = 1_000_000
     demo_fraction: float | None = 0.5
@@ -103,7 +118,6 @@ class OffPolicy:
             "data.",
             actors=(0, None),
             max_lag=(0, None),
-            utd_ratio=(0, None),
             warmup_steps=(0, None),
             replay_size=(1, None),
             demo_fraction=(0, 1),
@@ -216,6 +230,8 @@ class RunConfig:
             require_dataset(self)
         elif isinstance(self.data, Offline):
             require_environment_settings(self.data)
+        if isinstance(self.data, Offline) and self.data.fractions is not None:
+            require_fractions(self.data.fractions, self.demos)
         if self.demos is None and self.weighting is not None:
             raise ConfigError("weighting needs demonstrations: demos=DIR")
 
@@ -274,6 +290,18 @@ def require_environment_settings(data: Offline) -> None:
             raise ConfigError(f"data.{name} has no effect with env=, only with demos= alone")
 
 
+def require_fractions(fractions: tuple[float, ...], demos: str | tuple[str, ...] | None) -> None:
+    """ConfigError unless there is one fraction per dataset, and they sum to 1."""
+    count = 0 if demos is None else 1 if isinstance(demos, str) else len(demos)
+    if len(fractions) != count or abs(sum(fractions) - 1) > 1e-3:
+        raise ConfigError(
+            f"data.fractions={list(fractions)} should be one share of a batch for each of the "
+            f"{count} datasets of demos, and sum to 1",
+            key="fractions",
+            value=fractions,
+        )
+
+
 def require(config: Any, where: str, **bounds: tuple[float, float | None]) -> None:
     """ConfigError unless every setting named is None or within [low, high] (None: no bound)."""
     for name, (low, high) in bounds.items():
@@ -316,7 +344,7 @@ def read_config(node: Mapping[str, Any]) -> RunConfig:
         homes = [key for key, kind in REGIMES.items() if name in settings_of(kind)]
         if homes and regime not in homes:
             raise ConfigError(refusal(f"data.{name}", regime, tuple(homes)))
-    data = parse(REGIMES[regime], given, "data")
+    data = parse(REGIMES[regime], given, "data", ".")
     return parse(RunConfig, {**node, "data": data}, "run")
 
 

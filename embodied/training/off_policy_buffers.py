@@ -146,6 +146,11 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
         raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
+    if learner.rows == "pairs" or "source" in learner.extra_columns:
+        raise ConfigError(
+            "this learner needs labelled pairs, or the number of each row's dataset, which only "
+            "offline training has: data=offline"
+        )
     if data.pretrain_steps and not demos:
         raise ConfigError("data.pretrain_steps are updates from demonstrations: demos=DIR")
     if not demos and data.demo_fraction != OffPolicy.demo_fraction:
