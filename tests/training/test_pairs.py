@@ -19,7 +19,6 @@ from embodied.core.tensors import Tensors, under
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
-from embodied.nn.optim import Optimizer
 from embodied.rewards.preferences.labellers import (
     ABSTAIN,
     FIRST,
@@ -54,7 +53,7 @@ class Contrast(Learner):
     def __init__(self, config: Config, policy: Policy) -> None:
         super().__init__()
         self.policy, self.batch_size, self.segment = policy, config.batch_size, config.segment
-        self.optimizer = Optimizer(policy.parameters(), 1e-3)
+        self.optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
 
     def score(self, batch: Tensors) -> Tensor:
         """The scores of both segments, [n, 2]."""
@@ -73,7 +72,7 @@ class Contrast(Learner):
         self.optimizer.step()
         return {"loss": loss.detach()}
 
-    def optimizers(self) -> dict[str, Optimizer]:
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {"policy": self.optimizer}
 
 
@@ -180,9 +179,8 @@ def test_labels_are_asked_for_once(tmp_path: Path) -> None:
     resumed.set_state(state)
     resumed.sample(5)
     assert asked == len(watcher.seen) > 0 and not other.seen
-    assert all(
-        torch.equal(a, b) for a, b in zip(source.labelled(), resumed.labelled(), strict=True)
-    )
+    pairs = zip(source.labelled(), resumed.labelled(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
 
 
 def test_it_learns_what_is_preferred(tmp_path: Path, demos: str) -> None:

@@ -45,10 +45,8 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         folder = str(tmp_path_factory.mktemp("demos") / f"of_{count}")
         random = {"_target_": "embodied.policies.random.Random"}
         env = {"_target_": "tests.toy_envs.Reach", "num_envs": 2}
-        collect(
-            CollectConfig(env, random, count, folder, 4, success_only=False),
-            lambda kept, made: None,
-        )
+        how = CollectConfig(env, random, count, folder, 4, success_only=False)
+        collect(how, lambda kept, played: None)
         folders.append(folder)
     return folders
 
@@ -81,9 +79,8 @@ def test_without_fractions_rows_are_of_all_datasets_by_their_lengths(
     tmp_path: Path, demos: list[str]
 ) -> None:
     loop = loop_of(node(tmp_path, demos))
-    drawn = loop.source.sample(4000)["source"].float().mean()
-    steps = torch.bincount(loop.source.sample(1)["source"].new_tensor([0, 1]))  # both are present
-    assert len(steps) == 2 and 0.65 < float(drawn) < 0.85
+    of_second = loop.source.sample(4000)["source"].float().mean()
+    assert 0.65 < float(of_second) < 0.85  # 6 of 8 episodes, all of about the same length
     assert not loop_of(node(tmp_path, demos[1])).source.sample(64)["source"].any()
 
 
@@ -123,7 +120,7 @@ WEIGHTED = "embodied.buffers.weighted"
         ([0.5, 0.4], "sum to 1"),
         ([1.0, 0.0], r"data\.fractions=0\.0 should be above 0"),
         ([0.3, 0.7], "batch_size=32 should be a multiple of 10"),
-        ([0.005, 0.995], "data.fractions"),
+        ([0.005, 0.995], "denominators of at most 64"),
     ],
 )
 def test_wrong_fractions_are_refused(
