@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, orthogonal, per_row
@@ -53,8 +53,7 @@ class DiagonalBeta(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         if spec.act.is_normalized:
             raise ConfigError(
                 "this policy's actions have bounds, and normalised ones do not: "

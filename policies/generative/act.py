@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative
-from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
@@ -56,8 +55,7 @@ class Act(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         self.spec, self.chunk, self.config = spec, config.chunk, config
         width, self.length = config.width, config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)

@@ -50,7 +50,8 @@ class Consistency(flow.Flow):
             raise ConfigError(f"steps={config.steps} must be at most levels={config.levels}")
         super().__init__(config, spec)
         self.levels = config.levels
-        self.noise_steps = config.chunk if config.steps == 1 else 0
+        if config.steps > 1:
+            self.noise_steps = 0
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.steps * self.size, device=self.range.radius.device)

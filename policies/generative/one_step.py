@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
@@ -47,8 +47,7 @@ class OneStep(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
         self.spec, self.chunk = spec, self.flow.chunk

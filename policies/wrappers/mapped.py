@@ -27,6 +27,7 @@ from embodied.core.spec import Spec, SpecMismatch, hidden
 from embodied.core.tensors import Tensors, nest, under
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.matching import listed, require_actions, require_fit, require_names, said
+from embodied.policies.abilities import with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class Mapped(Policy):
         return self._with(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(self.base.with_real_time_chunking(mode))
+        return self._with(with_real_time_chunking(self.base, mode))
 
     def _here(self, actions: Tensor) -> Tensor:
         unit = self.action.to_unit(actions)

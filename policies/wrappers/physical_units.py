@@ -21,6 +21,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import NORMALIZED, Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
+from embodied.policies.abilities import with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class PhysicalUnits(Policy):
         return self._with(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(self.base.with_real_time_chunking(mode))
+        return self._with(with_real_time_chunking(self.base, mode))
 
     def _rows(self, rows: Tensors) -> Tensors:
         obs = self.normalized(under(rows, "obs"))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.policies.generative.guidance import SamplerStep, sample
@@ -79,8 +79,7 @@ class RealTimeChunking(PolicyWrapper):
         self.spec, self.chunk, self.config = spec, self.base.chunk, config
         self.noise_steps = self.base.noise_steps
         kind = type(self.base).__name__
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         if config.delay >= self.chunk:
             raise ConfigError(f"delay={config.delay} is not in 0..{self.chunk - 1} (the chunk)")
         self.guides = config.mode in ("guided", "hard")
