@@ -14,10 +14,8 @@ step.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +23,8 @@ from torch import Tensor
 from embodied.core.bounds import Count, Fraction, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import Wrapper, find_protocol
@@ -47,7 +46,7 @@ class Config:
     limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
 
 
-class SubgoalBonus(Reward):
+class SubgoalBonus(Remembered, SummedReward):
     """The bonus is in the transitions; invalid subgoals are counted.
 
     `folder/plans.jsonl` has every list of a language model, with prompt and provenance; levels with
@@ -55,6 +54,7 @@ class SubgoalBonus(Reward):
     """
 
     frozen = False
+    remembered = ("planner", "reached", "episodes")
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
         if not 0 <= config.accuracy <= 1:
@@ -80,10 +80,6 @@ class SubgoalBonus(Reward):
         self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
         self.episodes += int(step.ended[who].sum())
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.components(rows)
-        return terms["env"] + terms["subgoals"]
-
     def components(self, rows: Tensors) -> dict[str, Tensor]:
         """The environment's reward and the bonus, [N] each."""
         return {"env": rows["reward"], "subgoals": rows[f"next_obs/{BONUS}"]}
@@ -103,21 +99,6 @@ class SubgoalBonus(Reward):
         }
         self.reached = self.episodes = 0
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "count": dict(self.planner.count),
-            "answers": dict(self.planner.answers),
-            "missed": dict(self.planner.missed),
-            "reached": self.reached,
-            "episodes": self.episodes,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.planner.count = Counter(state["count"])
-        self.planner.answers = dict(state["answers"])
-        self.planner.missed = Counter(state["missed"])
-        self.reached, self.episodes = state["reached"], state["episodes"]
 
 
 class SubgoalBonusWrapper(Wrapper):

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.llm.chat import Chat, ChatError, Message
 
@@ -61,9 +62,11 @@ class Guide(Protocol):
         ...
 
 
-class Planner:
+class Planner(Remembered):
     """Makes subgoal lists. `count`: lists, subgoals named, null (not in the level), wrong (error
     model), cut (beyond `most`), empty lists, unanswered requests."""
+
+    remembered = ("count", "answers", "missed")
 
     def __init__(
         self, kind: Kind, accuracy: float, most: int, chat: Chat | None, seed: int, folder: Path

@@ -12,7 +12,7 @@ import importlib
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message
 from embodied.vision.image_text import ImageText
@@ -84,23 +85,14 @@ class Ladders(Protocol):
     def ladder(self, sentence: str) -> list[list[str]] | None: ...
 
 
-class CountingLabeller(Labeller):
+class CountingLabeller(Remembered, Labeller):
     """Base class of labellers: counts, random generator and their state."""
+
+    remembered = ("counts", "stopped", "random")
 
     def __init__(self, seed: int) -> None:
         self.counts, self.stopped = LabelCounts(), ""
         self.random = torch.Generator().manual_seed(seed)
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "ledger": asdict(self.counts),
-            "stopped": self.stopped,
-            "random": self.random.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.counts, self.stopped = LabelCounts(**state["ledger"]), state["stopped"]
-        self.random.set_state(state["random"])
 
 
 @dataclass(frozen=True)

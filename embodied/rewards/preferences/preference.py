@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import Step, VecEnv
+from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -71,12 +72,23 @@ class Config:
     fit: FitConfig = field(default_factory=FitConfig)  # training of the ensemble
 
 
-class Preference(Reward):
+class Preference(Remembered, Reward):
     """Applied when transitions are sampled, by the index of the observation that they led to;
     transitions without an index (of a dataset) are scored directly. The reward is 0 before the
     first labels."""
 
     frozen = False
+    remembered = (
+        "ranker",
+        "store",
+        "labeller",
+        "random",
+        "metrics",
+        "zero",
+        "scale",
+        "steps",
+        "done",
+    )
     needs_local_env = True
 
     def __init__(
@@ -242,24 +254,6 @@ class Preference(Reward):
             "accuracy": math.nan if checks is None else self.ranker.accuracy(checks),
             **agreement(tested["score"], tested["reward"], tested["episode"]),
         }
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "ranker": self.ranker.get_state(),
-            "album": self.store.get_state(),
-            "judge": self.labeller.get_state(),
-            "random": self.random.get_state(),
-            "metrics": dict(self.metrics),
-            "numbers": [self.zero, self.scale, self.steps, self.done],
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.ranker.set_state(state["ranker"])
-        self.store.set_state(state["album"])
-        self.labeller.set_state(state["judge"])
-        self.random.set_state(state["random"])
-        self.metrics = dict(state["metrics"])
-        self.zero, self.scale, self.steps, self.done = state["numbers"]
 
 
 def _leaf(config: Config, spec: Spec) -> Leaf:

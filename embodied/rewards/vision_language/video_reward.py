@@ -26,7 +26,7 @@ from embodied.core import distributed
 from embodied.core.bounds import Bound, Count, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, ServerUnusable
@@ -83,7 +83,7 @@ class VideoQuestion(Protocol):
     otherwise it is 0."""
 
 
-class VideoReward(Reward):
+class VideoReward(SummedReward):
     """Asks `question` about every episode."""
 
     frozen = False
@@ -155,10 +155,6 @@ class VideoReward(Reward):
         if self.annotator.spent and not self.spent:
             self.spent = self.annotator.spent
             logger.warning("no more answers: %s", self.spent)
-
-    def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.components(rows)
-        return terms["env"] + terms["video"]
 
     def components(self, rows: Tensors) -> dict[str, Tensor]:
         """The environment's reward and that of the model, [N] each."""

@@ -71,7 +71,6 @@ class MetaAcl(alpgmm.AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
-        *alpgmm.AlpGmm.remembered,
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
         *("scored", "stayed", "recent_progress"),
     )
@@ -222,11 +221,6 @@ class MetaAcl(alpgmm.AlpGmm):
             fit=history[:, width + 1],
             component=history[:, width + 2],
         )
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        old = {"album": "own_fits", "story": "history", "lately": "recent_progress"}
-        own = {old.get(name, name): value for name, value in state["own"].items()}
-        super().set_state({**state, "own": own})
 
     def metrics(self) -> dict[str, float]:
         taught = {"stage": float(self.stage), "stages": float(len(self.expert))}
