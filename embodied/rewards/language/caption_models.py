@@ -20,7 +20,7 @@ from torch.nn import functional
 from embodied.core.remembered import Remembered
 from embodied.core.seeding import forked
 from embodied.nn.fit import gradient_step
-from embodied.rewards.language.annotator import Question
+from embodied.rewards.language.prompts import Question
 
 LONGEST = 200  # characters of a caption that are used
 LETTERS = 128
