@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
@@ -25,14 +26,13 @@ from embodied.policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`inner`: node of the policy on the hidden state, built with this `chunk`; `width`: of the
-    hidden state."""
+    """Settings of a policy with a GRU."""
 
-    inner: Node
-    chunk: int = 1
-    width: int = 64
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    inner: Node  # node of the policy on the hidden state, built with this `chunk`
+    chunk: Count = 1  # actions of one decision
+    width: Count = 64  # units of the hidden state
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Memory(nn.Module):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -31,24 +32,19 @@ from embodied.policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`train_steps`: noise levels T; `steps`: DDIM sampling steps, a divisor of T; `eta`: 0 for
-    deterministic sampling given the initial noise, 1 for new noise at every step; `width`, `depth`,
-    `time_dim`: of the residual MLP; `net`: another network
-    (embodied.policies.generative.denoisers); `obs_steps`: observations, the present one included
-    (embodied.policies.generative.observation_history).
-    """
+    """Settings of a diffusion policy."""
 
-    chunk: int = 8
-    train_steps: int = 100
-    steps: int = 10
-    eta: float = 0.0
-    width: int = 256
-    depth: int = 2
-    time_dim: int = 16
-    net: Node | None = None
-    obs_steps: int = 1
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 8  # actions of one decision
+    train_steps: Count = 100  # noise levels T
+    steps: Count = 10  # DDIM sampling steps, a divisor of T
+    eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
+    width: Count = 256  # units of the residual MLP
+    depth: Count = 2  # residual blocks of the MLP
+    time_dim: Count = 16  # size of the time embedding, even
+    net: Node | None = None  # node of another network, see policies.generative.denoisers
+    obs_steps: Count = 1  # observations that the policy sees, the present one included
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Step(NamedTuple):
@@ -183,7 +179,7 @@ class Diffusion(EncodesHistory):
 
 def schedulers(config: Config) -> tuple[Any, Any]:
     """The DDPMScheduler of diffusers for training, and its DDIMScheduler with `config.steps`."""
-    if not 1 <= config.steps <= config.train_steps or config.train_steps % config.steps:
+    if config.train_steps % config.steps:
         raise ConfigError(
             f"steps={config.steps} must divide train_steps={config.train_steps} evenly"
         )

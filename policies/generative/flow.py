@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -26,19 +27,17 @@ from embodied.policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`steps`: Euler steps K; `width`, `depth` (residual blocks), `time_dim`: of the residual MLP;
-    `net`: another network (embodied.policies.generative.denoisers); `obs_steps`: observations, the
-    present one included (embodied.policies.generative.observation_history)."""
+    """Settings of a flow-matching policy."""
 
-    chunk: int = 8
-    steps: int = 4
-    width: int = 256
-    depth: int = 2
-    time_dim: int = 16
-    net: Node | None = None
-    obs_steps: int = 1
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 8  # actions of one decision
+    steps: Count = 4  # Euler steps K
+    width: Count = 256  # units of the residual MLP
+    depth: Count = 2  # residual blocks of the MLP
+    time_dim: Count = 16  # size of the time embedding, even
+    net: Node | None = None  # node of another network, see policies.generative.denoisers
+    obs_steps: Count = 1  # observations that the policy sees, the present one included
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Flow(EncodesHistory):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
 from embodied.core.history import FRESH, HISTORY, with_history
 from embodied.core.tensors import Tensors, each
 from embodied.policies.networks.encoders import Encoder
@@ -52,8 +51,6 @@ class EncodesHistory(ObservesHistory):
 
     def set_obs_steps(self, steps: int) -> None:
         """Observe `steps` steps, the present one included; ConfigError below 1."""
-        if steps < 1:
-            raise ConfigError(f"obs_steps={steps} must be at least 1, the present observation")
         self.past, self.names = steps - 1, self.encoder.names
 
     @property

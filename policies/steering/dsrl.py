@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked
@@ -28,12 +29,13 @@ PROBES, LEAST = 8, 1e-6  # noise samples of the test for an effect, and the leas
 
 @dataclass(frozen=True)
 class Config(steered.Config):
-    """`bound`: largest noise per element (the authors use 1 to 2.5). `shared_noise`: the inner
-    policy chooses the noise of one time step, which is repeated over all steps of the base's chunk:
-    32 numbers instead of 1,600 on pi0."""
+    """Settings of DSRL.
 
-    bound: float = 1.5
-    shared_noise: bool = False
+    With `shared_noise` the inner policy chooses 32 numbers instead of 1,600 on pi0.
+    """
+
+    bound: Positive = 1.5  # largest noise per element (the authors: 1 to 2.5)
+    shared_noise: bool = False  # choose one step's noise, repeated over the base's chunk
 
 
 class Dsrl(steered.Steered):

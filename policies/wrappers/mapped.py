@@ -31,12 +31,11 @@ from embodied.datasets.matching import listed, require_actions, require_fit, req
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the policy; `there`: its Spec (as in spec.json); `mapping`: the settings of a mapping
-    file, with the range of its actions."""
+    """Settings of a policy with names and units of another project."""
 
-    base: Node
-    there: Node
-    mapping: Node
+    base: Node  # node of the wrapped policy
+    there: Node  # its Spec, as in spec.json
+    mapping: Node  # settings of a mapping file, with the range of its actions
 
 
 class Mapped(Policy):

@@ -22,8 +22,6 @@ from embodied.policies.scripted.minigrid import Planner
 from embodied.rewards.language.subgoal_bonus import BONUS, SubgoalBonus, SubgoalBonusWrapper
 
 RECORDED = Path(__file__).parents[2] / "benchmarks/studies/recorded/beacons_scripted.jsonl"
-    Path(__file__).parents[2] / "benchmarks" / "studies" / "recorded" / "beacons_scripted.jsonl"
-)
 LIMIT = 10 * 8 * 8  # of DoorKey-8x8
 
 
