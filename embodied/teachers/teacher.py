@@ -6,7 +6,6 @@ region, bound or goal it sampled) is kept until the outcome is known.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Fraction, Number
 from embodied.core.build import ConfigError
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.teachers.task_space import Floats, TaskSpace
 
@@ -60,7 +60,7 @@ class Curriculum:
         return {}
 
 
-class Teacher(Curriculum, ABC):
+class Teacher(Remembered, Curriculum, ABC):
     """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
 
     They take random numbers from `self.random` only and name their state in `remembered`, so that a
@@ -73,8 +73,7 @@ class Teacher(Curriculum, ABC):
     of observations). "estimates": outcomes come with the student's estimates, after the end of the
     episode, and `trains` selects the episodes to learn from. "rival": a second agent."""
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes to save: numbers, text, arrays, tensors, lists and dicts of these."""
+    remembered = ("random", "pending", "issued", "dropped")
 
     def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
@@ -138,24 +137,6 @@ class Teacher(Curriculum, ABC):
             return bounded(outcome.success.double().cpu().numpy())
         low, high = self.config.returns
         return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
-
-    def get_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
-        return {
-            "remembered": own,
-            "random": self.random.bit_generator.state,
-            "pending": dict(self.pending),
-            "issued": self.issued,
-            "dropped": self.dropped,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
-        for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["remembered"][name]))
-        self.random.bit_generator.state = state["random"]
-        self.pending = dict(state["pending"])
-        self.issued, self.dropped = state["issued"], state["dropped"]
 
 
 def bounded(scores: Floats) -> Floats:

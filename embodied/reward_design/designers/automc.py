@@ -12,10 +12,10 @@ stateless.
 from __future__ import annotations
 
 import ast
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
+from embodied.llm.ask_pool import ask_all
 from embodied.llm.chat import Chat, ChatError, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
@@ -70,8 +70,7 @@ class AutoMc(Designer):
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         seeds = [board.seed + number * count + i for i in range(count)]
-        with ThreadPoolExecutor(max(1, min(prompts.IN_FLIGHT, count))) as pool:
-            return list(pool.map(lambda seed: self._one(board, number, seed), seeds))
+        return ask_all(lambda seed: self._one(board, number, seed), seeds, prompts.IN_FLIGHT)
 
     def say(self, board: Board, number: int) -> str:
         """The analyser's advice on the round's best policy; "" if no episode failed or no policy

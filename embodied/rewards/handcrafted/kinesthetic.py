@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import End, Factor
@@ -38,7 +38,7 @@ class Config:
     join: Literal["krc", "sum"] = "krc"  # geometric mean of factors; "sum": mean, for comparison
 
 
-class Kinesthetic(Reward):
+class Kinesthetic(SummedReward):
     """Applied once, when transitions are stored."""
 
     frozen = True
@@ -50,9 +50,6 @@ class Kinesthetic(Reward):
         }
         self.events = {name: Factor(node, spec) for name, node in config.events.items()}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
     def components(self, rows: Tensors) -> Tensors:
         gained = {
             name: rows["discount"] * utility(rows, "next_obs") - utility(rows, "obs")
@@ -60,10 +57,6 @@ class Kinesthetic(Reward):
         }
         rewarded = {name: event(rows) for name, event in self.events.items()}
         return {"env": self.config.env_weight * rows["reward"], **gained, **rewarded}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
 
 
 class Utility:

@@ -82,10 +82,6 @@ class Program(Reward):
         """The components [N], named by the program."""
         return self._output(rows).components
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
-
     def set_step(self, step: int) -> None:
         """Write the components' statistics since the last call."""
         self.step = step

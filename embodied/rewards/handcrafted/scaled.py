@@ -32,7 +32,3 @@ class Scaled(Reward):
 
     def __call__(self, rows: Tensors) -> Tensor:
         return self.config.factor * rows["reward"]
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}

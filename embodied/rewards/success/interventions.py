@@ -55,10 +55,6 @@ class Interventions(Reward):
             return rows["reward"]
         return rows["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
-
 
 class InterventionWrapper(Wrapper):
     """Replaces actions while the operator intervenes. `log`: `intervened` (this action was the

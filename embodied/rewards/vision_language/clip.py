@@ -98,10 +98,6 @@ class Clip(Reward):
             reward = rows["discount"].to(after.device) * after - before
         return (config.scale * reward).to(rows["reward"].device)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
-
 
 class Projected:
     """1 - |P (z - g)|^2 / 2 of embeddings [N, D]."""

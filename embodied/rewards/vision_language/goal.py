@@ -92,10 +92,6 @@ class Goal(Reward):
             off = self.weights * (rows[key].flatten(1) - self.goal)
         return (-self.config.scale * off.norm(dim=1)).to(rows["reward"].device)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
-
 
 def goal_image(config: Config, goal: str) -> Tensor:
     """The goal: an image [H, W, 3] or an observation; ConfigError if it cannot be read."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative, Positive
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers.levels import regret
 from embodied.teachers.levels.level_autoencoder import EDGE, LevelAutoencoder, train
 from embodied.teachers.levels.level_autoencoder import Settings as AutoencoderSettings
@@ -25,7 +26,7 @@ from embodied.teachers.levels.level_generator import Grammar, normal, surrogate
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.levels.paired import spelled
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import gradient_step, tensor
+from embodied.teachers.torch_teacher import tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class LatentGaussian(nn.Module):
 class Clutr(regret.RegretTeacher):
     """The autoencoder is trained when the first level is generated, with the teacher's seed."""
 
-    remembered = (*regret.RegretTeacher.remembered, "z", "learned", "noted")
+    remembered = ("z", "learned", "noted")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0

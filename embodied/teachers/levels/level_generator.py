@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
-from embodied.teachers.torch_teacher import gradient_step, linear, mlp
+from embodied.nn.fit import gradient_step
+from embodied.teachers.torch_teacher import linear, mlp
 
 Words = NDArray[np.int64]
 

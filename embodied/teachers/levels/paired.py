@@ -32,7 +32,7 @@ class Config(regret.Config):
 class Paired(regret.RegretTeacher):
     """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
 
-    remembered = (*regret.RegretTeacher.remembered, "words", "old", "value")
+    remembered = ("words", "old", "value")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0

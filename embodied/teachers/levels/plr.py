@@ -52,7 +52,7 @@ class Plr(level_teacher.LevelTeacher):
     buffer (-1: not from the buffer)."""
 
     needs = level_teacher.LevelTeacher.needs | {"estimates"}
-    remembered = (*level_teacher.LevelTeacher.remembered, "queue", "kinds", "taken")
+    remembered = ("library", "queue", "kinds", "taken")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -137,13 +137,6 @@ class Plr(level_teacher.LevelTeacher):
             "again": float((kinds == AGAIN).mean()) if len(kinds) else 0.0,
             "taken": float(self.taken),
         }
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"library": self.library.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.library.set_state(state["library"])
 
 
 def _check(config: Config) -> None:

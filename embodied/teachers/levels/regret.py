@@ -52,7 +52,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
     """
 
     needs = LevelTeacher.needs | {"rival"}
-    remembered = (*LevelTeacher.remembered, "round", "made", "given", "returns", "how")
+    remembered = ("round", "made", "given", "returns", "how")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0

@@ -52,8 +52,8 @@ class Sfl(level_teacher.LevelTeacher):
     # Only with estimates does the student leave episodes out of its training.
     needs = level_teacher.LevelTeacher.needs | {"estimates"}
     remembered = (
-        *level_teacher.LevelTeacher.remembered,
-        *("kept", "tested", "waiting", "wins", "plays", "trained", "rounds", "learnability"),
+        *("kept", "tested", "waiting", "wins", "plays"),
+        *("trained", "rounds", "learnability"),
     )
 
     def __init__(

@@ -7,7 +7,6 @@ kept until the outcome is known.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
@@ -49,7 +49,7 @@ class Config:
     signal: Literal["success", "return"] = "success"  # score of an episode
 
 
-class ResetDistribution(Curriculum, ABC):
+class ResetDistribution(Remembered, Curriculum, ABC):
     """Subclasses select trajectories (`select`), propose initial states (`propose`) and learn from
     the outcomes (`learn`).
 
@@ -57,7 +57,7 @@ class ResetDistribution(Curriculum, ABC):
     exactly even if the player is gone.
     """
 
-    remembered: ClassVar[tuple[str, ...]] = ()
+    remembered = ("paths", "random", "pending", "clock", "issued", "dropped")
     needs: ClassVar[frozenset[str]] = frozenset({"states"})
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
@@ -139,25 +139,10 @@ class ResetDistribution(Curriculum, ABC):
         """Numbers to log."""
         return {}
 
-    def get_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
-        return {
-            "remembered": own,
-            "paths": dict(vars(self.paths)),
-            "random": self.random.bit_generator.state,
-            "pending": dict(self.pending),
-            "counts": (self.clock, self.issued, self.dropped),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
         self.paths = Trajectories(**state["paths"])
         self.set_up()
-        for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["remembered"][name]))
-        self.random.bit_generator.state = state["random"]
-        self.pending = dict(state["pending"])
-        self.clock, self.issued, self.dropped = state["counts"]
+        super().set_state(state)
 
 
 def _player(config: Config) -> Node:

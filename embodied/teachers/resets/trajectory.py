@@ -110,7 +110,7 @@ class Trajectory(ResetDistribution):
             self.means[frame] = (self.means[frame] + score) / 2
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.frames = state["remembered"]["frames"]
+        self.frames = state["frames"]
         super().set_state(state)
 
     def metrics(self) -> dict[str, float]:

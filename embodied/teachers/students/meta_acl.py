@@ -71,7 +71,6 @@ class MetaAcl(alpgmm.AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
-        *alpgmm.AlpGmm.remembered,
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
         *("scored", "stayed", "recent_progress"),
     )

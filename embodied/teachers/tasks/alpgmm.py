@@ -33,7 +33,7 @@ class Config(gmm_teacher.Config):
 class AlpGmm(gmm_teacher.Fitted):
     """Needs only the scores of episodes: no thresholds and no access to the student."""
 
-    remembered = (*gmm_teacher.Fitted.remembered, "known", "seen")
+    remembered = ("known", "seen")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)

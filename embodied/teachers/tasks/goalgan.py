@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, points, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
 OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
 
 Posterior = tuple[Tensor, Tensor]
 """Means and standard deviations of z, [width] each."""

@@ -28,10 +28,11 @@ from embodied.core.bounds import (
 )
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks.real_nvp import Flow
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
 
 PLAN = 64  # goals that are generated at a time
 
