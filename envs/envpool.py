@@ -68,7 +68,8 @@ class EnvPool(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)
         self._actions = Actions(self._pool.action_space, config.id)
@@ -82,7 +83,8 @@ class EnvPool(VecEnv):
         self._pool = make(self.config, seed)
         # The pool's flat lists, without the nesting that EnvPool's own `step` builds each time.
         self._keys = {key: place for place, key in enumerate(self._pool._state_keys)}
-        self._done, self._late = self._keys["done"], self._keys["trunc"]
+        self._done = self._keys["done"]
+        self._late = self._keys["trunc"]
         self._reward = self._keys["reward"]
         self._success = [self._keys[key] for key in SUCCESS if key in self._keys]
         self._extra = {name: _extra(self._keys, name, self.config.id) for name in self.config.log}
@@ -112,7 +114,8 @@ class EnvPool(VecEnv):
         native = self._actions.native(action).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
-        ended, truncated = state[self._done], state[self._late]
+        ended = state[self._done]
+        truncated = state[self._late]
         rows = np.flatnonzero(ended).astype(np.int32)
         if len(rows):
             # Finished envs are reset on the pool's threads while this thread continues.

@@ -76,7 +76,8 @@ class Gym(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
         self._actions = Actions(first.action_space, config.id)
@@ -119,13 +120,16 @@ class Gym(VecEnv):
             result: Any = env.step(native[row])
             try:
                 obs, gain, over, late, info = result
-                reward[row], terminated[row], truncated[row] = gain, over, late and not over
+                reward[row] = gain
+                terminated[row] = over
+                truncated[row] = late and not over
             except (TypeError, ValueError) as error:
                 raise wrong_step(self.config.id, result) from error
             self._write(rows, row, obs)
             for key in SUCCESS:
                 if key in info:
-                    success[row], self._knows_success = info[key], True
+                    success[row] = info[key]
+                    self._knows_success = True
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
         self._now = self._after(following, terminated | truncated)

@@ -56,7 +56,8 @@ def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) ->
 def warn_of_dtypes(name: str, space: Any, entries: Sequence[Entry], obs: Any) -> None:
     """A line for each array in `obs` that is converted, as it has not the type of its Box."""
     for entry in entries:
-        box, value = entry.pick(space), entry.pick(obs)
+        box = entry.pick(space)
+        value = entry.pick(obs)
         if not isinstance(box, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
             continue
         if value.dtype != box.dtype:

@@ -22,7 +22,8 @@ def _signed(word: int) -> int:
 
 
 GOLDEN = _signed(0x9E3779B97F4A7C15)
-A, B = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+A = _signed(0xBF58476D1CE4E5B9)
+B = _signed(0x94D049BB133111EB)
 UNIT = 2.0**-32
 
 

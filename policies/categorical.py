@@ -48,7 +48,9 @@ class Categorical(Policy):
         high = spec.act.high
         if spec.act.dtype != "int64" or spec.act.shape or not isinstance(high, int | float):
             raise ConfigError("this policy needs discrete actions, not continuous ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.count = int(high) + 1
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(

@@ -59,7 +59,9 @@ class DiagonalBeta(Policy):
                 "this policy's actions have bounds, and normalised ones do not: "
                 "policy=diagonal_gaussian"
             )
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(

@@ -70,7 +70,8 @@ class CartesianPose(Controller):
     arm has one."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         self.settings = inverse.Settings(config.damping, config.pull, config.weight)
         hand = ("gripper",) if self.arm.hand is not None else ()
         self.names = ("x", "y", "z", *ROTATIONS[config.rotation], *hand)
@@ -92,7 +93,9 @@ class CartesianPose(Controller):
         """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
         [B, A] in [-1, 1] and measured joint positions `q` [B, n]. Of the reference, `place` is the
         tool at the joint target, `turn` the rotation that was asked for last."""
-        config, arm, before = self.config, self.arm, reference["q"]
+        config = self.config
+        arm = self.arm
+        before = reference["q"]
         turn = self.turn(action, reference["turn"])
         place, facing = self._towards(action, turn, q, before)
         most = constant(config.speed * arm.velocity * config.dt, q)
@@ -144,13 +147,15 @@ class CartesianPose(Controller):
         hand = self.arm.hand
         if hand is None:
             return before
-        aim, change = (action[:, -1] + 1) / 2 * hand.open, hand.speed * self.config.dt
+        aim = (action[:, -1] + 1) / 2 * hand.open
+        change = hand.speed * self.config.dt
         return before + namespace(before).clip(aim - before, -change, change)
 
 
 def rotation_vector(turn: Floats) -> Floats:
     """Rotation vectors [B, 3] (rad) of rotation matrices [B, 3, 3], also of half turns."""
-    xp, eye = namespace(turn), constant(np.eye(3), turn)
+    xp = namespace(turn)
+    eye = constant(np.eye(3), turn)
     small = rotation_error(turn, xp.broadcast_to(eye, turn.shape))
     cosine = (turn[:, 0, 0] + turn[:, 1, 1] + turn[:, 2, 2] - 1) / 2
     # Beyond a quarter turn the axis n is read from n n^T, which half turns have too.

@@ -56,7 +56,8 @@ class Crafter(VecEnv):
 
     def __init__(self, config: Config) -> None:
         _require_sound(config)
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         goal = -1 if config.goal is None else ACHIEVEMENTS.index(config.goal)
         self._knows_success = goal >= 0
         self._goal = goal

@@ -31,7 +31,8 @@ SWORDS = tuple(
     (ITEMS.index(name), damage)
     for name, damage in (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
 )
-DO, SLEEP = ACTIONS.index("do"), ACTIONS.index("sleep")
+DO = ACTIONS.index("do")
+SLEEP = ACTIONS.index("sleep")
 MOVES = {
     ACTIONS.index(f"move_{name}"): way
     for name, way in zip(("left", "right", "up", "down"), WAYS, strict=True)
@@ -182,7 +183,8 @@ class Player(Thing):
 
     def _live(self) -> None:
         """Hunger, thirst, fatigue; health comes back or goes."""
-        inventory, sleeping = self.inventory, self.sleeping
+        inventory = self.inventory
+        sleeping = self.sleeping
         self.hunger += 0.5 if sleeping else 1
         if self.hunger > 25:
             self.hunger = 0

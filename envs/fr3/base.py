@@ -70,7 +70,8 @@ class TaskInstance:
 
     def judge(self, view: View) -> tuple[Floats, Flags, dict[str, Floats]]:
         """Reward [n], end of the episode [n] and log: success gives 1, shaped terms up to 0.1."""
-        task, xp = self.task, namespace(view.width)
+        task = self.task
+        xp = namespace(view.width)
         success = task.success(view)
         lost = task.lost(view) & ~success
         terms = {name: term(view) for name, term in task.terms.items()}
@@ -89,7 +90,8 @@ class RenderScene:
     """
 
     def __init__(self, task: Task, meshes: bool = True) -> None:
-        self.task, self.meshes = task, meshes
+        self.task = task
+        self.meshes = meshes
         self._made: tuple[mujoco.MjModel, mujoco.MjData] | None = None
 
     def shaped(self, param: Params) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -98,7 +100,8 @@ class RenderScene:
             model = compile_scene(self.task, pictures=self.meshes)
             if not self.meshes:
                 model.geom_group[:] = 0  # the solids of the hand are not drawn otherwise
-                model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = 0.5, 0.5
+                model.vis.headlight.ambient[:] = 0.5
+                model.vis.headlight.diffuse[:] = 0.5
             self._made = model, mujoco.MjData(model)
         model, data = self._made
         for (name, geom), value in self.task.shape(param).items():

@@ -63,18 +63,23 @@ class Fr3Warp(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.name = config, f"fr3_{config.task}_warp"
+        self.config = config
+        self.name = f"fr3_{config.task}_warp"
         self.given = TaskInstance(config.task, config.reward, config.ranges)
-        self.what, self.parameters = self.given.task, self.given.parameters
+        self.what = self.given.task
+        self.parameters = self.given.parameters
         self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
-        self.spec, self.num_envs = self.given.spec(self.controller), config.num_envs
+        self.spec = self.given.spec(self.controller)
+        self.num_envs = config.num_envs
         self.horizon = self.what.horizon if config.horizon is None else config.horizon
         self.substeps = round(DT / self.what.timestep)
         self.model = compile_scene(self.what, pictures=False)
         self.batch = self._batch()
         self.device = self.batch.device
-        self._free, self._markers = addresses(self.model, self.what), mocaps(self.model, self.what)
-        self._drawn, self._cameras = RenderScene(self.what), Cameras((), 0)
+        self._free = addresses(self.model, self.what)
+        self._markers = mocaps(self.model, self.what)
+        self._drawn = RenderScene(self.what)
+        self._cameras = Cameras((), 0)
         self.streams = RowRng(config.seed, self.num_envs, self.device)
         self.count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.task = self._zeros(len(self.parameters))
@@ -82,7 +87,8 @@ class Fr3Warp(VecEnv):
         self._obs: Tensors | None = None
 
     def _batch(self) -> WarpBatch:
-        config, device = self.config, str(pick_device(self.config.device))
+        config = self.config
+        device = str(pick_device(self.config.device))
         tell_about_compiling(self.name, device)
         half = {each.name: np.full(1, (each.low + each.high) / 2) for each in self.parameters}
         return WarpBatch(
@@ -117,7 +123,8 @@ class Fr3Warp(VecEnv):
         self.count = self.count + 1
         view = self.view()
         reward, won, log = self.given.judge(view)
-        reward, next_obs = reward.float(), self._observe(view)
+        reward = reward.float()
+        next_obs = self._observe(view)
         late = (self.count >= self.horizon) & ~won
         ended = won | late
         sane = torch.isfinite(next_obs["state"]).all() & torch.isfinite(reward).all()
@@ -167,7 +174,8 @@ class Fr3Warp(VecEnv):
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {key: value.to(self.device, copy=True) for key, value in state.items()}
-        self.count, self.task = here["count"], here["task"]
+        self.count = here["count"]
+        self.task = here["task"]
         self.streams.state = here["stream"]
         start = len("memory/")
         self.memory = {k[start:]: v for k, v in here.items() if k.startswith("memory/")}
@@ -238,10 +246,12 @@ class Fr3Warp(VecEnv):
         """State fields [B, ...] of envs that start at `start` with joint angles `q` [B, 7]."""
         tool, _, _ = fr3.forward(q)
         qpos = self.batch.origin.double()
-        qpos[:, :7], qpos[:, 7:9] = q, start.width[:, None] / 2
+        qpos[:, :7] = q
+        qpos[:, 7:9] = start.width[:, None] / 2
         for name, (place, turn) in start.bodies(tool).items():
             first = self._free[name]
-            qpos[:, first : first + 3], qpos[:, first + 3 : first + 7] = place, turn
+            qpos[:, first : first + 3] = place
+            qpos[:, first + 3 : first + 7] = turn
         mocap = self.batch.state["mocap_pos"].double()
         for name, place in start.marker.items():
             mocap[:, self._markers[name]] = place

@@ -44,14 +44,16 @@ class Flown:
         if config.vehicle not in VEHICLES:
             raise ConfigError(f"no vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}")
         vehicle = VEHICLES[config.vehicle]
-        self.config, self.pilot = config, Pilot(vehicle, CPU)
+        self.config = config
+        self.pilot = Pilot(vehicle, CPU)
         zero = torch.zeros(3, 1)
         self.air = self.pilot.physics.body(numbers(vehicle), zero, zero)
         self.state = torch.zeros(17, 1)
         self.state[:3, 0] = torch.tensor(config.place)
         self.state[3] = 1.0
         self.random = np.random.default_rng(config.seed)
-        self.time, self.told_at = 0.0, -1e9
+        self.time = 0.0
+        self.told_at = -1e9
         self.error = -np.asarray(config.place) if config.external else np.zeros(3)
         """What it believes of its place minus where it is, m."""
         self.onboard = Onboard(Path(config.onboard), vehicle) if config.onboard else None
@@ -94,7 +96,8 @@ class Flown:
 
     def _pushed(self, setpoint: Setpoint) -> torch.Tensor:
         """Commands of the motors [4, 1]."""
-        pilot, state = self.pilot, self.state
+        pilot = self.pilot
+        state = self.state
         if (learned := self._learned(setpoint)) is not None:
             return learned
         offset = torch.tensor(self.error, dtype=torch.float32)[:, None]
@@ -129,8 +132,10 @@ class Flown:
 
     def _lean(self, setpoint: Setpoint, wanted: torch.Tensor) -> None:
         """Write to `wanted` [3, 1] the acceleration of a thrust along that tilt."""
-        (roll, pitch), yaw = setpoint.tilt, self.pilot.heading(self.state)
-        r, p = torch.tensor(roll), torch.tensor(pitch)
+        (roll, pitch) = setpoint.tilt
+        yaw = self.pilot.heading(self.state)
+        r = torch.tensor(roll)
+        p = torch.tensor(pitch)
         x, y = yaw.cos() * p.sin() * r.cos(), yaw.sin() * p.sin() * r.cos()
         axis = torch.stack([x + yaw.sin() * r.sin(), y - yaw.cos() * r.sin()])
         upwards = (p.cos() * r.cos()).clamp(min=0.3)
@@ -143,7 +148,8 @@ class Flown:
         """On the floor: level and at rest, facing where it faced."""
         half = self.pilot.heading(state) / 2
         after = state.clone()
-        after[2], after[7:13] = 0.0, 0.0
+        after[2] = 0.0
+        after[7:13] = 0.0
         after[3:7] = torch.stack([half.cos(), 0 * half, 0 * half, half.sin()])
         return after
 
@@ -160,7 +166,9 @@ class Air:
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         torch.set_num_threads(1)
-        self.config, self.body, self.pace = config, Flown(config), Pace(STEP, BEHIND)
+        self.config = config
+        self.body = Flown(config)
+        self.pace = Pace(STEP, BEHIND)
         made = FirmwareConfig(config.arms_itself, config.battery, config.drain)
         self.firmware = Firmware(made, self.body, 0.0)
         onboard = self.body.onboard

@@ -42,7 +42,8 @@ class Things:
     """What stands before the arm, as the simulator knows it, told to whoever looks."""
 
     def __init__(self, world: TaskWorld, folder: Path, seed: int) -> None:
-        self.world, self.writer = world, ExternalStateWriter(folder, world.names)
+        self.world = world
+        self.writer = ExternalStateWriter(folder, world.names)
         self.random = np.random.default_rng(seed)
 
     def put(self, worldbody: ElementTree.Element) -> None:
@@ -55,7 +56,8 @@ class Things:
     def begin(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         """Where the task wants them."""
         task = self.world.task
-        self.world.free, self.world.markers = addresses(model, task), mocaps(model, task)
+        self.world.free = addresses(model, task)
+        self.world.markers = mocaps(model, task)
         self._lay(model, data)
 
     def look(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
@@ -103,14 +105,18 @@ def main(folder: Path) -> None:
 
 def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
     """Its model and data; firm friction as in training, or held things creep out of the hand."""
-    model, data = sim.model, sim.data
+    model = sim.model
+    data = sim.data
     assert model is not None and data is not None
-    model.opt.cone, model.opt.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, 10.0
+    model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    model.opt.impratio = 10.0
     return model, data
 
 
 def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
-    over, pace, looked = threading.Event(), Pace(STEP, BEHIND), time.monotonic()
+    over = threading.Event()
+    pace = Pace(STEP, BEHIND)
+    looked = time.monotonic()
     threading.Thread(target=answer, args=(said, pace.behind, over), daemon=True).start()
     while not over.is_set():
         server.run_once(realtime=False)

@@ -26,7 +26,8 @@ Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells
 EDIT_GOAL = 0.1  # share of edits that move the goal instead of a wall
 HELD_OUT = 20_611  # seed of the held-out evaluation mazes
-LONG, AMONG = 200, 4_000  # levels with the longest shortest paths, and of how many
+LONG = 200  # levels with the longest shortest paths
+AMONG = 4_000  # of how many random ones
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,22 @@ class MazeLevels:
     def __init__(self, side: int, blocks: int, held_out: str = "mixed", shortest: int = 0) -> None:
         if side < 5:
             raise ValueError(f"side={side} is too small for a maze; it must be at least 5")
-        self.side, self.cells = side, side * side
+        self.side = side
+        self.cells = side * side
         if not 0 <= blocks <= self.cells - 2:
             raise ValueError(f"blocks={blocks} must be 0 to {self.cells - 2} for side={side}")
         if not 0 <= shortest <= 2 * side - 4:  # longer ones are too rare to be sampled
             raise ValueError(f"shortest={shortest} must be 0 to {2 * side - 4} for side={side}")
-        self.blocks, self.size, self.shortest = blocks, self.cells + MARKS, 0
+        self.blocks = blocks
+        self.size = self.cells + MARKS
+        self.shortest = 0
         walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
         self.names = (*walls, "start", "goal", "facing")
         self.lots = self.cells + 2  # uniform numbers per level
         # In words (maze_words.py): goal, start, and walls or nothing.
-        self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
+        self.words = self.cells + 1
+        self.length = blocks + 2
+        self.marks = 2
         made = {"mixed": self._held_out, "zero_shot": self._zero_shot, "long": self._long}
         self.held_out_names, self.held_out = made[held_out]()
         self.shortest = shortest  # not for held-out levels
@@ -76,7 +82,8 @@ class MazeLevels:
             )
         if not ((levels >= 0) & (levels <= 1)).all():
             raise ValueError("maze levels must be in [0, 1]")
-        rows, last = np.arange(len(levels)), self.cells - 1
+        rows = np.arange(len(levels))
+        last = self.cells - 1
         walls = levels[:, : self.cells] >= 0.5
         # A little more than the number: float32 may be just below a cell's own bound.
         start, goal = (
@@ -225,7 +232,8 @@ class MazeLevels:
 
     def _edited(self, levels: Floats, cell: NDArray[np.int64], moved: NDArray[np.bool_]) -> Floats:
         """One edit each: the wall at `cell` [n] put or taken away, or the goal moved there."""
-        rows, edited = np.arange(len(levels)), levels.copy()
+        rows = np.arange(len(levels))
+        edited = levels.copy()
         plans = self.decode(levels)
         taken = (cell == plans.start) | (cell == plans.goal)
         flip = ~moved & ~taken

@@ -56,7 +56,8 @@ class Pool(EnvPool):
         if config.privileged:
             obs |= whole_leaves(*_size(pool))
         self.spec = Spec(obs, self._actions.leaf, config.dt, None, config.text)
-        self._rows, self._elapsed = self._every, self._keys["elapsed_step"]
+        self._rows = self._every
+        self._elapsed = self._keys["elapsed_step"]
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -110,7 +111,8 @@ class Pool(EnvPool):
         return Grid.decode(state["grid"])[0].render(tile, (x, y), turn)
 
     def describe(self, row: int = 0) -> str:
-        view, turn = self._now["cells"][row].numpy(), int(self._now["direction"][row])
+        view = self._now["cells"][row].numpy()
+        turn = int(self._now["direction"][row])
         return described(view, turn, self._states(np.array([row], np.int32))[0].mission)
 
     def _ends(self, state: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -172,7 +174,8 @@ def symbols_of(state: Any) -> dict[str, np.ndarray]:
     inside = np.array(state.grid_contains, np.uint8).reshape(shape)
     hand = [_hand(state), NOTHING]
     if state.carrying_has_contains:
-        kind, colour = state.carrying_contains_type, state.carrying_contains_color
+        kind = state.carrying_contains_type
+        colour = state.carrying_contains_color
         hand[1] = (kind, colour, state.carrying_contains_state)
     return {
         "grid": np.array(state.grid, np.uint8).reshape(shape),

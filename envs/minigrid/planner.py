@@ -17,7 +17,8 @@ Grid = list[list[list[int]]]
 Cell = tuple[int, int]
 WALL, DOOR, KEY, GOAL, LAVA = (KIND[word] for word in ("wall", "door", "key", "goal", "lava"))
 THINGS = tuple(KIND[word] for word in ("key", "ball", "box"))
-CLOSED, LOCKED = 1, 2
+CLOSED = 1
+LOCKED = 2
 ASIDE = 8  # what it costs to move a thing out of the way
 DEEP = 6  # errands for errands
 
@@ -49,12 +50,15 @@ def _target(grid: Grid, mission: str) -> tuple[Cell, str] | None:
     colours = "|".join(COLOURS)
     picked = re.search(rf"(?:pick up|fetch|get|go get) (?:the|a) ({colours}) (\w+)$", mission)
     if picked is not None and KIND.get(picked[2]) in THINGS:
-        wanted, verb = (KIND[picked[2]], COLOURS.index(picked[1])), "pick up"
+        wanted = (KIND[picked[2]], COLOURS.index(picked[1]))
+        verb = "pick up"
         places = [cell for cell, code in cells.items() if tuple(code[:2]) == wanted]
     elif "goal" in mission:
-        verb, places = "get to", [cell for cell, code in cells.items() if code[0] == GOAL]
+        verb = "get to"
+        places = [cell for cell, code in cells.items() if code[0] == GOAL]
     elif mission == "open the door":
-        verb, places = "open", [cell for cell, code in cells.items() if code[0] == DOOR]
+        verb = "open"
+        places = [cell for cell, code in cells.items() if code[0] == DOOR]
     else:
         return None
     return (places[0], verb) if places else None
@@ -131,7 +135,8 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
             more = cost + 1 + ASIDE * beyond + (kind == DOOR and state == CLOSED)
             more += 2 * ASIDE * (kind == DOOR and state == LOCKED)
             if more < costs.get((x, y), 1 << 30):
-                costs[x, y], came[x, y] = more, cell
+                costs[x, y] = more
+                came[x, y] = cell
                 heapq.heappush(queue, (more, (x, y)))
     return None
 

@@ -46,7 +46,8 @@ class Play(gymnasium.Env[Any, Any]):
     """Play data in the scene of the single task `name`."""
 
     def __init__(self, name: str, horizon: int | None = None) -> None:
-        self.name, self.kind = name, name.split("-")[0]
+        self.name = name
+        self.kind = name.split("-")[0]
         if self.kind not in KINDS:
             raise ConfigError(f"env.play=true: OGBench has no oracle for {name}; play=false")
         options = {"disable_env_checker": True, "terminate_at_goal": False}

@@ -124,7 +124,8 @@ class PracticeStates:
 
     def learn(self, facts: Facts) -> Verdict:
         """Update after a step of the learner in all envs."""
-        memory, config = self.memory, self.config
+        memory = self.memory
+        config = self.config
         stuck = self._stuck(facts.place) & ~facts.reached
         memory["age"] = torch.where(facts.reached, 0, memory["age"] + 1)
         memory["goals"] = memory["goals"] + facts.reached
@@ -152,7 +153,8 @@ class PracticeStates:
         return self.memory["mode"] == mode
 
     def _stuck(self, place: Tensor) -> Tensor:
-        memory, window = self.memory, self.config.window
+        memory = self.memory
+        window = self.config.window
         trail = torch.cat([place[:, None].to(memory["trail"]), memory["trail"][:, :-1]], 1)
         memory["trail"] = trail
         memory["kept"] = (memory["kept"] + 1).clamp(max=window)

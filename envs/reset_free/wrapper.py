@@ -105,7 +105,9 @@ class ResetFreeWrapper(Wrapper):
         ended = verdict.ended
         self.memory["length"] = self.memory["length"].masked_fill(ended, 0)
         manual = states.rows(Mode.ERRORED)
-        obs, aside, following = step.obs, torch.zeros(self.num_envs), step.next_obs
+        obs = step.obs
+        aside = torch.zeros(self.num_envs)
+        following = step.next_obs
         if bool(ended.any()) or bool(facts.reached.any()):
             following = copied(step.next_obs)  # observed with the previous goal
             if bool((ended & ~step.ended).any()):
@@ -151,7 +153,8 @@ class ResetFreeWrapper(Wrapper):
 
     def _between(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Observations to go on from; steps that were taken; where somebody had to come."""
-        states, ground = self._machine(), self.ground
+        states = self._machine()
+        ground = self.ground
         if self.config.resets == "free" and bool(ended.any()):
             ground.advance(reached & ~ended)
             states.begin(ended)
@@ -172,21 +175,24 @@ class ResetFreeWrapper(Wrapper):
 
     def _mended(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
         """Somebody puts right what no primitive can: observations, and steps that it took."""
-        errored, aside = states.rows(Mode.ERRORED), torch.zeros(self.num_envs)
+        errored = states.rows(Mode.ERRORED)
+        aside = torch.zeros(self.num_envs)
         if not bool(errored.any()):
             return self.ground.look(), aside
         left = errored
         if self.person is not None and bool((stuck := errored & ~self.ground.facts().lost).any()):
             print("stuck for good: drive it free, and let go", file=sys.stderr, flush=True)
             steps, done = self._driven(self.person, stuck)
-            aside, left = aside + steps * stuck, errored & ~(done & stuck)
+            aside = aside + steps * stuck
+            left = errored & ~(done & stuck)
         states.begin(errored)
         return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
 
     def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
         """`person` has `rows` [B] until they let go: steps, and where [B] somebody came and did."""
         came = person.over(self.ground.look(), rows) & rows
-        done, steps = torch.zeros_like(rows), 0
+        done = torch.zeros_like(rows)
+        steps = 0
 
         def over() -> bool:
             nonlocal came, done, steps
@@ -200,7 +206,8 @@ class ResetFreeWrapper(Wrapper):
 
     def _play(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Goals that have a script are gone to, until one has not: in `rows` [B], one by one."""
-        aside, manual = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+        aside = torch.zeros(self.num_envs)
+        manual = torch.zeros(self.num_envs, dtype=torch.bool)
         if not self.played:
             return obs, aside, manual
         for row in rows.nonzero().flatten().tolist():
@@ -217,7 +224,8 @@ class ResetFreeWrapper(Wrapper):
                         raise ConfigError(
                             f"played: the scripted policy of goal {goal} did not reach the goal"
                         )
-                    manual, failed = manual | only, 0
+                    manual = manual | only
+                    failed = 0
                     obs = self.env.reset(mask=only)
                 self.ground.rehome(only)
                 obs = self.ground.look()
@@ -247,10 +255,12 @@ class ResetFreeWrapper(Wrapper):
         """`actor` plays up to `steps` in `rows` [B]; the others stay as they are."""
         others = None if bool(rows.all()) else self.env.get_state()
         last = self.memory.get("last")
-        obs, first = self.ground.look(), torch.ones_like(rows)
+        obs = self.ground.look()
+        first = torch.ones_like(rows)
         for _ in range(steps):
             step = self._taken(actor(obs, first))
-            obs, first = step.obs, step.ended
+            obs = step.obs
+            first = step.ended
             if over():
                 break
         if others is not None:

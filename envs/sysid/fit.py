@@ -94,7 +94,8 @@ def identify(config: Config, traces: Sequence[Trace]) -> Identified:
 
 def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats]:
     """The best candidate that was found from `x0`, and the errors' derivatives there [N * 7, P]."""
-    x, damping = x0.copy(), 1e-2
+    x = x0.copy()
+    damping = 1e-2
     for _ in range(config.rounds):
         error, jacobian = _differences(replay, x)
         # Unmodelled effects (a contact, a load) must not push values to their bounds.
@@ -109,7 +110,8 @@ def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats
         costs = weight * np.sum(errors**2, 1) + PRIOR * np.sum((tries - x0) ** 2, 1)
         best = int(np.argmin(costs))
         if costs[best] < cost:
-            x, damping = tries[best], float(np.clip(dampings[best], 1e-6, 1e6))
+            x = tries[best]
+            damping = float(np.clip(dampings[best], 1e-6, 1e6))
         if costs[best] > cost * (1 - 1e-3):
             break
     return x, _differences(replay, x)[1]

@@ -38,7 +38,8 @@ class ActionRepeat(Wrapper):
 
     def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
         super().__init__(env, replace(env.spec, dt=env.spec.dt * config.times))
-        self.times, self.discount = config.times, config.discount
+        self.times = config.times
+        self.discount = config.discount
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)

@@ -90,7 +90,8 @@ class ActionDelay(Wrapper):
     memory_roles = StateRoles(generators={"generator": None})
 
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
-        act, spec = env.spec.act, env.spec
+        act = env.spec.act
+        spec = env.spec
         if config.show and act.dtype != "float32":
             raise ConfigError("ActionDelay: show=true needs continuous actions")
         if config.show and config.high:

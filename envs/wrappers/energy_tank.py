@@ -79,7 +79,8 @@ class EnergyTank(Wrapper):
         if inner is None:
             raise ConfigError("EnergyTank needs an impedance-controlled environment: contact_maze")
         super().__init__(env)
-        self.config, self.inner = config, inner
+        self.config = config
+        self.inner = inner
         if config.seen:
             leaf = Leaf((2,), names=("level", "share"))
             self.spec = replace(env.spec, obs={**env.spec.obs, "tank": leaf})
@@ -122,9 +123,11 @@ class EnergyTank(Wrapper):
 
     def _filter(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(what the tank pays for [B, A], J [B] that were wanted and not done, J [B] done)."""
-        tank, rows = self.tank, np.arange(self.num_envs)
+        tank = self.tank
+        rows = np.arange(self.num_envs)
         tries, places, stiff, cost = self._tried(action, SHARES[:1])
-        asked, budget = cost[0], tank.budget(self.spec.dt)
+        asked = cost[0]
+        budget = tank.budget(self.spec.dt)
         if (asked > budget).any():
             tries, places, stiff, cost = self._tried(action, SHARES)
         fine = cost <= budget

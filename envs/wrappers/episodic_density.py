@@ -21,7 +21,8 @@ from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
-KNOWN, CLOCK = "known", "clock"
+KNOWN = "known"
+CLOCK = "clock"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class EpisodicDensity(Wrapper):
         leaf = env.spec.obs[config.of]
         if leaf.unit != SYMBOL or not isinstance(leaf.high, int | float):
             raise ConfigError(f"EpisodicDensity: {config.of} is not an image of symbols")
-        self.symbols, self.places = int(leaf.high) + 1, leaf.size
+        self.symbols = int(leaf.high) + 1
+        self.places = leaf.size
         known = Leaf((self.places * self.symbols,), low=0.0, high=1.0)
         more = {KNOWN: known, CLOCK: Leaf((1,), low=0.0, high=1.0)}
         spec: Spec = env.spec.with_obs(**more)
@@ -78,7 +80,8 @@ class EpisodicDensity(Wrapper):
         return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
-        step, memory = self.env.step(action), self.memory
+        step = self.env.step(action)
+        memory = self.memory
         picture = step.next_obs[self.config.of].flatten(1).long()
         shown = functional.one_hot(picture, self.symbols).float()
         memory["counts"] = memory["counts"] + shown * memory["counting"][:, None, None]

@@ -59,11 +59,14 @@ class Clouds(Cameras):
         self, model: mujoco.MjModel, data: mujoco.MjData
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """All that the cameras see of one scene: points [M, 3] and, where asked for, colours."""
-        size, parts, colours = self.config.size, [], []
+        size = self.config.size
+        parts = []
+        colours = []
         for name in self.config.cameras:
             depth = torch.from_numpy(self.depth(model, data, name, size, size))
             eye = self.pinhole(model, data, name, size, size)
-            matrix, pose = torch.from_numpy(eye.matrix), torch.from_numpy(eye.pose)
+            matrix = torch.from_numpy(eye.matrix)
+            pose = torch.from_numpy(eye.pose)
             parts.append(depth_points.unproject(depth[None], matrix[None], pose[None])[0].numpy())
             if self.config.colour:
                 picture = self.picture(model, data, name, size, size)

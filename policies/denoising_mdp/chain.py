@@ -52,12 +52,14 @@ class DenoisingMDP(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         if spec.act.is_normalized:
             raise ConfigError("the denoising steps of a policy in physical units cannot be tuned")
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.inner = self.inside(config, {**config.base, **chunk})
-        self.chunk, self.size = self.inner.chunk, self.inner.size
+        self.chunk = self.inner.chunk
+        self.size = self.inner.size
 
     def inside(self, config: Any, base: Node) -> Policy:
         """Build `inner`; ConfigError if `base` is not a policy of the right kind."""
@@ -119,7 +121,8 @@ class DenoisingMDP(PolicyWrapper):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         start, *drawn = noise.split(self.size, 1)
         loud = noise[:, self.size :].any(1, keepdim=True)
-        seen, x = self.features(obs), self.begin(obs, start)
+        seen = self.features(obs)
+        x = self.begin(obs, start)
         chain = [x]
         for k, (time, z) in enumerate(zip(self.times(), drawn, strict=True)):
             mean, std = self.link(x, k, time, seen, loud)

@@ -85,7 +85,8 @@ class Consistency(flow.Flow):
         target = self.range(batch["action"]).flatten(1)
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)
-        t, s = level / self.levels, (level + 1) / self.levels
+        t = level / self.levels
+        s = (level + 1) / self.levels
         with torch.no_grad():
             goal = self.clean(torch.lerp(z, target, s[:, None]), s, features)
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)

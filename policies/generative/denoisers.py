@@ -81,7 +81,8 @@ class Transformer(Timed):
 
     def __init__(self, config: TransformerConfig, chunk: int, action: int, features: int) -> None:
         super().__init__(config.time_dim, features, config.width)
-        self.action, width = action, config.width
+        self.action = action
+        width = config.width
         self.enter = nn.Linear(action, width)
         self.place = nn.Parameter(0.02 * torch.randn(chunk, width))
         self.layers = nn.ModuleList(Modulated(width, config.heads) for _ in range(config.depth))
@@ -148,7 +149,8 @@ class UNet(Timed):
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         condition = self.conditioned(time, features)
-        h, kept = x.unflatten(1, (-1, self.action)).transpose(1, 2), []
+        h = x.unflatten(1, (-1, self.action)).transpose(1, 2)
+        kept = []
         for i, block in enumerate(self.down):
             h = block(h, condition)
             if i < len(self.halve):

@@ -50,7 +50,8 @@ class OneStep(PolicyWrapper):
         require_continuous(spec)
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
-        self.spec, self.chunk = spec, self.flow.chunk
+        self.spec = spec
+        self.chunk = self.flow.chunk
         self.size = self.chunk * spec.act.size
         if self.flow.sample_noise(1).shape[1:] != (self.size,):
             raise ConfigError("flow must be a policy whose noise is as large as its chunk")

@@ -64,7 +64,8 @@ class Shortcut(flow.Flow):
         """Mean squared error of the velocity over the valid steps, [n]."""
         features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
-        x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
+        x0 = torch.randn_like(target)
+        t = torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
         some = self._some(t)
         level[some] = torch.randint(self.finest_level, (len(t[some]),), device=t.device)

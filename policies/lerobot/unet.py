@@ -31,7 +31,8 @@ class UNet(nn.Module):
 
     def __init__(self, config: UNetConfig, action: int, condition: int) -> None:
         super().__init__()
-        time, widths = config.time_dim, config.channels
+        time = config.time_dim
+        widths = config.channels
         self.diffusion_step_encoder = nn.Sequential(
             Sinusoid(time), nn.Linear(time, 4 * time), nn.Mish(), nn.Linear(4 * time, time)
         )
@@ -113,7 +114,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """`x` [n, channels, L], `condition` [n, C], to [n, out, L]."""
-        h, c = self.conv1(x), self.cond_encoder(condition)[:, :, None]
+        h = self.conv1(x)
+        c = self.cond_encoder(condition)[:, :, None]
         if self.scale:
             scale, bias = c.chunk(2, 1)
             h = scale * h + bias

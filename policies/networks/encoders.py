@@ -96,7 +96,8 @@ class Encoder(nn.Module):
         if any(self.normalized):
             given = torch.tensor(self.normalized).repeat_interleave(torch.tensor(widths))
             given = given.to(self.norm.mean.device)
-            self.norm.mean[given], self.norm.std[given] = 0.0, 1.0
+            self.norm.mean[given] = 0.0
+            self.norm.std[given] = 1.0
             self.norm.limit.fill_(torch.inf)
 
 

@@ -113,7 +113,8 @@ def resnet(name: str, norm: Norm, dilate_last: bool = False) -> nn.Sequential:
     layers.add_module("maxpool", nn.MaxPool2d(3, stride=2, padding=1))
     channels = 64
     for i, depth in enumerate(DEPTHS[name]):
-        width, stride = 64 * 2**i, 1 if i == 0 else 2
+        width = 64 * 2**i
+        stride = 1 if i == 0 else 2
         dilated = dilate_last and i == 3
         parts = nn.Sequential()
         for j in range(depth):

@@ -36,7 +36,10 @@ class Connection:
     def __init__(self, url: str, token_file: str | None, timeout: float, wait: float) -> None:
         from embodied.serve.client import Client
 
-        self.url, self.token_file, self.timeout, self.wait = url, token_file, timeout, wait
+        self.url = url
+        self.token_file = token_file
+        self.timeout = timeout
+        self.wait = wait
         self._connect = Client
         self._lock = threading.Lock()
         self._client: Client | None = None

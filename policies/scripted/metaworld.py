@@ -19,7 +19,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
-HAND, OBJECT, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)
+HAND = slice(0, 3)
+OBJECT = slice(4, 7)
+GOAL = slice(36, 39)
 LOST = 0.12  # m between the hand and an object that it carries
 
 
@@ -79,7 +81,8 @@ class Scripted(Policy):
             raise ConfigError(
                 f"task={config.task}: {', '.join(TASKS)} of env=envpool_metaworld_TASK"
             )
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         phases = TASKS[config.task]
         self.last = len(phases) - 1
         self.offset = torch.tensor([phase.offset for phase in phases])
@@ -95,7 +98,8 @@ class Scripted(Policy):
         return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        state, stage = obs["state"], carry["stage"]
+        state = obs["state"]
+        stage = carry["stage"]
         _, _, wait, _, holds = self.numbers[stage].unbind(1)
         off = self._off(state, stage)
         near = torch.stack([off[:, :2].norm(dim=1), off[:, 2].abs()], 1) < self.near[stage]

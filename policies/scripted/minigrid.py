@@ -21,7 +21,13 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 LEFT, RIGHT, FORWARD, PICK, DROP, TOGGLE, WAIT = range(7)
-EMPTY, FLOOR, DOOR, KEY, BALL, BOX, GOAL = 1, 3, 4, 5, 6, 7, 8
+EMPTY = 1
+FLOOR = 3
+DOOR = 4
+KEY = 5
+BALL = 6
+BOX = 7
+GOAL = 8
 OPEN, CLOSED, LOCKED = range(3)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 MOST = 200_000  # states of one search
@@ -56,7 +62,8 @@ class Planner(Policy):
         super().__init__()
         if not {"privileged/grid", "privileged/agent"} <= set(spec.obs):
             raise ConfigError("this planner needs the whole level: set env.privileged=true")
-        self.spec, self.mistakes = spec, config.mistakes
+        self.spec = spec
+        self.mistakes = config.mistakes
         self.height = spec.obs["privileged/grid"].shape[1]
         self.known: dict[State, int] = {}
 
@@ -64,7 +71,8 @@ class Planner(Policy):
         return torch.rand(n, 2)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        grids, agents = obs["privileged/grid"].cpu(), obs["privileged/agent"].tolist()
+        grids = obs["privileged/grid"].cpu()
+        agents = obs["privileged/agent"].tolist()
         actions = []
         for row, (x, y, turn, kind, colour) in enumerate(agents):
             state = State(x, y, turn, (kind, colour), grids[row].numpy().tobytes())
@@ -100,7 +108,8 @@ def search(start: State, height: int, everything: bool) -> dict[State, int]:
     otherwise only keys of locked doors are picked up.
     """
     came: dict[State, tuple[State, int]] = {}
-    queue, seen = deque([start]), {start}
+    queue = deque([start])
+    seen = {start}
     while queue and len(seen) < MOST:
         state = queue.popleft()
         if state.grid[3 * (state.x * height + state.y)] == GOAL:

@@ -42,7 +42,8 @@ class FlyTo(Policy):
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"FlyTo needs the state element {name}{nearest(name, names)}")
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.places = [names.index(name) for name in wanted]
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

@@ -20,7 +20,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 ABOVE, DOWN, CLOSE, UP, OVER, LOWER, OPEN = range(7)
-STEP, TURN = 0.05, 0.5  # m and rad of an action of 1
+STEP = 0.05  # m of an action of 1
+TURN = 0.5  # rad of an action of 1
 WAIT = 8  # steps that the gripper takes
 LOST = 0.1  # m between the tool and where it has grasped
 
@@ -63,7 +64,9 @@ class Scripted(Policy):
         needed = {"object", "robot0_eef_pos", "robot0_eef_quat"}
         if config.task not in TASKS or not needed <= {*spec.obs} or spec.act.shape != (7,):
             raise ConfigError(f"task={config.task}: {', '.join(TASKS)} with env=robosuite_TASK")
-        self.spec, self.config, self.task = spec, config, TASKS[config.task]
+        self.spec = spec
+        self.config = config
+        self.task = TASKS[config.task]
         self.grasp = torch.tensor(self.task.grasp)
 
     def initial(self, n: int) -> Tensors:
@@ -75,8 +78,10 @@ class Scripted(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         found = obs["object"][:, self.task.at :]
-        place, quat = found[:, :3], found[:, 3:7]
-        tool, turn = obs["robot0_eef_pos"], frame(obs["robot0_eef_quat"])
+        place = found[:, :3]
+        quat = found[:, 3:7]
+        tool = obs["robot0_eef_pos"]
+        turn = frame(obs["robot0_eef_quat"])
         body = frame(quat)
         handle = place + body @ self.grasp
         carry = self._next(carry, tool, place, handle, angle(body))
@@ -93,9 +98,11 @@ class Scripted(Policy):
         self, carry: Tensors, tool: Tensor, place: Tensor, handle: Tensor, yaw: Tensor
     ) -> Tensors:
         """The stage of each env now; `since` counts its steps."""
-        stage, since = carry["stage"], carry["since"] + 1
+        stage = carry["stage"]
+        since = carry["since"] + 1
         off = tool - handle
-        beside, far = off[:, :2].norm(dim=1), off.norm(dim=1)
+        beside = off[:, :2].norm(dim=1)
+        far = off.norm(dim=1)
         there = self._over(place, yaw)
         passed = torch.stack(
             [
@@ -131,7 +138,8 @@ class Scripted(Policy):
         goal = place[:, :2] if self.task.place is None else torch.tensor(self.task.place)
         across = goal - place[:, :2]
         up = (self.task.carry - place[:, 2:]).clamp(-0.2, 0.2)
-        still, down = torch.zeros(len(tool), 2), torch.full((len(tool), 1), -0.03)
+        still = torch.zeros(len(tool), 2)
+        down = torch.full((len(tool), 1), -0.03)
         rise = torch.full((len(tool), 1), STEP)
         ways = [above, reach, 0 * reach]
         ways += [torch.cat([still, up], 1), torch.cat([across, up], 1)]

@@ -45,14 +45,17 @@ class Mapped(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        there, self.mapping = Spec.from_json(config.there), Mapping.parse(config.mapping)
-        self.spec, self.config = spec, config
+        there = Spec.from_json(config.there)
+        self.mapping = Mapping.parse(config.mapping)
+        self.spec = spec
+        self.config = config
         self.names = names_here(spec, there, self.mapping)
         if not isinstance(self.mapping.action, Affine):
             raise ConfigError("mapping: action should be {low: [...], high: [...]} here")
         self.action: Affine = self.mapping.action
         self.base = build(config.base, Policy, spec=there)
-        self.chunk, self.noise_steps = self.base.chunk, self.base.noise_steps
+        self.chunk = self.base.chunk
+        self.noise_steps = self.base.noise_steps
 
     @classmethod
     def of(cls, base: Policy, spec: Spec, mapping: Mapping) -> Self:

@@ -43,9 +43,11 @@ class PhysicalUnits(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         self.base = build(config.base, Policy, spec=normalized_spec(spec, config))
-        self.chunk, self.noise_steps = self.base.chunk, self.base.noise_steps
+        self.chunk = self.base.chunk
+        self.noise_steps = self.base.noise_steps
 
     @classmethod
     def of(
@@ -128,7 +130,8 @@ class PhysicalUnits(Policy):
 
 def normalized_spec(spec: Spec, config: Config) -> Spec:
     """The base's spec: `spec` with normalised actions and observations; ConfigError."""
-    act, size = spec.act, config.action.size
+    act = spec.act
+    size = config.action.size
     if act.size != size or act.dtype != "float32":
         raise ConfigError(
             f"action.low has {size} numbers, but the action is {act.dtype}{list(act.shape)}"

@@ -76,7 +76,9 @@ class RealTimeChunking(PolicyWrapper):
         super().__init__()
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.base = build({**config.base, **chunk}, Policy, spec=spec)
-        self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        self.spec = spec
+        self.chunk = self.base.chunk
+        self.config = config
         self.noise_steps = self.base.noise_steps
         kind = type(self.base).__name__
         require_continuous(spec)
@@ -125,7 +127,8 @@ class RealTimeChunking(PolicyWrapper):
         wide = weights(past, self.config.mode == "guided").view(*shape[:2], *[1] * len(shape[2:]))
         # Works in inference mode too, where tensors have no gradients.
         with torch.inference_mode(False), torch.no_grad():
-            obs, noise = each(obs, ordinary), ordinary(noise)
+            obs = each(obs, ordinary)
+            noise = ordinary(noise)
             goal, weight = self.base.goal(ordinary(past.plan), ordinary(wide).expand(shape))
             x, strides = self.base.strides(obs, noise)
             beta = min(self.config.beta, len(strides))
@@ -136,7 +139,8 @@ class RealTimeChunking(PolicyWrapper):
         """Plans [n, H, A] as executed: the first `delay` steps are those of the previous plan
         (mode=wait: zero actions)."""
         steps = torch.arange(self.chunk, device=plan.device)
-        begins, instead = past.delay, past.plan
+        begins = past.delay
+        instead = past.plan
         if self.config.mode == "wait":
             index = (steps - begins * ~past.fresh).clamp(min=0)
             wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)
@@ -168,7 +172,8 @@ class GuidedSampler(Policy):
 
 def remembered(carry: Tensors, chunk: int) -> PreviousPlan:
     """The previous plans in a carry, shifted by their executed steps."""
-    plan, followed = carry["plan"], carry["executed_steps"][:, None]
+    plan = carry["plan"]
+    followed = carry["executed_steps"][:, None]
     steps = torch.arange(chunk, device=plan.device)
     index = (steps + followed.clamp(min=0)).clamp(max=chunk - 1)
     wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)

@@ -71,11 +71,13 @@ def descend(
 ) -> Floats:
     """As `follow`; a step is taken only where it leads nearer to the pose (error of place and
     weighted turn, m), so that `q` comes to rest at the nearest that it finds."""
-    xp, start = namespace(q), q
+    xp = namespace(q)
+    start = q
     low, high = constant(arm.lower, q), constant(arm.upper, q)
     for _ in range(iterations):
         error, jacobian = _error(arm, settings, place, turn, q)
-        best, least = q, xp.linalg.norm(error, axis=1)
+        best = q
+        least = xp.linalg.norm(error, axis=1)
         there = least < THERE
         for times, pull in TRIED:
             change = (
