@@ -160,7 +160,7 @@ class EnvPool(VecEnv):
 
 
 def _slot(keys: Mapping[str, int], entry: Entry) -> int:
-    """Where one observation lies in the pool's flat list."""
+    """The place of one observation in the pool's flat list."""
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
     for mark in (".", ":"):
         wanted = "obs:" + mark.join(entry.path) if entry.path else "obs"

@@ -208,7 +208,8 @@ class Gym(VecEnv):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _check_dtypes(self, obs: Any) -> None:
-        """Of the first observation: conversions cost little, but a wrong type may lose digits."""
+        """Check the types of the first observation: conversions cost little, but a wrong type may
+        lose digits."""
         if self._dtypes_checked:
             return
         self._dtypes_checked = True

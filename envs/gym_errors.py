@@ -1,4 +1,4 @@
-"""What is wrong with what a Gymnasium environment of the user's returned, in one line."""
+"""Messages of one line about what a user's Gymnasium environment returned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None)
 
 
 def wrong_step(name: str, result: Any) -> ContractError:
-    """Of what `step` returned and could not be stored."""
+    """The message about what `step` returned and could not be stored."""
     if not isinstance(result, tuple) or len(result) != 5:
         return ContractError(f"{name}: step returned {_what(result)}: write return {RETURNED}")
     reward, *flags = result[1:4]
@@ -47,7 +47,7 @@ def wrong_step(name: str, result: Any) -> ContractError:
 
 
 def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
-    """Of an observation that has not the shape of the declared space."""
+    """The message about an observation that has not the shape of the declared space."""
     return ContractError(
         f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
     )

@@ -139,7 +139,7 @@ class So101(MujocoVecEnv):
         return self._low + self.task[rows] * self._span
 
     def goals(self, rows: Rows) -> Floats:
-        """Where the tools of `rows` should be [n, 3], m."""
+        """The goals [n, 3] (m) of the tools of `rows`."""
         return self.native(rows)[:, :3]
 
     def describe(self, row: int = 0) -> str:

@@ -70,7 +70,7 @@ class DiagonalBeta(Policy):
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
-        """alpha and beta of each action element, [n, size, 2]."""
+        """Return alpha and beta of each action element, [n, size, 2]."""
         raw = self.net(self.encoder(obs))
         return 1 + functional.softplus(raw).unflatten(1, (self.size, 2))
 

@@ -105,12 +105,13 @@ class CartesianPose(Controller):
         return joints, width, {"place": reached, "turn": turn, "q": joints, "width": width}
 
     def place(self, action: Floats) -> Floats:
-        """Where the tool should be [B, 3] (m)."""
+        """The position of the tool that the action means [B, 3] (m)."""
         low, high = constant(self.config.low, action), constant(self.config.high, action)
         return namespace(action).clip(low + (action[:, :3] + 1) / 2 * (high - low), low, high)
 
     def turn(self, action: Floats, otherwise: Floats) -> Floats:
-        """How it should be turned [B, 3, 3]; `otherwise` where the action says no rotation."""
+        """The rotation of the tool that the action means [B, 3, 3]; `otherwise` where the action
+        says no rotation."""
         if self.config.rotation == "none":
             return otherwise
         if self.config.rotation == "vector":

@@ -127,9 +127,9 @@ def _about_x(angle: float) -> NDArray[np.float64]:
 
 
 def _chain() -> NDArray[np.float64]:
-    """What turns each frame in the one before, [3, 7, 3, 3]: the parts that go with the cosine and
-    with the sine of its joint angle, and the part that stays. The twists are quarter turns: whole
-    numbers, not cosines that are nearly zero."""
+    """The rotations of each frame in the one before, [3, 7, 3, 3]: the parts that go with the
+    cosine and with the sine of its joint angle, and the part that stays. The twists are quarter
+    turns: whole numbers, not cosines that are nearly zero."""
     fixed = np.stack([_about_x(angle) for angle in _TWISTS])
     return np.stack([fixed @ _ABOUT_Z[0], fixed @ _ABOUT_Z[1], fixed @ _ABOUT_Z[2]])
 

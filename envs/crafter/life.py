@@ -51,7 +51,7 @@ class Thing:
 
     @property
     def look(self) -> int:
-        """How it is drawn."""
+        """The number of its picture."""
         if self.kind == ARROW:
             return ARROW_LOOK[self.way]
         if self.kind == PLANT and self.clock > RIPE:

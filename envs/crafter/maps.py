@@ -147,7 +147,7 @@ def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """What is the same in every map: distances from the player's start, places, the noise."""
+    """The parts that every map shares: distances from the player's start, places, the noise."""
 
     distance: Floats
     place: list[int]

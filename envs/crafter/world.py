@@ -38,7 +38,7 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 
 @cache
 def daylight(step: int) -> float:
-    """From 0 (dark) to 1; a day has 300 steps."""
+    """The daylight, from 0 (dark) to 1; a day has 300 steps."""
     progress = (step / 300) % 1 + 0.3
     return float(1 - np.abs(np.cos(np.pi * progress)) ** 3)
 
@@ -89,7 +89,7 @@ class World:
         self.grass, self.path = self._count(GRASS), self._count(PATH)
 
     def _count(self, material: int) -> list[int]:
-        """How many cells of each chunk are of a material."""
+        """The number of cells of a material in each chunk."""
         chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
         return np.bincount(chunks, minlength=len(CHUNK_CELLS)).tolist()
 

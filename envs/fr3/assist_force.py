@@ -96,7 +96,7 @@ class AssistForce(Wrapper):
         )
 
     def force(self, help_: Any, pull: Any) -> Any:
-        """What is applied to the object now, [B, 3] (N)."""
+        """The force on the object now, [B, 3] (N)."""
         config = self.config
         inner = self.env
         world: Any = inner

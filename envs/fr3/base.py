@@ -110,7 +110,7 @@ class RenderScene:
 
 
 def addresses(model: mujoco.MjModel, task: Task) -> dict[str, int]:
-    """Where the position of each free body of `task` begins in qpos."""
+    """The index in qpos at which the position of each free body of `task` begins."""
     return {name: int(model.joint(name).qposadr[0]) for name in task.free}
 
 

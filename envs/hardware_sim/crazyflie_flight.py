@@ -88,7 +88,7 @@ class Flown:
             self.told_at = self.time
 
     def choose(self, learned: bool) -> None:
-        """Who flies to places: what was learned, or the pilot."""
+        """Choose who flies to places: the learned policy, or the pilot."""
         self.learned = learned and self.onboard is not None
 
     def upright(self) -> bool:
@@ -120,7 +120,7 @@ class Flown:
         return pilot(state, wanted, turns)
 
     def _learned(self, setpoint: Setpoint) -> torch.Tensor | None:
-        """What the policy on board commands; None where it is not asked, or strays."""
+        """The command of the policy on board; None where it is not asked, or strays."""
         if self.onboard is None:
             return None
         if not self.learned or setpoint.across != "place" or setpoint.up != "place":
@@ -145,7 +145,7 @@ class Flown:
         wanted[:2] = axis * (wanted[2] + GRAVITY) / upwards
 
     def _grounded(self, state: torch.Tensor) -> torch.Tensor:
-        """On the floor: level and at rest, facing where it faced."""
+        """The state on the floor: level and at rest, facing where it faced."""
         half = self.pilot.heading(state) / 2
         after = state.clone()
         after[2] = 0.0
@@ -186,7 +186,7 @@ class Air:
         return f"udp://127.0.0.1:{self.socket.getsockname()[1]}"
 
     def serve(self, over: threading.Event) -> None:
-        """Until `over`."""
+        """Serve packets and fly until `over` is set."""
         while not over.is_set():
             left = self.pace.due - time.monotonic()
             if left <= 0:  # one, and then it listens: it may be too slow to catch up
@@ -225,7 +225,8 @@ class Air:
             self.peer = None  # it is gone
 
     def _loses(self, frame: bytes) -> bool:
-        """Of the streams only: over UDP the client does not ask twice."""
+        """Whether this packet is lost. Only streams lose packets: over UDP the client does not ask
+        twice."""
         streams = frame[:1] in (b"\x7c", b"\x5e", b"\x6c", b"\x6d")
         return streams and self.body.random.random() < self.config.lost
 

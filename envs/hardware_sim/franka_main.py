@@ -39,7 +39,7 @@ BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes
 
 
 class Things:
-    """What stands before the arm, as the simulator knows it, told to whoever looks."""
+    """The things before the arm, as the simulator knows them, told to whoever looks."""
 
     def __init__(self, world: TaskWorld, folder: Path, seed: int) -> None:
         self.world = world
@@ -54,7 +54,7 @@ class Things:
         worldbody.extend(made if made is not None else [])
 
     def begin(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Where the task wants them."""
+        """Place the things where the task wants them."""
         task = self.world.task
         self.world.free = addresses(model, task)
         self.world.markers = mocaps(model, task)
@@ -73,7 +73,7 @@ class Things:
 
 
 def main(folder: Path) -> None:
-    """Until standard input ends. What stands there is told of in `folder`."""
+    """Run until standard input ends. `folder` gets the states of the things."""
     config = settings(Config)
     host = config.host if config.host else _address()
     said: dict[str, Any] = {"host": host}
@@ -104,7 +104,8 @@ def main(folder: Path) -> None:
 
 
 def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
-    """Its model and data; firm friction as in training, or held things creep out of the hand."""
+    """Return model and data with firm friction, as in training; else held things creep out of the
+    hand."""
     model = sim.model
     data = sim.data
     assert model is not None and data is not None
@@ -129,7 +130,7 @@ def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
 
 
 def _await_answer(server: SimulationServer) -> None:
-    """Until what runs on each robot has answered its newest state."""
+    """Wait until the program of each robot has answered its newest state."""
     for robot in server.robot_servers:
         if robot.current_motion_id:
             # The one thing that franky-sim (1.0) keeps to itself.

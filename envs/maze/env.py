@@ -107,7 +107,7 @@ class Maze(VecEnv):
         return (ahead * self.strides[:, None, None] + aside * right[:, None, None]).flatten(1)
 
     def expect_given_tasks(self) -> None:
-        """From now on `reset(task=...)` follows each end of an episode: `step` draws no levels."""
+        """Expect that `reset(task=...)` follows each end of an episode: `step` draws no levels."""
         self.given = True
 
     def reset(

@@ -185,20 +185,20 @@ class MazeLevels:
         return self._canonical(self.encode(Plans(walls, start, goal, facing)))
 
     def _walled(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
-        """With all the walls of `words` [n, k]; none on start or goal."""
+        """Return the levels with all walls of `words` [n, k], none on start or goal."""
         walls = np.zeros((len(levels), self.cells + 1))
         np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
         return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
 
     def _repaired(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
-        """With each of the walls in turn, unless a level would be unfit with it."""
+        """Add each of the walls in turn, unless a level would be unfit with it."""
         for column in words.T:
             tried = self._canonical(np.maximum(levels, self._wall(column)))
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
 
     def _mended(self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]) -> Floats:
-        """With each of the edits [k, n] in turn, unless a level would be unfit with it."""
+        """Make each of the edits [k, n] in turn, unless a level would be unfit with it."""
         for cell, moved in zip(cells, goals, strict=True):
             tried = self._edited(levels, cell, moved)
             levels = np.where(self.fit(tried)[:, None], tried, levels)

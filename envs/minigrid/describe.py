@@ -31,8 +31,9 @@ def listed(code: NDArray[np.uint8] | list[int]) -> str:
 
 
 def described(view: NDArray[np.uint8], turn: int, mission: str) -> str:
-    """What an agent that sees `view` [S, S, 3] (itself in the middle of the last row) and looks
-    `turn` knows: mission, compass, hand, what is ahead, and each thing in view with its place."""
+    """The text of what an agent that sees `view` [S, S, 3] (itself in the middle of the last row)
+    and looks `turn` knows: mission, compass, hand, what is ahead, and each thing in view with its
+    place."""
     size = len(view)
     half = size // 2
     last = size - 1

@@ -116,7 +116,7 @@ class Pool(EnvPool):
         return described(view, turn, self._states(np.array([row], np.int32))[0].mission)
 
     def _ends(self, state: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Which envs [B] terminated, and which finished (terminated or truncated)."""
+        """Flags of the envs [B] that terminated, and of those that finished (either way)."""
         done = state[self._done]
         if self._limit:
             return done, done | (state[self._elapsed] >= self._limit)

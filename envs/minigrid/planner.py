@@ -67,7 +67,7 @@ def _target(grid: Grid, mission: str) -> tuple[Cell, str] | None:
 def _errands(
     grid: Grid, start: Cell, target: Cell, hand: tuple[int, int], verb: str, depth: int
 ) -> list[Aim] | None:
-    """What to do between `start` and the target, which is the last of it."""
+    """The aims between `start` and the target, which is the last one."""
     way = _way(grid, start, target)
     if way is None or depth > DEEP:
         return None
@@ -94,7 +94,7 @@ def _errands(
 def _fetched(
     grid: Grid, start: Cell, colour: int, door: Cell, depth: int
 ) -> tuple[list[Aim], Cell] | None:
-    """How to get a key of this colour without passing the door, and where it was."""
+    """The aims that get a key of this colour without passing the door, and where it was."""
     for x, column in enumerate(grid):
         for y, cell in enumerate(column):
             if cell[:2] == [KEY, colour]:
@@ -107,7 +107,8 @@ def _fetched(
 
 
 def _onward(grid: Grid, key: Cell, target: Cell, colour: int, verb: str, depth: int) -> list[Aim]:
-    """From where the key was, with it in hand and the doors on the way to it open."""
+    """The aims after the key was fetched: it is in hand, and the doors on the way to it are
+    open."""
     free = [[list(cell) for cell in column] for column in grid]
     free[key[0]][key[1]] = [KIND["empty"], 0, 0]
     return _errands(free, key, target, (KEY, colour), verb, depth + 1) or []

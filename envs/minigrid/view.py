@@ -82,7 +82,7 @@ def attach(world: MiniGridEnv) -> None:
 
 
 def seen(cells: list[Any], size: int) -> list[bool]:
-    """Which cells [size * size] are lit, from the agent's own (middle column, last row) outwards.
+    """The lit cells [size * size] (bool), from the agent's own (middle column, last row) outwards.
 
     Row by row away from the agent, light runs right and then left, through whatever can be seen
     behind, and from there to the three cells ahead; the edge that it runs to passes none on.

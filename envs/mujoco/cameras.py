@@ -53,7 +53,7 @@ class Cameras:
     def depth(
         self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
     ) -> NDArray[np.float32]:
-        """How far everything is along the viewing axis, m, float32 [height, width]."""
+        """The distance of everything along the viewing axis, m, float32 [height, width]."""
         renderer = self._renderer(model, width, height, depth=True)
         renderer.update_scene(data, camera=_camera(model, name))
         return renderer.render().astype(np.float32)

@@ -128,7 +128,8 @@ class Play(gymnasium.Env[Any, Any]):
 
 
 def _begun(task: Any, drawn: NumpyRandom) -> SimpleNamespace:
-    """What `relabel_dataset` reads of a task; its goals do not change, so one reset is enough."""
+    """The facts that `relabel_dataset` reads of a task; its goals do not change, so one reset is
+    enough."""
     with drawn.used():
         task.reset()
     return SimpleNamespace(unwrapped=task.unwrapped, reset=lambda: None)

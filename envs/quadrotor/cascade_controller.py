@@ -39,7 +39,8 @@ class Gains:
 
 
 class Pilot:
-    """For vehicles of one kind; states are those of `embodied.envs.quadrotor.dynamics` [17, B]."""
+    """Cascaded controller of vehicles of one kind; states are those of
+    `embodied.envs.quadrotor.dynamics` [17, B]."""
 
     def __init__(self, vehicle: Vehicle, device: torch.device, gains: Gains | None = None) -> None:
         self.vehicle = vehicle

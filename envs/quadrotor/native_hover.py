@@ -30,7 +30,7 @@ Flown = tuple[Tensors, Tensor, Tensor, Tensor]
 
 
 class Env(Protocol):
-    """What native code uses of `Quadrotor`."""
+    """The parts of `Quadrotor` that native code uses."""
 
     config: Any  # hover_env.Config
     num_envs: int
@@ -138,7 +138,7 @@ class NativeHover:
 
 
 def settings(env: Env, spread: float, start: float) -> Settings:
-    """What stays the same while `env` lives."""
+    """The constants of native code, which stay the same while `env` lives."""
     config = env.config
     vehicles = env.vehicles
     parameters = vehicles.parameters

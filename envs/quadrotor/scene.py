@@ -36,7 +36,7 @@ class Sight:
         return self.model, self.data
 
     def picture(self, pose: NDArray[np.float32], width: int, height: int) -> Image:
-        """uint8 [height, width, 3]."""
+        """Return the picture, uint8 [height, width, 3]."""
         model, data = self.show(pose)
         return self.cameras.picture(model, data, None, width, height)
 

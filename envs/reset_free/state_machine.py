@@ -162,6 +162,6 @@ class PracticeStates:
         return (memory["kept"] >= window) & (far < self.config.radius)
 
     def _forget(self, rows: Tensor) -> None:
-        """Of the episode that is over."""
+        """Clear the memory of the episode that is over."""
         for name in ("age", "goals", "kept"):
             self.memory[name] = self.memory[name].masked_fill(rows, 0)

@@ -139,7 +139,7 @@ class ResetFreeWrapper(Wrapper):
         return self.states
 
     def _bounded(self, action: Tensor) -> Tensor:
-        """What is done instead of `action` [B, A]; after a reset the last one was 0."""
+        """The action that is executed for `action` [B, A]; after a reset the last one was 0."""
         if (slew := self.config.slew) is None:
             return action
         last = self.memory["last"]
@@ -189,7 +189,8 @@ class ResetFreeWrapper(Wrapper):
         return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
 
     def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
-        """`person` has `rows` [B] until they let go: steps, and where [B] somebody came and did."""
+        """Let `person` control `rows` [B] until they let go; returns the steps, and where [B] they
+        did."""
         came = person.over(self.ground.look(), rows) & rows
         done = torch.zeros_like(rows)
         steps = 0
@@ -252,7 +253,7 @@ class ResetFreeWrapper(Wrapper):
         steps: int,
         over: Callable[[], bool] = lambda: False,
     ) -> Tensors:
-        """`actor` plays up to `steps` in `rows` [B]; the others stay as they are."""
+        """Let `actor` play up to `steps` in `rows` [B]; the others stay as they are."""
         others = None if bool(rows.all()) else self.env.get_state()
         last = self.memory.get("last")
         obs = self.ground.look()

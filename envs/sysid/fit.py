@@ -118,7 +118,7 @@ def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats
 
 
 def _step(x: Floats, slope: Floats, matrix: Floats, damping: float) -> Floats:
-    """Of Levenberg and Marquardt, inside the box; what leans against its wall stays."""
+    """A step of Levenberg and Marquardt inside the box; values against its wall stay."""
     free = ~((x <= 0) & (slope > 0) | (x >= 1) & (slope < 0))
     own = matrix[np.ix_(free, free)]
     made = x.copy()
@@ -140,6 +140,6 @@ def _normal(jacobian: Floats, samples: float, noise: float, rms: float) -> Float
 
 
 def _spread(windows: list[Window], most: int) -> list[Window]:
-    """At most `most` of them, evenly."""
+    """Return at most `most` of the windows, evenly spread."""
     take = np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(int)
     return [windows[i] for i in take]

@@ -242,7 +242,7 @@ def stiffness_of(action: Tensor) -> Tensor:
 
 
 def contact(x: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
-    """What walls do to a disc at `x` [n, 2] (m) that moves at `v` [n, 2] (m/s), N [n, 2]."""
+    """The walls' force [n, 2] (N) on discs at `x` [n, 2] (m) that move at `v` [n, 2] (m/s)."""
     away = x[:, None] - x[:, None].clamp(boxes[:, 0], boxes[:, 1])
     far = away.norm(dim=2, keepdim=True)
     normal = away / far.clamp(min=1e-9)

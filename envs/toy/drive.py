@@ -291,7 +291,7 @@ class Drive(VecEnv):
 
 
 def _uncomfortable(before: Tensor, now: Tensor) -> Tensor:
-    """Which limits of a comfortable ride [n, 6] (m/s^2, m/s^3, rad/s, rad/s^2) are exceeded."""
+    """The exceeded limits of a comfortable ride [n, 6] (bool): m/s^2, m/s^3, rad/s, rad/s^2."""
     a = now[:, 4]
     old = before[:, 4]
     rate = now[:, 5]

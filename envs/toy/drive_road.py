@@ -93,7 +93,8 @@ class Roads:
         return torch.stack(parts, 2)
 
     def look_up(self, station: Tensor, rows: Tensor) -> Tensor:
-        """x, y, heading, curvature and limit [n, M, 5] at stations [n, M] of the envs `rows`."""
+        """Return x, y, heading, curvature and limit [n, M, 5] at stations [n, M] of the envs
+        `rows`."""
         entry = station.round().clamp(0, self.length + TAIL - 1)
         ahead = station.clamp(max=self.length + TAIL - 1.0) - entry
         flat = (rows[:, None] * (self.length + TAIL) + entry.long()).flatten()
@@ -125,7 +126,7 @@ class Roads:
         phase.add_(rate, alpha=dt)
 
     def obstacles_of(self, rows: Tensor) -> Obstacles:
-        """Where the obstacles of the envs `rows` are."""
+        """The obstacles of the envs `rows`, with their places and velocities."""
         station, speed, mean, amplitude, rate, phase = self.traffic[rows].unbind(2)
         offset = mean + amplitude * phase.sin()
         sideways = amplitude * rate * phase.cos()

@@ -118,7 +118,7 @@ class Race(VecEnv):
         return Step(obs, obs, reward, never, never.clone(), {"speed": self.moving[:, 1].clone()})
 
     def _drive(self, action: Tensor, dt: float) -> Tensor:
-        """`dt` s on; how fast each car ran into a wall [n] (m/s, 0: it did not)."""
+        """Drive for `dt` s; returns how fast each car ran into a wall [n] (m/s, 0: it did not)."""
         heading, speed, steering, _ = self.moving.unbind(1)
         wanted = BACK + (action[:, 1] + 1) / 2 * (FAST - BACK)
         speed = speed + (wanted - speed).clamp(-BRAKE * dt, PUSH * dt)
@@ -148,7 +148,7 @@ class Race(VecEnv):
         return {"state": torch.cat([own, self.last, walls], 1)}
 
     def facts(self) -> Facts:
-        """For `embodied.envs.reset_free.wrapper`."""
+        """The facts for `embodied.envs.reset_free.wrapper`."""
         reached = (self.track.goal(self.goal) - self.place).norm(dim=1) < self.config.near
         lost = torch.zeros_like(reached)
         return Facts(self.place.clone(), reached & ~self.crashed, self.crashed.clone(), lost)

@@ -26,11 +26,11 @@ class Track:
     goals: Count = 15  # goals on the middle line, evenly by angle
 
     def radius(self, angle: Tensor) -> Tensor:
-        """Of the middle line (m) at `angle` (rad)."""
+        """The radius of the middle line (m) at `angle` (rad)."""
         return self.size * (1 + self.bend * torch.cos(3 * angle))
 
     def slope(self, angle: Tensor) -> Tensor:
-        """dr / d phi (m)."""
+        """The derivative dr / d phi of the radius (m)."""
         return -3 * self.size * self.bend * torch.sin(3 * angle)
 
     def off(self, place: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class Rooms(VecEnv):
         self.place, self.facing, self.age = np.zeros((3, n), np.int64)
 
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every cell [W * W]: its room (-1: none), and what is there without doors."""
+        """The room of every cell [W * W] (-1: none), and what is there without doors."""
         where = np.arange(self.width) - self.pad - 1
         inside = (
             (where >= 0) & (where < self.side - 1) & (where % self.step_size < self.step_size - 1)
@@ -129,7 +129,7 @@ class Rooms(VecEnv):
         return Step(obs, following, torch.from_numpy(reward), *ends, {"success": won})
 
     def _entered(self) -> np.ndarray:
-        """What standing where one stands now is worth [B]; switches are switched."""
+        """The reward [B] of the cell where each env stands now; switches are switched."""
         room = self.room[self.place]
         new = (room >= 0) & ~self.visited[self.every, room]
         self.visited[self.every[new], room[new]] = True
@@ -209,7 +209,7 @@ class Rooms(VecEnv):
         return self._observe()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        """From above: rooms seen so far are green, noisy ones violet, dark ones black."""
+        """The rooms from above: those seen so far are green, noisy ones violet, dark ones black."""
         picture = INK[self.cells[row]]
         floor = (self.cells[row] == EMPTY) & (self.room >= 0)
         for marked, colour in (

@@ -125,7 +125,7 @@ class StumpTrack(MujocoVecEnv):
         return np.stack([angle + shift, speed / top], 2).reshape(len(angle), -1)
 
     def beams(self, rows: Rows) -> Floats:
-        """How far each of the rays from the hull gets, from straight down to ahead, [n, BEAMS] as
+        """The length of each ray from the hull, from straight down to ahead, [n, BEAMS] as
         shares of RANGE."""
         x, z = self.batch.qpos[rows, 0][:, None], self.batch.qpos[rows, 1][:, None] + STAND
         along, down = self._beams

@@ -39,12 +39,12 @@ class HasImpedance(Protocol):
 
     @property
     def places(self) -> Tensor:
-        """Of the arms [B, m], m."""
+        """The positions of the arms [B, m], m."""
         ...
 
     @property
     def setpoints(self) -> Tensor:
-        """Of the springs [B, m], m."""
+        """The set-points of the springs [B, m], m."""
         ...
 
     def impedance(self, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,8 +140,8 @@ class EnergyTank(Wrapper):
         return tries[chosen, rows], clipped, torch.from_numpy(done).float()
 
     def _tried(self, action: Tensor, shares: Floats) -> tuple[Tensor, Floats, Floats, Floats]:
-        """Of `shares` [G] of `action`: actions [G, B, A], set-points and stiffness [G, B, m], and
-        what they cost [G, B], J."""
+        """Try `shares` [G] of `action`; returns actions [G, B, A], set-points and stiffness [G, B,
+        m], and what they cost [G, B], J."""
         inner = self.inner
         wanted = self._array(inner.impedance(action)[1])
         stiff = stiffer(self.tank.stiffness, wanted, shares[:, None, None])

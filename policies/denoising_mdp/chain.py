@@ -70,7 +70,8 @@ class DenoisingMDP(PolicyWrapper):
         raise NotImplementedError
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
-        """x_0 [n, size] of the chain, from noise `x`, by the frozen denoising steps if any."""
+        """Return x_0 [n, size] of the chain, made of noise `x` by the frozen denoising steps if
+        any."""
         return x
 
     def times(self) -> Tensor:
@@ -156,5 +157,5 @@ class DenoisingMDP(PolicyWrapper):
 
 
 def log_normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """log N(x; mean, std^2) of each element."""
+    """Return log N(x; mean, std^2) of each element."""
     return -0.5 * ((x - mean) / std).square() - std.log() - HALF_LOG_2PI

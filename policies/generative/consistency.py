@@ -76,7 +76,7 @@ class Consistency(flow.Flow):
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """f(x, t, o) [n, D] at times `t` [n]: the predicted chunk."""
+        """Return f(x, t, o) [n, D] at times `t` [n], the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
     def loss(self, batch: Tensors) -> Tensor:

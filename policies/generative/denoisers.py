@@ -110,7 +110,7 @@ class Modulated(nn.Module):
         )
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
-        """`h` [n, L, width], `condition` [n, width]."""
+        """Return the next tokens [n, L, width] of `h` [n, L, width] and `condition` [n, width]."""
         scale, shift, last_scale, last_shift = self.modulate(condition)[:, None].chunk(4, 2)
         own = self.norm(h) * (1 + scale) + shift
         h = h + self.own(own, own)
@@ -181,7 +181,7 @@ class Film(nn.Module):
         self.short = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
-        """`h` [n, channels, L] to [n, out, L]."""
+        """Map `h` [n, channels, L] to [n, out, L]."""
         scale, shift = self.modulate(condition)[:, :, None].chunk(2, 1)
         inner = functional.mish(self.norm(self.one(h))) * (1 + scale) + shift
         return self.short(h) + functional.mish(self.last(self.two(inner)))

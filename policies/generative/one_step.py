@@ -76,7 +76,7 @@ class OneStep(PolicyWrapper):
         return policy
 
     def forward(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
+        """Return mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
         return self.net(torch.cat([self.encoder(obs), noise], 1))
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

@@ -57,7 +57,7 @@ class Shortcut(flow.Flow):
         return super().embedded() + self.sizes.weight[self.steps.bit_length() - 1]
 
     def velocity(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        """s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
+        """Return s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
         return self.net.at(x, self.net.embed(t) + self.sizes(level), features)
 
     def loss(self, batch: Tensors) -> Tensor:

@@ -208,7 +208,7 @@ class LeRobotDiffusion(LeRobotPolicy):
 
 
 def alphas(config: Config) -> Tensor:
-    """abar [train_steps], float32 as LeRobot's sampler computes it."""
+    """Return abar [train_steps], float32 as LeRobot's sampler computes it."""
     total = config.train_steps
     start = config.beta_start
     end = config.beta_end

@@ -45,7 +45,7 @@ class Encoder(nn.Module):
 
 
 class Part(nn.Module):
-    """What both kinds of layers share: the residual parts and their normalisation."""
+    """Base class of both kinds of layers: the residual parts and their normalisation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

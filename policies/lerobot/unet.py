@@ -27,7 +27,7 @@ class UNetConfig:
 
 
 class UNet(nn.Module):
-    """From noisy chunks [n, H, A], levels [n] (int64) and a condition [n, C] to chunks."""
+    """Maps noisy chunks [n, H, A], levels [n] (int64) and a condition [n, C] to chunks."""
 
     def __init__(self, config: UNetConfig, action: int, condition: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Block(nn.Module):
         self.residual_conv = nn.Identity() if same else nn.Conv1d(channels, out, 1)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """`x` [n, channels, L], `condition` [n, C], to [n, out, L]."""
+        """Map `x` [n, channels, L] and `condition` [n, C] to [n, out, L]."""
         h = self.conv1(x)
         c = self.cond_encoder(condition)[:, :, None]
         if self.scale:

@@ -118,5 +118,5 @@ class Connection:
 
 
 def _identity(offer: Offer) -> tuple[Any, ...]:
-    """What tells one served policy from another."""
+    """The facts that tell one served policy from another."""
     return offer.policy, offer.chunk, offer.noise, offer.features, sorted(offer.carry)

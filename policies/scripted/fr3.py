@@ -97,7 +97,7 @@ class Scripted(Policy):
         return PLANS
 
     def state(self, obs: Tensors) -> dict[str, Tensor]:
-        """What plans read, [n] by name."""
+        """The elements that plans read, [n] by name."""
         return dict(zip(self.names, obs[self.leaf].unbind(1), strict=True))
 
     def initial(self, n: int) -> Tensors:
@@ -180,7 +180,8 @@ class Scripted(Policy):
 
 
 def lift(seen: Seen) -> Plan:
-    """From a side, above, down, close, up; over again when the cube is not in the hand."""
+    """The plan: from a side, above the cube, down, close, up; over again while it is not in
+    hand."""
     cube = seen.point("cube")
     tool = seen.point("tool")
     side = _side(seen, 0.09) + _up(seen.trait(2, 0.10, 0.17))
@@ -212,7 +213,7 @@ def detour(seen: Seen) -> Plan:
 
 
 def reach(seen: Seen) -> Plan:
-    """To the goal by way of a point beside it."""
+    """The tool goes to the goal by way of a point beside it."""
     goal = seen.point("goal")
     aside = _side(seen, 0.08) + _up(seen.trait(2, 0.0, 0.05))
     place = torch.stack([goal + aside, goal + seen.miss], 1)

@@ -113,7 +113,7 @@ class Scripted(Policy):
         return action[:, None], {"stage": after, "since": since}
 
     def _off(self, state: Tensor, stage: Tensor) -> Tensor:
-        """From the hand to where the phase wants it, [n, 3] (m)."""
+        """The vector from the hand to where the phase wants it, [n, 3] (m)."""
         to_goal = self.numbers[stage, 3:4] > 0
         anchor = torch.where(to_goal, state[:, GOAL], state[:, OBJECT])
         return anchor + self.offset[stage] - state[:, HAND]

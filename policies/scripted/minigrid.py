@@ -42,8 +42,8 @@ class Config:
 
 
 class State(NamedTuple):
-    """Where the agent is, what it carries (kind, colour; (1, 0): nothing), and the level's cells,
-    column by column, three bytes each."""
+    """A state: where the agent is, what it carries (kind, colour; (1, 0): nothing), and the level's
+    cells, column by column, three bytes each."""
 
     x: int
     y: int
@@ -131,7 +131,7 @@ def _way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]
 
 
 def _following(state: State, height: int, everything: bool) -> Iterator[tuple[int, State]]:
-    """What each action that is worth trying leads to."""
+    """The actions that are worth trying, with the states that they lead to."""
     x, y, turn, hand, grid = state
     kind, colour, door = _cell(state, height)
     dx, dy = STEPS[turn]

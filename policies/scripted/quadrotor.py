@@ -29,7 +29,8 @@ class Config:
 
 
 class FlyTo(Policy):
-    """For actions vx, vy, vz and a `state` with the elements goal_x, tool_x, lead_x, ..."""
+    """Flies to the goal; for actions vx, vy, vz and a `state` with the elements goal_x, tool_x,
+    lead_x, ..."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()

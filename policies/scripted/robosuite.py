@@ -132,7 +132,7 @@ class Scripted(Policy):
         return (off < 0.006) & square if self.task.align else off < 0.03
 
     def _way(self, stage: Tensor, tool: Tensor, place: Tensor, handle: Tensor) -> Tensor:
-        """What the tool should move by, [n, 3] (m)."""
+        """The motion of the tool, [n, 3] (m)."""
         reach = handle - tool
         above = reach + torch.tensor([0.0, 0.0, 0.1])
         goal = place[:, :2] if self.task.place is None else torch.tensor(self.task.place)
@@ -150,7 +150,7 @@ class Scripted(Policy):
         return torch.stack(ways, 1)[torch.arange(len(tool)), stage]
 
     def _yaw(self, stage: Tensor, body: Tensor, tool: Tensor) -> Tensor:
-        """What the tool should turn by, [n] (rad)."""
+        """The turn of the tool, [n] (rad)."""
         if not self.task.align:
             return torch.zeros_like(body)
         grasp = wrapped(body - tool, math.pi)

@@ -59,7 +59,7 @@ class JointLimits:
 
 @dataclass(frozen=True)
 class ArmFile:
-    """What an arm file holds."""
+    """The content of an arm file."""
 
     name: str  # of the arm
     source: str  # file that it was made from

@@ -68,8 +68,8 @@ def compile_spec(spec: Any, path: Path) -> Any:
 
 
 def find_route(mj: Any, base: str | None = None, tip: str | None = None) -> Route:
-    """From `base` (None: what the first joint is mounted on) to `tip` (None: the end of the arm,
-    where there is only one). ConfigError says what to type."""
+    """Find the route from `base` (None: what the first joint is mounted on) to `tip` (None: the end
+    of the arm, where there is only one). ConfigError says what to type."""
     end, site = _tip(mj, tip)
     up = [end]
     while up[-1]:
@@ -265,7 +265,7 @@ def _velocity(path: Path, names: Sequence[str], given: Sequence[float] | None) -
 
 
 def _urdf_velocity(path: Path) -> dict[str, float]:
-    """By joint; empty where the file is no URDF."""
+    """The velocity limits by joint; empty where the file is no URDF."""
     text = path.read_text()
     if "<!ENTITY" in text:  # it can make a small file huge
         raise ConfigError(f"{path} declares XML entities; write them out")

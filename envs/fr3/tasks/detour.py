@@ -75,7 +75,7 @@ class Detour(Lift):
 
 
 def _side_y(param: Params) -> Floats:
-    """Where the second can stands, [n]."""
+    """The y coordinate of the second can, [n] (m)."""
     side = param["can_side"]
     distance = param["can_distance"]
     return namespace(side).where(side < 0.5, -distance, distance)

@@ -53,7 +53,7 @@ def above(view: View) -> Floats:
 
 
 def inserted(view: View) -> Floats:
-    """How much of the way in the tip is, in [0, 1], counted on the axis only."""
+    """The share of the way in that the tip has gone, in [0, 1], counted on the axis only."""
     tip = tip_from_hole(view)
     xp = namespace(tip)
     return xp.where(_from_axis(tip) < 0.002, xp.clip(-tip[:, 2] / DEPTH, 0.0, 1.0), 0.0)
@@ -65,7 +65,7 @@ def _rim(view: View) -> Floats:
 
 
 def _from_axis(tip: Floats) -> Floats:
-    """How far tips [n, 3] against the rim are from the hole's axis [n]."""
+    """The distance [n] (m) of tips [n, 3] against the rim from the hole's axis."""
     return namespace(tip).linalg.norm(tip[:, :2], axis=1)
 
 

@@ -44,7 +44,7 @@ def grasp(view: View) -> Floats:
 
 
 def raised(view: View) -> Floats:
-    """How much of the way up the cube has gone, in [0, 1]."""
+    """The share of the way up that the cube has gone, in [0, 1]."""
     height = view.place["cube"][:, 2] - view.param["cube_half"]
     return namespace(height).clip(height / RAISED, 0.0, 1.0)
 

@@ -14,7 +14,7 @@ ALIGN = 64
 
 
 def total(layout: Layout) -> int:
-    """How many bytes the arrays of `layout` need."""
+    """The number of bytes that the arrays of `layout` need."""
     return sum(_padded(dtype, shape) for _, dtype, shape in layout)
 
 
