@@ -106,7 +106,7 @@ class EnvPool(VecEnv):
         rows = self._every if mask is None else np.flatnonzero(mask.numpy()).astype(np.int32)
         if len(rows):
             self._pool._reset(rows)
-            fresh = self._fresh()
+            fresh = self._first_obs()
             self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
         return self._now
 
@@ -123,7 +123,7 @@ class EnvPool(VecEnv):
         following = self._tensors(state, state[self._reward])
         self._now = following
         if len(rows):
-            self._now = replace_rows(following, rows, self._fresh())
+            self._now = replace_rows(following, rows, self._first_obs())
         return Step(
             obs=self._now,
             next_obs=following,
@@ -136,7 +136,7 @@ class EnvPool(VecEnv):
     def close(self) -> None:
         self._pool.close()
 
-    def _fresh(self) -> Tensors:
+    def _first_obs(self) -> Tensors:
         """First observations; EnvPool leaves the reward slot of a reset unwritten."""
         return self._tensors(self._pool._recv(), NO_REWARD)
 
@@ -182,7 +182,7 @@ def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
 def make(config: Config, seed: int) -> Any:
     """A pool whose env i is seeded with (seed, i); ValueError if the id or a setting is unknown."""
     if config.id not in envpool.list_all_envs():
-        raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar(config.id)}")
+        raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar_ids(config.id)}")
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
@@ -206,6 +206,6 @@ def make(config: Config, seed: int) -> Any:
     return pool
 
 
-def _similar(name: str) -> str:
+def _similar_ids(name: str) -> str:
     near = difflib.get_close_matches(name, envpool.list_all_envs(), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(near)}?" if near else ""

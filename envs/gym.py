@@ -132,7 +132,7 @@ class Gym(VecEnv):
                     self._knows_success = True
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
-        self._now = self._after(following, terminated | truncated)
+        self._now = self._finish_step(following, terminated | truncated)
         return Step(
             obs=self._now,
             next_obs=following,
@@ -190,7 +190,7 @@ class Gym(VecEnv):
         for env in self.envs:
             env.close()
 
-    def _after(self, following: Tensors, ended: np.ndarray) -> Tensors:
+    def _finish_step(self, following: Tensors, ended: np.ndarray) -> Tensors:
         """The observation to act on: `following`, or a copy with the finished envs reset."""
         if not ended.any():
             return following

@@ -84,8 +84,8 @@ class CartesianDelta(Controller):
 
         `action` [B, A] in [-1, 1], `q` [B, n] measured joint angles.
         """
-        place, turn = self._moved(action, q, reference)
-        joints = self._solved(place, turn, reference["q"])
+        place, turn = self._move_reference(action, q, reference)
+        joints = self._joint_targets(place, turn, reference["q"])
         width = self._width(action, reference["width"])
         return joints, width, {"place": place, "turn": turn, "q": joints, "width": width}
 
@@ -108,7 +108,9 @@ class CartesianDelta(Controller):
         change = hand.speed * self.config.dt
         return before + namespace(before).clip(aim - before, -change, change)
 
-    def _moved(self, action: Floats, q: Floats, reference: Reference) -> tuple[Floats, Floats]:
+    def _move_reference(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats]:
         """The reference pose after `action`, inside the box and near the measured pose."""
         config = self.config
         xp = namespace(q)
@@ -126,7 +128,7 @@ class CartesianDelta(Controller):
         ahead = shortened(rotation_error(turn, facing), config.lead_turn)
         return place, rotation(ahead) @ facing
 
-    def _solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
+    def _joint_targets(self, place: Floats, turn: Floats, q: Floats) -> Floats:
         """Joint target for a tool pose, within joint and velocity limits of the last target `q`."""
         config = self.config
         most = constant(config.speed * self.arm.velocity * config.dt, q)

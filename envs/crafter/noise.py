@@ -99,18 +99,18 @@ def permutation(seed: int) -> Ints:
     """The 256 numbers that a seed shuffles, by a 64-bit linear congruential generator."""
     state = seed & WORD
     for _ in range(3):
-        state = _next(state)
+        state = _next_seed(state)
     source = list(range(256))
     table = [0] * 256
     for i in range(255, -1, -1):
-        state = _next(state)
+        state = _next_seed(state)
         pick = ((state if state < HALF else state - WORD - 1) + 31) % (i + 1)
         table[i] = source[pick]
         source[pick] = source[i]
     return np.array(table, np.int64)
 
 
-def _next(state: int) -> int:
+def _next_seed(state: int) -> int:
     return (state * 6364136223846793005 + 1442695040888963407) & WORD
 
 
@@ -155,7 +155,7 @@ def _axis(number: Ints) -> Ints:
     return np.eye(3, dtype=np.int64)[number]
 
 
-def _two_best(inside: Floats, sign: int) -> tuple[Ints, Ints, Floats, Floats]:
+def _two_nearest(inside: Floats, sign: int) -> tuple[Ints, Ints, Floats, Floats]:
     """The two axes with the highest (sign 1) or lowest (-1) part, as the algorithm breaks ties."""
     x, y, z = (sign * inside).T
     second = (x >= y) & (z > y)
@@ -165,7 +165,7 @@ def _two_best(inside: Floats, sign: int) -> tuple[Ints, Ints, Floats, Floats]:
 
 
 def _lower(inside: Floats) -> tuple[Ints, Ints]:
-    a, b, a_score, b_score = _two_best(inside, 1)
+    a, b, a_score, b_score = _two_nearest(inside, 1)
     rest = 1 - (inside[:, 0] + inside[:, 1] + inside[:, 2])
     near = ((rest > a_score) | (rest > b_score))[:, None]
     one = np.where(b_score > a_score, b, a)

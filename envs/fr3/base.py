@@ -43,7 +43,7 @@ class TaskInstance:
             raise ValueError(f"unknown reward {worth!r}; choose sparse or shaped")
         self.task: Task = TASKS[name]() if isinstance(name, str) else name
         self.worth = worth
-        self.parameters = (*_ranged(self.task, ranges), *more)
+        self.parameters = (*_parameters_in_ranges(self.task, ranges), *more)
         self._low = tuple(each.low for each in self.parameters)
         self._span = tuple(each.high - each.low for each in self.parameters)
 
@@ -119,7 +119,7 @@ def mocaps(model: mujoco.MjModel, task: Task) -> dict[str, int]:
     return {name: int(model.body(name).mocapid[0]) for name in task.markers}
 
 
-def _ranged(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
+def _parameters_in_ranges(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
     known = [parameter.name for parameter in task.parameters]
     for key in ranges:
         if key not in known:

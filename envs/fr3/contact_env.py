@@ -136,13 +136,13 @@ class Fr3Contact(MujocoVecEnv):
         memory["step"][:] = target - memory["setpoint"]
         memory["setpoint"][:] = target
         self.batch.ctrl[:, :JOINTS] = target
-        self._stiffen(action[:, JOINTS:])
+        self._set_stiffness(action[:, JOINTS:])
         since = self.count[:, None] - memory["when"]
         acting = (since >= 0) & (since < PUSH_TICKS)
         force = (memory["push"] * acting[:, :, None]).sum(1)
         self.batch.xfrc_applied.reshape(self.num_envs, -1, 6)[:, self._hand, :3] = force
 
-    def _stiffen(self, action: Floats) -> None:
+    def _set_stiffness(self, action: Floats) -> None:
         """Springs and dampers for stiffness actions [B, 1]."""
         ratio = self.config.softest ** (0.5 * (1 - action))
         stiffness = ratio * np.asarray(self.config.stiffness)
@@ -180,7 +180,7 @@ class Fr3Contact(MujocoVecEnv):
 
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws[:, :3])
-        q = _reach(start.tool)
+        q = _joint_positions(start.tool)
         self.batch.qpos[rows, :JOINTS] = q
         self.batch.ctrl[rows, :JOINTS] = q
         for name, place in start.marker.items():
@@ -225,7 +225,7 @@ class Fr3Contact(MujocoVecEnv):
         return self.what.describe(self.view(np.array([row])))
 
 
-def _reach(tool: Floats) -> Floats:
+def _joint_positions(tool: Floats) -> Floats:
     """Joint positions [n, 7] with the tool at `tool` [n, 3], pointing down."""
     return CartesianDelta(cartesian_delta.Config()).reach(tool)
 

@@ -131,7 +131,7 @@ class Fr3Warp(VecEnv):
         # The only synchronisation with the device per step.
         some, fine, lost = torch.stack([ended.any(), sane, self.batch.lost()]).tolist()
         if not fine or lost:
-            self._complain(action, reward, next_obs, lost)
+            self._warn_of_overflow(action, reward, next_obs, lost)
         self._obs = next_obs
         if some:
             self._notify_before_reset(ended)
@@ -180,7 +180,7 @@ class Fr3Warp(VecEnv):
         start = len("memory/")
         self.memory = {k[start:]: v for k, v in here.items() if k.startswith("memory/")}
         self.batch.load({key: here[f"physics/{key}"] for key in self.batch.state})
-        self._retask()
+        self._set_tasks()
         self._obs = {key: here[f"obs/{key}"] for key in self.spec.obs}
         return self._obs
 
@@ -221,7 +221,7 @@ class Fr3Warp(VecEnv):
         vector = drawn[:, :size] if task is None else task
         self.task = torch.where(mask[:, None], vector, self.task)
         self.count = self.count.masked_fill(mask, 0)
-        self._retask()
+        self._set_tasks()
         start = self.what.start(self.given.native(self.task), drawn[:, size:])
         q = self.controller.reach(start.tool)
         reference = self.controller.begin(q, start.width)
@@ -259,7 +259,7 @@ class Fr3Warp(VecEnv):
         ctrl = torch.cat([q, finger[:, None]], 1)
         return {"qpos": qpos, "ctrl": ctrl, "mocap_pos": mocap}
 
-    def _retask(self) -> None:
+    def _set_tasks(self) -> None:
         """Write the model fields that follow from the task vectors."""
         for (name, geom), value in self.what.shape(self.given.native(self.task)).items():
             self.batch.field(name)[:, self.model.geom(geom).id] = value.float()
@@ -285,7 +285,7 @@ class Fr3Warp(VecEnv):
             raise ValueError(f"{self.name}: task vectors must be in [0, 1]")
         return values
 
-    def _complain(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
+    def _warn_of_overflow(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
         """Raise the error of the step, with env indices and names."""
         bad = ~torch.isfinite(action).all(1)
         if bad.any():

@@ -76,10 +76,10 @@ class Flown:
     def fly(self, setpoint: Setpoint, dt: float) -> None:
         self.time += dt
         state = self.state
-        action = -torch.ones(4, 1) if setpoint.up == "off" else self._pushed(setpoint)
+        action = -torch.ones(4, 1) if setpoint.up == "off" else self._action_for(setpoint)
         state = self.pilot.physics.fly(state, action, self.air, dt)
         if float(state[2]) <= 0:
-            state = self._grounded(state)
+            state = self._state_on_floor(state)
         self.state = state
 
     def hint(self, place: Vector) -> None:
@@ -94,11 +94,11 @@ class Flown:
     def upright(self) -> bool:
         return bool(self.state[4:6].square().sum() < 0.25)  # 60 degrees
 
-    def _pushed(self, setpoint: Setpoint) -> torch.Tensor:
+    def _action_for(self, setpoint: Setpoint) -> torch.Tensor:
         """Commands of the motors [4, 1]."""
         pilot = self.pilot
         state = self.state
-        if (learned := self._learned(setpoint)) is not None:
+        if (learned := self._learned_command(setpoint)) is not None:
             return learned
         offset = torch.tensor(self.error, dtype=torch.float32)[:, None]
         place = torch.tensor(setpoint.place)[:, None] - offset
@@ -119,7 +119,7 @@ class Flown:
         turns = wanted_yaw if setpoint.turn == "rate" else pilot.turn_to(state, wanted_yaw)
         return pilot(state, wanted, turns)
 
-    def _learned(self, setpoint: Setpoint) -> torch.Tensor | None:
+    def _learned_command(self, setpoint: Setpoint) -> torch.Tensor | None:
         """The command of the policy on board; None where it is not asked, or strays."""
         if self.onboard is None:
             return None
@@ -144,7 +144,7 @@ class Flown:
             wanted[2] = setpoint.thrust * vehicle.lift * GRAVITY * upwards - GRAVITY
         wanted[:2] = axis * (wanted[2] + GRAVITY) / upwards
 
-    def _grounded(self, state: torch.Tensor) -> torch.Tensor:
+    def _state_on_floor(self, state: torch.Tensor) -> torch.Tensor:
         """The state on the floor: level and at rest, facing where it faced."""
         half = self.pilot.heading(state) / 2
         after = state.clone()
@@ -193,7 +193,7 @@ class Air:
                 self.step()
                 left = self.pace.next()
             if select.select([self.socket], [], [], left)[0]:
-                self._hear()
+                self._receive()
         self.socket.close()
 
     def step(self) -> None:
@@ -202,9 +202,9 @@ class Air:
         if self.writer is not None:
             self.writer.publish(self.body.state[:3, 0].double().numpy(), time.monotonic())
         for frame in self.server.tell(self.firmware.now):
-            self._say(frame)
+            self._send(frame)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 frame, self.peer = self.socket.recvfrom(64)
@@ -214,9 +214,9 @@ class Air:
                 continue
             answer = self.server.hear(frame)
             if answer is not None:
-                self._say(answer)
+                self._send(answer)
 
-    def _say(self, frame: bytes) -> None:
+    def _send(self, frame: bytes) -> None:
         if self.peer is None or self.silent or self._loses(frame):
             return
         try:

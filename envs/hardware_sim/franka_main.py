@@ -58,16 +58,16 @@ class Things:
         task = self.world.task
         self.world.free = addresses(model, task)
         self.world.markers = mocaps(model, task)
-        self._lay(model, data)
+        self._place_things(model, data)
 
     def look(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         """Tell what is so now; lay out again where that was asked for."""
         if self.writer.renew_requested():
-            self._lay(model, data)
+            self._place_things(model, data)
             self.writer.acknowledge_renew()
         self.writer.publish(self.world.sense(data), time.monotonic())
 
-    def _lay(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+    def _place_things(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         self.world.begin(model, data, self.random)
         mujoco.mj_forward(model, data)
 
@@ -87,7 +87,7 @@ def main(folder: Path) -> None:
         if things is not None:
             things.put(sim.worldbody)
         with SimulationServer(sim, hostname_candidates=[host]) as server:
-            model, data = _pinched(sim)
+            model, data = _model_with_firm_friction(sim)
             for robot in server.robot_servers:
                 if robot.gripper_server is not None:
                     answer_all(robot.gripper_server)
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
             _run(server, said, (lambda: things.look(model, data)) if things is not None else None)
 
 
-def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
+def _model_with_firm_friction(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
     """Return model and data with firm friction, as in training; else held things creep out of the
     hand."""
     model = sim.model

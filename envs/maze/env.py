@@ -82,7 +82,7 @@ class Maze(VecEnv):
         self.cells = torch.full((n, self.width**2), WALL, dtype=torch.uint8, device=device)
         self.strides = torch.tensor([y * self.width + x for y, x in WAYS], device=device)
         self.turns = torch.tensor(TURNS, device=device)
-        self.looks = self._looks(config.view)
+        self.looks = self._first_obs(config.view)
         numbers = torch.zeros(4, n, dtype=torch.int64, device=device)
         self.place, self.goal, self.facing, self.age = numbers
         self.begun = False
@@ -99,7 +99,7 @@ class Maze(VecEnv):
         text = "find the goal of the maze"
         return Spec(obs, Leaf((), "int64", low=0, high=GO), DT, task, text)
 
-    def _looks(self, view: int) -> Tensor:
+    def _first_obs(self, view: int) -> Tensor:
         """[4, V * V]: how far each cell of the view is from the agent's, by facing."""
         ahead = torch.arange(view - 1, -1, -1, device=self.device)[:, None]
         aside = (torch.arange(view, device=self.device) - view // 2)[None]

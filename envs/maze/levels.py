@@ -110,11 +110,13 @@ class MazeLevels:
 
     def random(self, n: int, random: np.random.Generator) -> Floats:
         """[n, S^2 + 3]: sampled levels that are solvable and not held out."""
-        return self._until(self.drawn, n, random)
+        return self._draw_until(self.drawn, n, random)
 
     def plain(self, n: int, random: np.random.Generator) -> Floats:
         """[n, S^2 + 3]: levels without walls, with random start and goal."""
-        return self._until(lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random)
+        return self._draw_until(
+            lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random
+        )
 
     def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
         """[n, S^2 + 3]: levels after `edits` edits each (a wall toggled, or the goal moved). Edits
@@ -128,7 +130,7 @@ class MazeLevels:
         # Most come out fit: one look instead of one after every edit.
         torn = np.flatnonzero(~self.fit(edited))
         if len(torn):
-            edited[torn] = self._mended(levels[torn], cells[:, torn], goals[:, torn])
+            edited[torn] = self._with_edits(levels[torn], cells[:, torn], goals[:, torn])
         return edited
 
     def spell(self, levels: Floats) -> NDArray[np.int64]:
@@ -144,7 +146,7 @@ class MazeLevels:
         whole = self._walled(levels, words[:, self.marks :])
         torn = np.flatnonzero(~self.fit(whole))
         if len(torn):
-            whole[torn] = self._repaired(levels[torn], words[torn, self.marks :])
+            whole[torn] = self._with_walls(levels[torn], words[torn, self.marks :])
         lost = np.flatnonzero(~self.fit(whole))  # an empty one that is held out
         if len(lost):
             whole[lost] = self.random(len(lost), random)
@@ -190,14 +192,16 @@ class MazeLevels:
         np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
         return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
 
-    def _repaired(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
+    def _with_walls(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
         """Add each of the walls in turn, unless a level would be unfit with it."""
         for column in words.T:
             tried = self._canonical(np.maximum(levels, self._wall(column)))
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
 
-    def _mended(self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]) -> Floats:
+    def _with_edits(
+        self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]
+    ) -> Floats:
         """Make each of the edits [k, n] in turn, unless a level would be unfit with it."""
         for cell, moved in zip(cells, goals, strict=True):
             tried = self._edited(levels, cell, moved)
@@ -222,7 +226,7 @@ class MazeLevels:
         facing = np.minimum((lots[:, -1] * 4).astype(np.int64), 3)
         return self.encode(Plans(walls, order[:, -2], order[:, -1], facing))
 
-    def _until(
+    def _draw_until(
         self, make: Callable[[Floats], Floats], n: int, random: np.random.Generator
     ) -> Floats:
         levels = make(random.random((n, self.lots)))
@@ -274,7 +278,9 @@ class MazeLevels:
         random = np.random.default_rng(HELD_OUT)
         self._secret: set[bytes] = set()
         walls = np.full(AMONG, self.blocks)
-        levels = self._until(lambda lots: self._placed(walls[: len(lots)], lots), AMONG, random)
+        levels = self._draw_until(
+            lambda lots: self._placed(walls[: len(lots)], lots), AMONG, random
+        )
         longest = np.argsort(-self.ways(levels), kind="stable")[:LONG]
         return tuple(f"long_{i}" for i in range(LONG)), levels[longest]
 

@@ -69,7 +69,7 @@ class Pool(EnvPool):
         native = self._actions.native(action).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
-        reward, terminated, ended = self._paid(state), *self._ends(state)
+        reward, terminated, ended = self._rewards(state), *self._ends(state)
         rows = np.flatnonzero(ended).astype(np.int32)
         # The whole level of a finished env must be read before its reset.
         whole = self._whole(self._every) if self.settings.privileged else {}
@@ -79,7 +79,7 @@ class Pool(EnvPool):
         self._now = following
         if len(rows):
             self._rows = rows
-            self._now = replace_rows(following, rows, self._fresh())
+            self._now = replace_rows(following, rows, self._first_obs())
         return Step(
             obs=self._now,
             next_obs=following,
@@ -122,7 +122,7 @@ class Pool(EnvPool):
             return done, done | (state[self._elapsed] >= self._limit)
         return done & (~state[self._late] | (state[self._reward] != 0)), done
 
-    def _paid(self, state: list[np.ndarray]) -> np.ndarray:
+    def _rewards(self, state: list[np.ndarray]) -> np.ndarray:
         """Rewards [B]: 1 - 0.9 t / T in double precision with our own clock (EnvPool computes it in
         single precision with its own clock).
         """
@@ -138,8 +138,8 @@ class Pool(EnvPool):
         reward[rows] = np.where(known, exact, reward[rows])
         return reward
 
-    def _fresh(self) -> Tensors:
-        fresh = super()._fresh()  # waits until the rows have begun
+    def _first_obs(self) -> Tensors:
+        fresh = super()._first_obs()  # waits until the rows have begun
         return fresh | self._whole(self._rows) if self.settings.privileged else fresh
 
     def _tensors(self, state: list[np.ndarray], reward: np.ndarray) -> Tensors:

@@ -58,7 +58,7 @@ class Play(gymnasium.Env[Any, Any]):
             **options,
         )
         self.drawn = NumpyRandom()
-        self.task = _begun(gymnasium.make(name, **options), self.drawn)
+        self.task = _task_facts(gymnasium.make(name, **options), self.drawn)
         closed = {"gripper_always_closed": True} if self.kind == "puzzle" else {}
         self.oracles = {key: ORACLES[key](env=self.scene, **closed) for key in KINDS[self.kind]}
         self.oracle: Any = None
@@ -127,7 +127,7 @@ class Play(gymnasium.Env[Any, Any]):
         self.scene.close()
 
 
-def _begun(task: Any, drawn: NumpyRandom) -> SimpleNamespace:
+def _task_facts(task: Any, drawn: NumpyRandom) -> SimpleNamespace:
     """The facts that `relabel_dataset` reads of a task; its goals do not change, so one reset is
     enough."""
     with drawn.used():

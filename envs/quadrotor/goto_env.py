@@ -155,10 +155,10 @@ class QuadrotorGoto(VecEnv):
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
         """A MuJoCo model and data that show one env."""
-        return self._sight.show(self._seen(row))
+        return self._measured.show(self._seen(row))
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return torch.from_numpy(self._sight.picture(self._seen(row), width, height))
+        return torch.from_numpy(self._measured.picture(self._seen(row), width, height))
 
     def close(self) -> None:
         if hasattr(self, "_drawn"):
@@ -171,7 +171,7 @@ class QuadrotorGoto(VecEnv):
         return pose.cpu().numpy()
 
     @property
-    def _sight(self) -> Any:
+    def _measured(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
             from embodied.envs.quadrotor.scene import Sight

@@ -207,14 +207,14 @@ class Quadrotor(VecEnv):
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
         """A MuJoCo model and data that show one env."""
-        return self._sight.show(self.state[:7, row].cpu().numpy())
+        return self._measured.show(self.state[:7, row].cpu().numpy())
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         pose = self.state[:7, row].cpu().numpy()
-        return torch.from_numpy(self._sight.picture(pose, width, height))
+        return torch.from_numpy(self._measured.picture(pose, width, height))
 
     @property
-    def _sight(self) -> Any:
+    def _measured(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
             from embodied.envs.quadrotor.scene import Sight

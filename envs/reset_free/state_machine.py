@@ -140,7 +140,7 @@ class PracticeStates:
         hopeless = facts.lost | (fails & (memory["tries"] > config.tries))
         mode = torch.where(fails, int(Mode.RECOVERY), int(Mode.LEARNING))
         memory["mode"] = mode.masked_fill(hopeless, int(Mode.ERRORED))
-        self._forget(terminated | truncated)
+        self._clear_episode(terminated | truncated)
         return Verdict(terminated, truncated, won, stuck & fails, late & fails)
 
     def recovered(self) -> None:
@@ -161,7 +161,7 @@ class PracticeStates:
         far = (trail - trail[:, :1]).norm(dim=2).amax(1)
         return (memory["kept"] >= window) & (far < self.config.radius)
 
-    def _forget(self, rows: Tensor) -> None:
+    def _clear_episode(self, rows: Tensor) -> None:
         """Clear the memory of the episode that is over."""
         for name in ("age", "goals", "kept"):
             self.memory[name] = self.memory[name].masked_fill(rows, 0)

@@ -87,15 +87,15 @@ class ResetFreeWrapper(Wrapper):
         """Reset the envs `mask` [B] (a person has reset the scene)."""
         obs = self.env.reset(seed, task, mask)
         rows = self.rows(mask)
-        states = self._machine()
+        states = self._state_machine()
         states.begin(rows)
         self.memory["length"] = self.memory["length"].masked_fill(rows, 0)
-        return self._play(obs, rows)[0]
+        return self._play_scripts(obs, rows)[0]
 
     def step(self, action: Tensor) -> Step:
-        states = self._machine()
-        action = self._bounded(action)
-        step = self._taken(action)
+        states = self._state_machine()
+        action = self._slew_limited(action)
+        step = self._remembered_step(action)
         now = self.ground.facts()
         facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
         verdict = states.learn(facts)
@@ -112,7 +112,7 @@ class ResetFreeWrapper(Wrapper):
             following = copied(step.next_obs)  # observed with the previous goal
             if bool((ended & ~step.ended).any()):
                 self._notify_before_reset(ended & ~step.ended)
-            obs, aside, more = self._between(ended, facts.reached)
+            obs, aside, more = self._between_episodes(ended, facts.reached)
             manual = manual | more
         log = {k: v for k, v in step.log.items() if k != "success"}
         log |= {"success": quick, "manual": manual, "crashed": facts.crashed}
@@ -128,7 +128,7 @@ class ResetFreeWrapper(Wrapper):
             log=log,
         )
 
-    def _machine(self) -> PracticeStates:
+    def _state_machine(self) -> PracticeStates:
         """Made when the first facts are there: they say how many numbers a place has."""
         if self.states is None:
             dims = self.ground.facts().place.shape[1]
@@ -138,22 +138,22 @@ class ResetFreeWrapper(Wrapper):
                 self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
         return self.states
 
-    def _bounded(self, action: Tensor) -> Tensor:
+    def _slew_limited(self, action: Tensor) -> Tensor:
         """The action that is executed for `action` [B, A]; after a reset the last one was 0."""
         if (slew := self.config.slew) is None:
             return action
         last = self.memory["last"]
         return last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
 
-    def _taken(self, action: Tensor) -> Step:
+    def _remembered_step(self, action: Tensor) -> Step:
         """A step of whoever acts, which is remembered."""
         if "last" in self.memory:
             self.memory["last"] = action.clone()
         return self.env.step(action)
 
-    def _between(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _between_episodes(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Observations to go on from; steps that were taken; where somebody had to come."""
-        states = self._machine()
+        states = self._state_machine()
         ground = self.ground
         if self.config.resets == "free" and bool(ended.any()):
             ground.advance(reached & ~ended)
@@ -161,19 +161,19 @@ class ResetFreeWrapper(Wrapper):
             nothing = torch.zeros(self.num_envs)
             return self.env.reset(mask=ended), nothing, torch.zeros_like(ended)
         ground.advance(reached)
-        obs, aside = self._mended(states)
+        obs, aside = self._call_person(states)
         stuck = states.rows(Mode.RECOVERY)
         if bool(stuck.any()) and self.actor is not None:
-            obs = self._alone(stuck, self.actor(), self.config.states.recovery)
+            obs = self._play_rows(stuck, self.actor(), self.config.states.recovery)
             aside = aside + self.config.states.recovery * stuck
         states.recovered()
         if bool(ended.any()):
             ground.rehome(ended)
             obs = ground.look()
-        obs, more, manual = self._play(obs, ended)
+        obs, more, manual = self._play_scripts(obs, ended)
         return obs, aside + more, manual
 
-    def _mended(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
+    def _call_person(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
         """Somebody puts right what no primitive can: observations, and steps that it took."""
         errored = states.rows(Mode.ERRORED)
         aside = torch.zeros(self.num_envs)
@@ -182,13 +182,13 @@ class ResetFreeWrapper(Wrapper):
         left = errored
         if self.person is not None and bool((stuck := errored & ~self.ground.facts().lost).any()):
             print("stuck for good: drive it free, and let go", file=sys.stderr, flush=True)
-            steps, done = self._driven(self.person, stuck)
+            steps, done = self._let_person_control(self.person, stuck)
             aside = aside + steps * stuck
             left = errored & ~(done & stuck)
         states.begin(errored)
         return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
 
-    def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
+    def _let_person_control(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
         """Let `person` control `rows` [B] until they let go; returns the steps, and where [B] they
         did."""
         came = person.over(self.ground.look(), rows) & rows
@@ -202,10 +202,10 @@ class ResetFreeWrapper(Wrapper):
             came, done = came | held, done | (came & ~held)
             return bool(done[rows].all())
 
-        self._alone(rows, person.act, self.config.waits, over)
+        self._play_rows(rows, person.act, self.config.waits, over)
         return steps, done
 
-    def _play(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _play_scripts(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Goals that have a script are gone to, until one has not: in `rows` [B], one by one."""
         aside = torch.zeros(self.num_envs)
         manual = torch.zeros(self.num_envs, dtype=torch.bool)
@@ -215,7 +215,7 @@ class ResetFreeWrapper(Wrapper):
             failed = 0
             while (goal := int(self.ground.goal[row])) in self.played:
                 only = torch.arange(self.num_envs) == row
-                obs, steps, there = self._played(only, goal)
+                obs, steps, there = self._try_script(only, goal)
                 aside[row] += steps
                 failed = 0 if there else failed + 1
                 if there:
@@ -232,7 +232,7 @@ class ResetFreeWrapper(Wrapper):
                 obs = self.ground.look()
         return obs, aside, manual
 
-    def _played(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
+    def _try_script(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
         """One try of a script in the row `only` [B]: observations, steps, whether it got there."""
         make = self.played[goal]
         assert make is not None
@@ -243,10 +243,10 @@ class ResetFreeWrapper(Wrapper):
             facts = self.ground.facts()
             return bool((facts.reached | facts.lost)[only].all())
 
-        obs = self._alone(only, make(), self.config.states.timeout, over)
+        obs = self._play_rows(only, make(), self.config.states.timeout, over)
         return obs, taken["steps"], bool(self.ground.facts().reached[only].all())
 
-    def _alone(
+    def _play_rows(
         self,
         rows: Tensor,
         actor: Callable[[Tensors, Tensor], Tensor],
@@ -259,7 +259,7 @@ class ResetFreeWrapper(Wrapper):
         obs = self.ground.look()
         first = torch.ones_like(rows)
         for _ in range(steps):
-            step = self._taken(actor(obs, first))
+            step = self._remembered_step(actor(obs, first))
             obs = step.obs
             first = step.ended
             if over():
@@ -271,11 +271,11 @@ class ResetFreeWrapper(Wrapper):
         return obs
 
     def set_state(self, state: Tensors) -> Tensors:
-        states = self._machine()
+        states = self._state_machine()
         obs = super().set_state(state)
         states.memory = self.memory
         return obs
 
     def get_state(self) -> dict[str, Any]:
-        self._machine()
+        self._state_machine()
         return super().get_state()

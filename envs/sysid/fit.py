@@ -70,7 +70,7 @@ def identify(config: Config, traces: Sequence[Trace]) -> Identified:
             "least 4 are "
             "needed, 20 are better: record more motion"
         )
-    fit, held = (_spread(windows[first::2], config.most) for first in (0, 1))
+    fit, held = (_evenly_spread(windows[first::2], config.most) for first in (0, 1))
     replay = Replay(fit, config.threads)
     x0 = replay.start
     x, jacobian = _descend(replay, x0, config)
@@ -139,7 +139,7 @@ def _normal(jacobian: Floats, samples: float, noise: float, rms: float) -> Float
     return weight * jacobian.T @ jacobian + PRIOR * np.eye(jacobian.shape[1])
 
 
-def _spread(windows: list[Window], most: int) -> list[Window]:
+def _evenly_spread(windows: list[Window], most: int) -> list[Window]:
     """Return at most `most` of the windows, evenly spread."""
     take = np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(int)
     return [windows[i] for i in take]

@@ -99,7 +99,7 @@ class Drive(VecEnv):
         self.events = torch.zeros(n, len(EVENTS))  # of the last step
         self.age = torch.zeros(n, dtype=torch.int64)
         self._begin(self.every)
-        self.obs = self._look(self.every, self.roads.obstacles_of(self.every))
+        self.obs = self._observation(self.every, self.roads.obstacles_of(self.every))
 
     def _spec(self) -> Spec:
         ahead = [f"route_{axis}{int(s)}" for s in AHEAD for axis in "xy"]
@@ -160,7 +160,7 @@ class Drive(VecEnv):
         late = (self.age >= self.config.horizon) & ~lost & ~won
         stops = self.config.goal_terminates
         terminated, truncated = (lost | won, late) if stops else (lost, late | won)
-        following = self.obs = self._look(self.every, obstacles)
+        following = self.obs = self._observation(self.every, obstacles)
         ended = terminated | truncated
         if ended.any():
             self._notify_before_reset(ended)
@@ -172,7 +172,7 @@ class Drive(VecEnv):
 
     def _with_fresh(self, obs: Tensors, rows: Tensor) -> Tensors:
         """A copy of `obs` in which `rows` [n] are at the start of an episode."""
-        fresh = self._look(rows, self.roads.obstacles_of(rows))
+        fresh = self._observation(rows, self.roads.obstacles_of(rows))
         return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
 
     def _drive(self, action: Tensor) -> None:
@@ -230,7 +230,7 @@ class Drive(VecEnv):
         lost = (collided + off_road) > 0
         return torch.where(lost, PENALTY * legal, legal) - before
 
-    def _look(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
+    def _observation(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
         """Observations of `rows` [n]."""
         car = self.car[rows]
         place = self.place[rows]

@@ -113,7 +113,7 @@ class Rooms(VecEnv):
         free = self.cells[self.every, ahead] != WALL
         self.place = np.where((act == GO) & free, ahead, self.place)
         self.age += 1
-        reward = self._entered()
+        reward = self._enter_cells()
         lots = self.streams.uniform(self.flicker.shape[1]).T.numpy()
         self.flicker = np.minimum(lots * self.config.colours, self.config.colours - 1).astype(
             np.uint8
@@ -128,7 +128,7 @@ class Rooms(VecEnv):
         ends = torch.zeros(self.num_envs, dtype=torch.bool), torch.from_numpy(late)
         return Step(obs, following, torch.from_numpy(reward), *ends, {"success": won})
 
-    def _entered(self) -> np.ndarray:
+    def _enter_cells(self) -> np.ndarray:
         """The reward [B] of the cell where each env stands now; switches are switched."""
         room = self.room[self.place]
         new = (room >= 0) & ~self.visited[self.every, room]

@@ -52,12 +52,12 @@ class ActionRepeat(Wrapper):
             step = self.env.step(action)
             late |= done
             reward = result.reward + self.discount**i * step.reward * ~done
-            result = _later(result, step, done, reward)
+            result = _merge_steps(result, step, done, reward)
         obs = self.env.reset(mask=late) if late.any() else step.obs
         return replace(result, obs=obs)
 
 
-def _later(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
+def _merge_steps(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
     """`before` in envs that are `done` [B], else `step`."""
     log = where(done, before.log, step.log)
     if "success" in log:

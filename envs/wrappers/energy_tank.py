@@ -125,11 +125,11 @@ class EnergyTank(Wrapper):
         """(what the tank pays for [B, A], J [B] that were wanted and not done, J [B] done)."""
         tank = self.tank
         rows = np.arange(self.num_envs)
-        tries, places, stiff, cost = self._tried(action, SHARES[:1])
+        tries, places, stiff, cost = self._cost_of_shares(action, SHARES[:1])
         asked = cost[0]
         budget = tank.budget(self.spec.dt)
         if (asked > budget).any():
-            tries, places, stiff, cost = self._tried(action, SHARES)
+            tries, places, stiff, cost = self._cost_of_shares(action, SHARES)
         fine = cost <= budget
         fine[-1] = True
         chosen = fine.argmax(0)
@@ -139,7 +139,9 @@ class EnergyTank(Wrapper):
         clipped = torch.from_numpy(np.maximum(asked - done, 0.0)).float()
         return tries[chosen, rows], clipped, torch.from_numpy(done).float()
 
-    def _tried(self, action: Tensor, shares: Floats) -> tuple[Tensor, Floats, Floats, Floats]:
+    def _cost_of_shares(
+        self, action: Tensor, shares: Floats
+    ) -> tuple[Tensor, Floats, Floats, Floats]:
         """Try `shares` [G] of `action`; returns actions [G, B, A], set-points and stiffness [G, B,
         m], and what they cost [G, B], J."""
         inner = self.inner

@@ -76,7 +76,7 @@ class EpisodicDensity(Wrapper):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
-        self._forget(self.rows(mask))
+        self._clear(self.rows(mask))
         return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
@@ -89,10 +89,10 @@ class EpisodicDensity(Wrapper):
         following = self.transform_obs(step.next_obs)
         if not step.ended.any():
             return replace(step, obs=following, next_obs=following)
-        self._forget(step.ended)
+        self._clear(step.ended)
         return replace(step, obs=self.transform_obs(step.obs), next_obs=following)
 
-    def _forget(self, rows: Tensor) -> None:
+    def _clear(self, rows: Tensor) -> None:
         memory = self.memory
         memory["counts"] = memory["counts"] * ~rows[:, None, None]
         memory["age"] = memory["age"] * ~rows

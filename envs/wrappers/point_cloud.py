@@ -53,7 +53,7 @@ class Clouds(Cameras):
             pictures.append(super().observe([(model, data)]))
             clouds.append(self._measure(model, data))
         images = {n: np.concatenate([one[n] for one in pictures]) for n in self.names}
-        return {**images, "points": self._thinned(clouds)}
+        return {**images, "points": self._sample_points(clouds)}
 
     def _measure(
         self, model: mujoco.MjModel, data: mujoco.MjData
@@ -73,7 +73,7 @@ class Clouds(Cameras):
                 colours.append(picture.reshape(-1, 3) / 255)
         return np.concatenate(parts), np.concatenate(colours) if colours else None
 
-    def _thinned(
+    def _sample_points(
         self, clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]]
     ) -> NDArray[np.float32]:
         config = self.config

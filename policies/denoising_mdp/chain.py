@@ -79,12 +79,12 @@ class DenoisingMDP(PolicyWrapper):
         raise NotImplementedError
 
     def link(
-        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [n, size] of x_{k+1} given `x`; `k`: one index or [n]
         (int64), `time`: its embedding, `seen` [n, F]: features of the observation.
 
-        `loud` [n, 1] (bool, None: all): which samples explore.
+        `explores` [n, 1] (bool, None: all): which samples explore.
         """
         raise NotImplementedError
 
@@ -121,12 +121,12 @@ class DenoisingMDP(PolicyWrapper):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         start, *drawn = noise.split(self.size, 1)
-        loud = noise[:, self.size :].any(1, keepdim=True)
+        explores = noise[:, self.size :].any(1, keepdim=True)
         seen = self.features(obs)
         x = self.begin(obs, start)
         chain = [x]
         for k, (time, z) in enumerate(zip(self.times(), drawn, strict=True)):
-            mean, std = self.link(x, k, time, seen, loud)
+            mean, std = self.link(x, k, time, seen, explores)
             x = mean + std * z.clamp(-self.config.cut, self.config.cut)
             chain.append(x)
         return self.inner.to_actions(x), {**carry, "row/action": torch.stack(chain, 1)}

@@ -190,7 +190,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         are copies of its first and last step, and do not count.
         """
         condition = self.features(under(batch, "obs"))
-        target, valid = self._filled(self.range(batch["action"]), batch["valid"])
+        target, valid = self._with_missing_weights(self.range(batch["action"]), batch["valid"])
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         abar = alphas(self.config).to(target)[level][:, None, None]
@@ -198,7 +198,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         wanted = e if self.config.prediction == "epsilon" else target
         return per_row((out - wanted).square(), valid)
 
-    def _filled(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_missing_weights(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """A chunk [n, H, A] and its valid steps [n, H] as a prediction of `horizon` steps."""
         after = self.config.horizon - self.past - chunk.shape[1]
         before = chunk[:, :1]

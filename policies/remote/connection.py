@@ -54,7 +54,7 @@ class Connection:
             except ServerLost as error:
                 if not self.wait:
                     raise
-                return self._waited(messages, error)
+                return self._wait_for_server(messages, error)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Connection:
         return self
@@ -78,7 +78,9 @@ class Connection:
             self._close()
             raise
 
-    def _waited(self, messages: Sequence[Message], error: ServerLost) -> list[dict[str, Any]]:
+    def _wait_for_server(
+        self, messages: Sequence[Message], error: ServerLost
+    ) -> list[dict[str, Any]]:
         """The answers of the server when it is back."""
         began = time.monotonic()
         print(

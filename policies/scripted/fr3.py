@@ -114,7 +114,7 @@ class Scripted(Policy):
         return torch.randn(n, WORDS)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        carry = self._begun(carry, noise)
+        carry = self._begin_episode(carry, noise)
         state = self.state(obs)
         traits = carry["traits"]
         sides = self.config.sides
@@ -139,7 +139,7 @@ class Scripted(Policy):
         action = torch.cat([move, turning, hand[:, None]], 1)[:, :size].clamp(-1, 1)
         return action[:, None], carry
 
-    def _begun(self, carry: Tensors, noise: Tensor) -> Tensors:
+    def _begin_episode(self, carry: Tensors, noise: Tensor) -> Tensors:
         """Draw the traits of rows that begin an episode."""
         fresh = ~carry["begun"][:, None]
         uniform = torch.special.ndtr(noise[:, :TRAITS])

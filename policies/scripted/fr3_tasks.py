@@ -58,9 +58,9 @@ class ScriptedTasks(Scripted):
     def state(self, obs: Tensors) -> dict[str, Tensor]:
         return {**super().state(obs), **dict(zip(self.asked, obs[ASKED].unbind(1), strict=True))}
 
-    def _begun(self, carry: Tensors, noise: Tensor) -> Tensors:
+    def _begin_episode(self, carry: Tensors, noise: Tensor) -> Tensors:
         fresh = ~carry["begun"][:, None]
-        carry = super()._begun(carry, noise)
+        carry = super()._begin_episode(carry, noise)
         wrong = fresh & (carry["traits"][:, MISTAKE, None] < self.mistakes)
         side = torch.where(carry["traits"][:, 6] < 0.5, -MISSED, MISSED)
         aside = torch.stack([side, torch.zeros_like(side), torch.zeros_like(side)], 1)

@@ -101,18 +101,18 @@ class Scripted(Policy):
         state = obs["state"]
         stage = carry["stage"]
         _, _, wait, _, holds = self.numbers[stage].unbind(1)
-        off = self._off(state, stage)
+        off = self._offset_to_phase(state, stage)
         near = torch.stack([off[:, :2].norm(dim=1), off[:, 2].abs()], 1) < self.near[stage]
         passed = near.all(1) & (carry["since"] >= wait) & (stage < self.last)
         lost = (holds > 0) & ((state[:, HAND] - state[:, OBJECT]).norm(dim=1) > LOST)
         after = torch.where(lost, 0, stage + passed.long())
         since = torch.where(after == stage, carry["since"] + 1, 0)
         hand, gain, *_ = self.numbers[after].unbind(1)
-        move = self._off(state, after) * gain[:, None] + self.config.unsteady * noise
+        move = self._offset_to_phase(state, after) * gain[:, None] + self.config.unsteady * noise
         action = torch.cat([move, hand[:, None]], 1).clamp(-1, 1)
         return action[:, None], {"stage": after, "since": since}
 
-    def _off(self, state: Tensor, stage: Tensor) -> Tensor:
+    def _offset_to_phase(self, state: Tensor, stage: Tensor) -> Tensor:
         """The vector from the hand to where the phase wants it, [n, 3] (m)."""
         to_goal = self.numbers[stage, 3:4] > 0
         anchor = torch.where(to_goal, state[:, GOAL], state[:, OBJECT])

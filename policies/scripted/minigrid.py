@@ -113,8 +113,8 @@ def search(start: State, height: int, everything: bool) -> dict[State, int]:
     while queue and len(seen) < MOST:
         state = queue.popleft()
         if state.grid[3 * (state.x * height + state.y)] == GOAL:
-            return _way(came, state)
-        for action, following in _following(state, height, everything):
+            return _shortest_way(came, state)
+        for action, following in _successors(state, height, everything):
             if following not in seen:
                 seen.add(following)
                 came[following] = (state, action)
@@ -122,7 +122,7 @@ def search(start: State, height: int, everything: bool) -> dict[State, int]:
     return {}
 
 
-def _way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]:
+def _shortest_way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]:
     way: dict[State, int] = {}
     while state in came:
         state, action = came[state]
@@ -130,7 +130,7 @@ def _way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]
     return way
 
 
-def _following(state: State, height: int, everything: bool) -> Iterator[tuple[int, State]]:
+def _successors(state: State, height: int, everything: bool) -> Iterator[tuple[int, State]]:
     """The actions that are worth trying, with the states that they lead to."""
     x, y, turn, hand, grid = state
     kind, colour, door = _cell(state, height)

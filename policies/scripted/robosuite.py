@@ -86,8 +86,8 @@ class Scripted(Policy):
         handle = place + body @ self.grasp
         carry = self._next(carry, tool, place, handle, angle(body))
         stage = carry["stage"]
-        move = self._way(stage, tool, place, handle)
-        yaw = self._yaw(stage, angle(body), angle(turn))
+        move = self._motion(stage, tool, place, handle)
+        yaw = self._turn(stage, angle(body), angle(turn))
         motion = torch.cat([move / STEP, (yaw / TURN)[:, None]], 1)
         motion = (motion + self.config.unsteady * noise).clamp(-1, 1)
         hand = torch.where((stage >= CLOSE) & (stage < OPEN), 1.0, -1.0)[:, None]
@@ -131,7 +131,7 @@ class Scripted(Policy):
         square = wrapped(-yaw, math.pi / 2).abs() < 0.05
         return (off < 0.006) & square if self.task.align else off < 0.03
 
-    def _way(self, stage: Tensor, tool: Tensor, place: Tensor, handle: Tensor) -> Tensor:
+    def _motion(self, stage: Tensor, tool: Tensor, place: Tensor, handle: Tensor) -> Tensor:
         """The motion of the tool, [n, 3] (m)."""
         reach = handle - tool
         above = reach + torch.tensor([0.0, 0.0, 0.1])
@@ -149,7 +149,7 @@ class Scripted(Policy):
         ]
         return torch.stack(ways, 1)[torch.arange(len(tool)), stage]
 
-    def _yaw(self, stage: Tensor, body: Tensor, tool: Tensor) -> Tensor:
+    def _turn(self, stage: Tensor, body: Tensor, tool: Tensor) -> Tensor:
         """The turn of the tool, [n] (rad)."""
         if not self.task.align:
             return torch.zeros_like(body)

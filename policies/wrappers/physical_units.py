@@ -102,24 +102,24 @@ class PhysicalUnits(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch in physical units."""
-        return self.base.loss(self._rows(batch))
+        return self.base.loss(self._normalized_batch(batch))
 
     def fit(self, rows: Tensors) -> None:
         """Set what else the base normalises (the maps are settings, and stay)."""
-        self.base.fit(self._rows(rows))
+        self.base.fit(self._normalized_batch(rows))
 
     def inference_policy(self) -> Policy:
-        return self._with(self.base.inference_policy())
+        return self._around(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(with_real_time_chunking(self.base, mode))
+        return self._around(with_real_time_chunking(self.base, mode))
 
-    def _rows(self, rows: Tensors) -> Tensors:
+    def _normalized_batch(self, rows: Tensors) -> Tensors:
         obs = self.normalized(under(rows, "obs"))
         action = self.config.action.to_unit(rows["action"]).float()
         return {**rows, **nest(obs, "obs"), "action": action}
 
-    def _with(self, base: Policy) -> Policy:
+    def _around(self, base: Policy) -> Policy:
         """This policy around another base with the same spec."""
         if base is self.base:
             return self

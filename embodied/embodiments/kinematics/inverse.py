@@ -34,7 +34,7 @@ class Settings:
 def step(arm: Arm, settings: Settings, place: Floats, turn: Floats, q: Floats) -> Floats:
     """One step [B, n] from `q` [B, n] towards tool poses `place` [B, 3], `turn` [B, 3, 3]."""
     error, jacobian = _error(arm, settings, place, turn, q)
-    return _damped(arm, error, jacobian, q, settings.damping, settings.pull)
+    return _damped_step(arm, error, jacobian, q, settings.damping, settings.pull)
 
 
 def within_limits(arm: Arm, q: Floats) -> Floats:
@@ -83,7 +83,9 @@ def descend(
             change = (
                 q
                 - start
-                + _damped(arm, error, jacobian, q, times * settings.damping, pull * settings.pull)
+                + _damped_step(
+                    arm, error, jacobian, q, times * settings.damping, pull * settings.pull
+                )
             )
             # Shortened as a whole: its direction is what leads nearer.
             over = xp.amax(xp.abs(change) / most, 1)
@@ -109,7 +111,7 @@ def _error(
     return error * scale, jacobian * scale[:, None]
 
 
-def _damped(
+def _damped_step(
     arm: Arm,
     error: Floats,
     jacobian: Floats,
