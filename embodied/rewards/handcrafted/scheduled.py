@@ -39,8 +39,6 @@ class ScheduledWeights(Reward):
     def __init__(self, config: Config) -> None:
         if unknown := ({*config.factor} | {*config.limit}) - {*config.start}:
             raise ConfigError(f"reward.start has no {min(unknown)}; it must name every weight")
-        if config.every < 1:
-            raise ConfigError(f"reward.every={config.every} should be at least 1 step")
         self.config = config
         self.function = named_function(config.function, "scheduled reward")
         self.bumps = -1

@@ -91,9 +91,6 @@ class Annotate(Remembered, SummedReward):
         goal = spec.text if config.goal is None else config.goal
         if not goal:
             raise ConfigError("no goal: describe the task with reward.goal=...")
-        for name in ("partners", "stride", "batch", "room"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
         self.config = config
         self.goal = goal
         self.folder = folder

@@ -58,10 +58,6 @@ class SubgoalBonus(Remembered, SummedReward):
     remembered = ("planner", "reached", "episodes")
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
-        if not 0 <= config.accuracy <= 1:
-            raise ConfigError(f"reward.accuracy={config.accuracy} must be between 0 and 1")
-        if config.most < 1:
-            raise ConfigError(f"reward.most={config.most} must be at least 1")
         self.config = config
         chat = None if config.chat is None else open_chat(config.chat, folder)
         self.planner = Planner(

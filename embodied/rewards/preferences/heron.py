@@ -68,8 +68,8 @@ class Heron(Remembered, SummedReward):
     )
 
     def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
-        if not config.factors or config.every < 1:
-            raise ConfigError("reward.factors needs at least one factor, reward.every at least 1")
+        if not config.factors:
+            raise ConfigError("reward.factors needs at least one factor")
         self.config = config
         plain = [{k: v for k, v in node.items() if k != "margin"} for node in config.factors]
         self.factors = [Factor(node, spec) for node in plain]

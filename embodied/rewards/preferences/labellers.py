@@ -138,9 +138,6 @@ class SimulatedLabeller(CountingLabeller):
 
     def __init__(self, config: SimulatedConfig, seed: int = 0) -> None:
         super().__init__(seed)
-        for name in ("error", "unsure"):
-            if not 0 <= getattr(config, name) <= 1:
-                raise ConfigError(f"labeller.{name}={getattr(config, name)} should be from 0 to 1")
         self.config = config
 
     def label(self, first: Tensors, second: Tensors) -> Tensor:

@@ -69,8 +69,6 @@ class Clip(Reward):
     def __init__(self, config: Config, spec: Spec, device: torch.device) -> None:
         self.config = config
         require_picture(config.picture, spec)
-        if not 0 <= config.alpha <= 1:
-            raise ConfigError(f"reward.alpha={config.alpha} should be between 0 and 1")
         goal = listed(config.prompt) or listed(spec.text or None)
         if not goal and not isinstance(config.ladder, tuple):
             raise ConfigError('no goal: set reward.prompt="..."')

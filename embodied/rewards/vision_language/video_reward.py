@@ -64,11 +64,6 @@ class VideoConfig:
     room: Count = 64  # episodes that wait; the oldest are dropped
     synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
-    def __post_init__(self) -> None:
-        for name, least in {"frames": 2, "pixels": 8, "size": 8, "parallel": 1, "room": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"reward.{name}={getattr(self, name)} must be at least {least}")
-
 
 class VideoQuestion(Protocol):
     """A way to ask a model about a video."""

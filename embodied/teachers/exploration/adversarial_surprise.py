@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels.two_agent import StepSecondAgent
+from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
 from embodied.teachers.teacher import Curriculum
 
 
@@ -49,10 +49,10 @@ class Config:
     free: Annotated[float, Bound(0.0, below=1.0)] = 0.5  # share of Control's turn without reward
 
 
-class AdversarialSurprise(Remembered, Curriculum):
+class AdversarialSurprise(Remembered, Curriculum, TwoAgentTeacher):
     """A two-agent teacher (`TwoAgentTeacher`); it does not choose tasks."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})
+    needs = "counts"
     remembered = ("games", "dropped", "found", "paid")
     node: dict[str, Any]
 
@@ -62,10 +62,8 @@ class AdversarialSurprise(Remembered, Curriculum):
                 "this teacher needs an environment with an episodic density of observations "
                 "(embodied.envs.wrappers.episodic_density): env=rooms"
             )
-        if config.turns < 2 or config.turns % 2 or config.steps < 2:
-            raise ConfigError("teacher.turns should be 2, 4, ..., teacher.steps at least 2")
-        if not 0 <= config.free < 1:
-            raise ConfigError(f"teacher.free={config.free:g} should be at least 0, below 1")
+        if config.turns % 2:
+            raise ConfigError(f"teacher.turns={config.turns} should be an even number")
         self.config, self.games, self.dropped = config, 0, 0
         self.control: Control | None = None
         self.explore: Explore | None = None

@@ -83,7 +83,7 @@ class Config(teacher.Config):
 class LevelTeacher(teacher.Teacher):
     """Subclasses choose levels (`choose`)."""
 
-    needs = frozenset({"levels"})
+    needs = "levels"
     remembered = ("recent",)
 
     def __init__(

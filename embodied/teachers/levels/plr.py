@@ -51,7 +51,7 @@ class Plr(level_teacher.LevelTeacher):
     """The memo of an episode is its kind (new, replayed, edited) and the number of its level in the
     buffer (-1: not from the buffer)."""
 
-    needs = level_teacher.LevelTeacher.needs | {"estimates"}
+    uses_estimates = True
     remembered = ("library", "queue", "kinds", "taken")
 
     def __init__(
@@ -59,7 +59,10 @@ class Plr(level_teacher.LevelTeacher):
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config
-        _check(config)
+        if config.robust and not config.replay:
+            raise ConfigError(
+                "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
+            )
         self.library = LevelBuffer(config.size, len(self.space), config.beta, config.staleness)
         self.queue: deque[Floats] = deque()  # edited levels, not played yet
         self.kinds: deque[int] = deque(maxlen=1000)
@@ -137,19 +140,3 @@ class Plr(level_teacher.LevelTeacher):
             "again": float((kinds == AGAIN).mean()) if len(kinds) else 0.0,
             "taken": float(self.taken),
         }
-
-
-def _check(config: Config) -> None:
-    shares = {name: getattr(config, name) for name in ("replay", "fill", "staleness")}
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigError(f"teacher.{name}={share:g} should be from 0 to 1")
-    if config.size < 1 or config.beta <= 0 or config.edits < 0:
-        raise ConfigError(
-            f"teacher: size={config.size} should be at least 1, beta={config.beta:g} above 0, "
-            f"edits={config.edits} at least 0"
-        )
-    if config.robust and not config.replay:
-        raise ConfigError(
-            "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
-        )

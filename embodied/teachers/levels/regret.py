@@ -20,13 +20,12 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
-from embodied.teachers.levels.two_agent import StepSecondAgent
+from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Outcome
@@ -45,21 +44,18 @@ class Config(level_teacher.Config):
     flexible: bool = False  # the antagonist is whichever agent did better
 
 
-class RegretTeacher(LevelTeacher, TorchTeacher):
+class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     """Subclasses generate levels (`generate`) and learn from their regret (`update_generator`).
 
     The score of an outcome is its undiscounted return; a memo is (round, level, agent).
     """
 
-    needs = LevelTeacher.needs | {"rival"}
     remembered = ("round", "made", "given", "returns", "how")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        if min(config.every, config.plays) < 1:
-            raise ConfigError("teacher.every and teacher.plays should be at least 1")
         self.duel = config
         self.rival = AntagonistTasks(self, RIVAL)
         self.round = 0

@@ -49,8 +49,7 @@ class Sfl(level_teacher.LevelTeacher):
     Tests and other episodes overlap while the last tests of a round are running.
     """
 
-    # Only with estimates does the student leave episodes out of its training.
-    needs = level_teacher.LevelTeacher.needs | {"estimates"}
+    uses_estimates = True  # only so does the student leave episodes out of its training
     remembered = (
         *("kept", "tested", "waiting", "wins", "plays"),
         *("trained", "rounds", "learnability"),
@@ -61,7 +60,11 @@ class Sfl(level_teacher.LevelTeacher):
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config
-        _check(config)
+        if config.size > config.candidates:
+            raise ConfigError(
+                f"teacher.size={config.size} should be at most "
+                f"teacher.candidates={config.candidates}"
+            )
         self.kept = np.zeros((0, len(self.space)))
         self.trained, self.rounds, self.learnability = 0, 0, 0.0
         self.begin_round()
@@ -131,17 +134,3 @@ class Sfl(level_teacher.LevelTeacher):
             return {**super().metrics(), **counts}
         kept = {f"kept_{name}": value for name, value in self.levels.traits(self.kept).items()}
         return {**super().metrics(), **counts, **kept}
-
-
-def _check(config: Config) -> None:
-    for name in ("candidates", "plays", "size", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name}={getattr(config, name)} should be at least 1")
-    if config.size > config.candidates:
-        raise ConfigError(
-            f"teacher.size={config.size} should be at most teacher.candidates={config.candidates}"
-        )
-    if config.plays < 2:
-        raise ConfigError("teacher.plays=1 cannot tell p (1 - p) from 0: at least 2")
-    if not 0 <= config.replay <= 1:
-        raise ConfigError(f"teacher.replay={config.replay:g} should be from 0 to 1")

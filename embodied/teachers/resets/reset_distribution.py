@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class ResetDistribution(Remembered, Curriculum, ABC):
     """
 
     remembered = ("paths", "random", "pending", "clock", "issued", "dropped")
-    needs: ClassVar[frozenset[str]] = frozenset({"states"})
+    needs = "states"
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
@@ -159,8 +159,3 @@ def _check(config: Config) -> None:
             "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
             "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
         )
-    for name in ("episodes", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name} has to be at least 1")
-    if not 0 <= config.usual <= 1:
-        raise ConfigError(f"teacher.usual={config.usual:g} should be between 0 and 1")

@@ -79,8 +79,8 @@ class MetaAcl(alpgmm.AlpGmm):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTestScores | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if not config.archive or config.pretest < 1 or config.epoch < 1:
-            raise ConfigError("teacher: set archive=FOLDER, pretest >= 1 and epoch >= 1")
+        if not config.archive:
+            raise ConfigError("teacher: set archive=FOLDER")
         self.plan, self.student = config, student
         self.folder = Path(config.archive)
         self.known_students = {} if config.stepping == "none" else records(self.folder)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, Number, Positive
-from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
@@ -50,12 +49,6 @@ class Mpts(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if config.batch < 2 or config.candidates < 1 or not 0 <= config.hardest <= 1:
-            raise ConfigError(
-                "teacher: needs batch >= 2, candidates >= 1 and hardest in [0, 1]; got "
-                f"batch={config.batch} candidates={config.candidates:g} "
-                f"hardest={config.hardest:g}"
-            )
         self.settings, d, h = config, len(self.space), config.width
         self.encoder = mlp((d + 1, h, h, h), self.random)
         self.heads = mlp((h, 2 * h), self.random)

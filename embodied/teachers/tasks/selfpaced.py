@@ -73,12 +73,6 @@ class SelfPaced(teacher.Teacher):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTaskValues | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if min(config.width, config.spread, config.eps) <= 0 or config.every < 2:
-            raise ConfigError(
-                "teacher: width, spread and eps should be above 0, every at least 2; got "
-                f"width={config.width:g} spread={config.spread:g} eps={config.eps:g} "
-                f"every={config.every}"
-            )
         self.settings, self.student = config, student
         d = len(self.space)
         easy = named_task(self.space, config.easy, math.nan, "easy")

@@ -26,7 +26,6 @@ from embodied.core.bounds import (
     Positive,
     PositiveFraction,
 )
-from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
@@ -67,10 +66,6 @@ class SetterSolver(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not 0 < config.rarest < 0.5:
-            raise ConfigError(f"teacher.rarest={config.rarest:g} should be above 0, below 0.5")
-        if not 0 < config.solved <= 1:
-            raise ConfigError(f"teacher.solved={config.solved:g} should be above 0, at most 1")
         self.settings, d = config, len(self.space)
         self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
