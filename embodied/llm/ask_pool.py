@@ -84,8 +84,10 @@ class AskPool(Generic[Q, A]):
         if self.synchronous:
             self.drain()
         with self.changed:
-            done, self.done = self.done, {}
-            fault, self.fault = self.fault, None
+            done = self.done
+            self.done = {}
+            fault = self.fault
+            self.fault = None
             if fault is None and not self.synchronous:
                 self._start()
         if fault is not None:

@@ -48,7 +48,8 @@ class Deadline:
     """`seconds` for one answer, from now on."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:

@@ -41,7 +41,9 @@ class TaskWrapper(Wrapper):
         estimates: StudentEstimates | None = None,
     ) -> None:
         super().__init__(env)
-        self.teacher, self.episode_log, self.estimates = teacher, episode_log, estimates
+        self.teacher = teacher
+        self.episode_log = episode_log
+        self.estimates = estimates
         drawing = find_protocol(env, ExpectsGivenTasks)
         if drawing is not None:
             drawing.expect_given_tasks()

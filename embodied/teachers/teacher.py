@@ -83,10 +83,12 @@ class Teacher(Remembered, Curriculum, ABC):
             raise ConfigError(
                 f"teacher.returns={list(config.returns)} should be [low, high] with low < high"
             )
-        self.config, self.space = config, TaskSpace(spec.task, config.box)
+        self.config = config
+        self.space = TaskSpace(spec.task, config.box)
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.pending: dict[int, tuple[Floats, Any]] = {}
-        self.issued, self.dropped = 0, 0
+        self.issued = 0
+        self.dropped = 0
 
     @abstractmethod
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

@@ -204,7 +204,8 @@ class CompositeReward(Remembered, SummedReward):
             return
         self.record.sums += self.running[ended].tolist()
         self.record.won += self.won[ended].double().tolist()
-        self.running[ended], self.won = 0.0, self.won & ~ended
+        self.running[ended] = 0.0
+        self.won = self.won & ~ended
         if len(self.record.won) >= self.config.report:
             self._check_correlations()
 

@@ -107,7 +107,8 @@ class Factor:
         given = {key: argument for key, argument in node.items() if argument is not None}
         if "of" not in given:
             raise ConfigError(f"a factor needs `of` ({', '.join(REGISTRY)}, or a dotted name)")
-        name, self.weight = str(given.pop("of")), float(given.pop("weight", 1.0))
+        name = str(given.pop("of"))
+        self.weight = float(given.pop("weight", 1.0))
         self.function = named_function(name, "factor") if "." in name else _registered(name)
         _require_arguments(name, self.function, given)
         self.arguments = {key: part_of(argument, spec) for key, argument in given.items()}

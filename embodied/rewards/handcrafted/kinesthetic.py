@@ -73,7 +73,8 @@ class Utility:
             raise ConfigError(f"reward.utilities.{name}.signs={self.signs} must be all or product")
         self.factors = [Factor(each, spec) for each in (node["all"] if together else [node])]
         self.weight = float(node.get("weight", 1.0)) if together else 1.0
-        self.together, self.join = together, join
+        self.together = together
+        self.join = join
 
     def __call__(self, rows: Tensors, end: End) -> Tensor:
         values = [factor(rows, end) for factor in self.factors]

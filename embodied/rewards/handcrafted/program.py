@@ -57,7 +57,9 @@ class Program(Reward):
     frozen = True
 
     def __init__(self, config: Config, spec: Spec, folder: Path | None = None) -> None:
-        self.config, self.folder, self.step = config, folder, 0
+        self.config = config
+        self.folder = folder
+        self.step = 0
         self.source = _source(config)
         self.variables = vs.variables(spec)
         names = vs.known(spec)
@@ -95,7 +97,8 @@ class Program(Reward):
     def set_state(self, state: dict[str, Any]) -> None:
         if state["digest"] != self.gated.program.digest:
             raise ConfigError("the reward program changed since this run was started")
-        self.step, self.written = state["step"], state["written"]
+        self.step = state["step"]
+        self.written = state["written"]
         if self.folder is not None:
             kept = [line for line in statistics(self.folder) if line["step"] <= self.step]
             _rewrite(self.folder, kept)

@@ -49,7 +49,9 @@ class ScheduledWeights(Reward):
         bumps = step // self.config.every
         if bumps == self.bumps:
             return
-        self.bumps, limit, factor = bumps, self.config.limit, self.config.factor
+        self.bumps = bumps
+        limit = self.config.limit
+        factor = self.config.factor
         self.weights = {
             name: min(limit.get(name, float("inf")), value * factor.get(name, 1.0) ** bumps)
             for name, value in self.config.start.items()

@@ -62,7 +62,8 @@ class Rnd(Remembered, SummedReward):
         device: torch.device,
         seed: int,
     ) -> None:
-        self.config, self.gamma = config, gamma
+        self.config = config
+        self.gamma = gamma
         self.features = ObservationFeatures(spec.obs, config.leaves, device)
         with forked(seed):
             self.target = mlp(self.features.size, config.hidden[:1], config.features).to(device)

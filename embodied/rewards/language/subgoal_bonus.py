@@ -113,8 +113,10 @@ class SubgoalBonusWrapper(Wrapper):
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
         super().__init__(env, env.spec.with_obs(**{BONUS: Leaf((), low=0.0)}))
-        self.guide, self.planner = guide, planner
-        self.most, self.bonus = config.most, config.bonus
+        self.guide = guide
+        self.planner = planner
+        self.most = config.most
+        self.bonus = config.bonus
         self.limit = guide.limit if config.limit is None else config.limit
         if self.limit < 1:
             raise ConfigError("the episode limit depends on the mission: set reward.limit")

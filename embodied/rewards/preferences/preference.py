@@ -105,7 +105,8 @@ class Preference(Remembered, Reward):
         self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
         self.random = torch.Generator().manual_seed(seed)
         self.store = ImageStore(config.memory)
-        self.zero, self.scale = 0.0, 1.0
+        self.zero = 0.0
+        self.scale = 1.0
         self.steps = 0
         self.done = ""  # why labelling ended
         self.pairs: dict[int, tuple[Tensors, Tensors]] = {}  # of the running session, by ticket
@@ -127,7 +128,8 @@ class Preference(Remembered, Reward):
             self.store.scores[numbers] = self.ranker.score(
                 self.view(self.store.take(numbers)[self.scored])
             )
-        before, self.steps = self.steps, self.steps + len(step.reward)
+        before = self.steps
+        self.steps = self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
             self._submit(*(self.store.take(side) for side in self._choose_pairs()))
@@ -181,7 +183,8 @@ class Preference(Remembered, Reward):
             return None
         labels = torch.tensor([self.arrived[ticket] for ticket in self.pairs])
         sides = [tt.stack(list(side)) for side in zip(*self.pairs.values(), strict=True)]
-        self.pairs, self.arrived = {}, {}
+        self.pairs = {}
+        self.arrived = {}
         answered = (labels != ABSTAIN) & (labels != SKIPPED)
         self._update_counts(labels[answered])
         use = answered if self.config.tied == "half" else answered & (labels != TIE)

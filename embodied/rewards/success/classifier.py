@@ -77,7 +77,9 @@ class Classifier(Remembered, Reward):
     def __init__(
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
-        self.config, self.device, self.folder = config, device, folder
+        self.config = config
+        self.device = device
+        self.folder = folder
         if distributed.world() > 1:
             raise ConfigError(
                 "with several processes each would learn its own reward; train in one"
@@ -163,14 +165,17 @@ class Classifier(Remembered, Reward):
             self._read(first)
             return
         self.net, self.calibration = made(self.data, self.leaves, how, self.seed)
-        self.how, self.version, self.mark = how, 1, mark
+        self.how = how
+        self.version = 1
+        self.mark = mark
         self._write("v1")
 
     def _read(self, folder: Path) -> None:
         """Load a version, and for refits the datasets it was trained on."""
         self.net, self.leaves, self.calibration, card = read(folder)
         self.how = parse(Training, card["training"], str(folder))
-        self.version, self.mark = card["version"], card["fingerprint"]
+        self.version = card["version"]
+        self.mark = card["fingerprint"]
         self.sources = tuple(card["data"])
         if self.config.refit_every and self.data is None:
             self.data, _ = load_labelled(

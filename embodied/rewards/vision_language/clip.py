@@ -101,7 +101,8 @@ class Projected:
     """1 - |P (z - g)|^2 / 2 of embeddings [N, D]."""
 
     def __init__(self, goal: Tensor, baseline: Tensor | None, alpha: float) -> None:
-        self.goal, self.alpha = goal, alpha if baseline is not None else 0.0
+        self.goal = goal
+        self.alpha = alpha if baseline is not None else 0.0
         way = torch.zeros_like(goal) if baseline is None else goal - baseline
         if self.alpha and float(way.norm()) < 1e-6:
             raise ConfigError("reward.baseline has the same embedding as reward.prompt")
@@ -117,7 +118,8 @@ class Ladders:
     """Expected positions in [0, 1] on ladders, each [K, D] from worst to best, averaged."""
 
     def __init__(self, ladders: list[Tensor], scale: float) -> None:
-        self.ladders, self.scale = ladders, scale
+        self.ladders = ladders
+        self.scale = scale
 
     def __call__(self, seen: Tensor) -> Tensor:
         places = [self.place(seen, rungs) for rungs in self.ladders]

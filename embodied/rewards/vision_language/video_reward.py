@@ -92,7 +92,9 @@ class VideoReward(Remembered, SummedReward):
         goal = config.goal or spec.text
         if not goal:
             raise ConfigError('no goal: set reward.goal="..."')
-        self.config, self.question, self.goal = config, question, goal
+        self.config = config
+        self.question = question
+        self.goal = goal
         self.chat = open_chat(config.chat, folder)
         self.recorder = VideoRecorder(config.frames)
         self.pool = AskPool[str, Tensor](

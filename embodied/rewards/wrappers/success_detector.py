@@ -30,7 +30,8 @@ class SuccessDetector(Wrapper):
 
     def __init__(self, env: VecEnv, detect: Callable[[Tensors], Tensor], steps: int) -> None:
         super().__init__(env)
-        self.detect, self.steps = detect, steps
+        self.detect = detect
+        self.steps = steps
         self.memory = {"passed": torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)}
 
     def reset(

@@ -64,7 +64,9 @@ class AdversarialSurprise(Remembered, Curriculum, TwoAgentTeacher):
             )
         if config.turns % 2:
             raise ConfigError(f"teacher.turns={config.turns} should be an even number")
-        self.config, self.games, self.dropped = config, 0, 0
+        self.config = config
+        self.games = 0
+        self.dropped = 0
         self.control: Control | None = None
         self.explore: Explore | None = None
         self.found = self.paid = 0.0
@@ -109,14 +111,17 @@ class Control(Wrapper):
 
     def __init__(self, env: VecEnv, config: Config) -> None:
         super().__init__(env)
-        self.config, self.age = config, 0
+        self.config = config
+        self.age = 0
         self.first = round(config.free * config.steps)
         self.paid = self.own = torch.zeros(self.num_envs, device=self.device)
         self.last: Tensors = {}
 
     def begin(self, obs: Tensors) -> None:
-        self.age, self.last = 0, obs
-        self.paid, self.own = torch.zeros_like(self.paid), torch.zeros_like(self.own)
+        self.age = 0
+        self.last = obs
+        self.paid = torch.zeros_like(self.paid)
+        self.own = torch.zeros_like(self.own)
 
     def step(self, action: Tensor) -> Step:
         world = cast(Any, self.env)
@@ -127,7 +132,9 @@ class Control(Wrapper):
         reward = torch.zeros_like(step.reward)
         if scored:
             reward = -world.surprise(self.last, step.next_obs).to(reward)
-        self.paid, self.own, self.last = self.paid + reward, self.own + step.reward, step.obs
+        self.paid = self.paid + reward
+        self.own = self.own + step.reward
+        self.last = step.obs
         return turned(step, reward, self.age == self.config.steps)
 
 
@@ -136,7 +143,8 @@ class Explore(Wrapper):
 
     def __init__(self, env: VecEnv, teacher: AdversarialSurprise, control: Control) -> None:
         super().__init__(env)
-        self.teacher, self.control = teacher, control
+        self.teacher = teacher
+        self.control = control
         zeros = torch.zeros(self.num_envs, device=self.device)
         # The same for all parallel envs; a tensor [B], because it is saved with the env state.
         self.memory = {"age": zeros.long(), "turn": zeros.long(), "own": zeros}
@@ -163,7 +171,9 @@ class Explore(Wrapper):
     def pass_turn(self, step: Step, step_second: StepSecondAgent) -> Step:
         """Run Control's turn after `step`, the last one of Explore's turn. Returns `step` with
         Explore's reward and the first observation of its next turn."""
-        memory, config, control = self.memory, self.teacher.config, self.control
+        memory = self.memory
+        config = self.teacher.config
+        control = self.control
         control.begin(step.obs)
         for _ in range(config.steps):
             step_second(step.obs if control.age == 0 else None)

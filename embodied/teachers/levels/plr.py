@@ -76,7 +76,9 @@ class Plr(level_teacher.LevelTeacher):
         """The next episode; the numbers `played` of replayed levels are not replayed, and the next
         one's is added."""
         settings = self.settings
-        level, kind, number = None, NEW, -1
+        level = None
+        kind = NEW
+        number = -1
         if self.queue:
             level, kind = self.queue.popleft(), EDIT
         elif self.ready and self.random.random() < settings.replay:

@@ -103,7 +103,8 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
 
     def _open(self) -> None:
         made = self.generate(self.duel.every)
-        self.made, self.recent = list(made), list(made)
+        self.made = list(made)
+        self.recent = list(made)
         self.given = [[0] * len(made), [0] * len(made)]
         self.returns = [[[] for _ in made], [[] for _ in made]]
 
@@ -142,7 +143,8 @@ class AntagonistTasks:
     """Task queue of the antagonist (the second agent)."""
 
     def __init__(self, teacher: RegretTeacher, who: int) -> None:
-        self.teacher, self.who = teacher, who
+        self.teacher = teacher
+        self.who = who
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
         return self.teacher.issue(self.teacher.assign(n, self.who))

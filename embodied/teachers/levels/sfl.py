@@ -66,7 +66,9 @@ class Sfl(level_teacher.LevelTeacher):
                 f"teacher.candidates={config.candidates}"
             )
         self.kept = np.zeros((0, len(self.space)))
-        self.trained, self.rounds, self.learnability = 0, 0, 0.0
+        self.trained = 0
+        self.rounds = 0
+        self.learnability = 0.0
         self.begin_round()
 
     def begin_round(self) -> None:
@@ -75,7 +77,8 @@ class Sfl(level_teacher.LevelTeacher):
         self.tested = self.levels.random(count, self.random)
         order = np.tile(np.arange(count), self.settings.plays)
         self.waiting: list[int] = self.random.permutation(order).tolist()
-        self.wins, self.plays = np.zeros(count), np.zeros(count)
+        self.wins = np.zeros(count)
+        self.plays = np.zeros(count)
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return [self.one() for _ in range(n)]
@@ -119,9 +122,11 @@ class Sfl(level_teacher.LevelTeacher):
         best = np.argsort(-worth, kind="stable")[: self.settings.size]
         self.kept = self.tested[best]
         self.learnability = float(worth[best].mean())
-        self.rounds, self.trained = self.rounds + 1, 0
+        self.rounds = self.rounds + 1
+        self.trained = 0
         self.tested = self.tested[:0]
-        self.wins, self.plays = self.wins[:0], self.plays[:0]
+        self.wins = self.wins[:0]
+        self.plays = self.plays[:0]
 
     def forget(self) -> None:
         """Interrupted tests are repeated."""

@@ -62,9 +62,12 @@ class ResetDistribution(Remembered, Curriculum, ABC):
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.random = np.random.Generator(np.random.PCG64(seed))
-        self.clock, self.issued, self.dropped = 0, 0, 0
+        self.clock = 0
+        self.issued = 0
+        self.dropped = 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player = build(_player(config), Policy, spec=spec).eval()
         recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)

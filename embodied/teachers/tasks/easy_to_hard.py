@@ -46,7 +46,9 @@ class EasyToHard(teacher.Teacher):
             )
         self.settings = config
         self.easy = named_task(self.space, config.easy, 0.0, "easy")
-        self.share, self.size, self.ended = config.width, 0, 0
+        self.share = config.width
+        self.size = 0
+        self.ended = 0
         self.scored: list[float] = []
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

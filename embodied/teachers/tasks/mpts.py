@@ -49,7 +49,9 @@ class Mpts(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        self.settings, d, h = config, len(self.space), config.width
+        self.settings = config
+        d = len(self.space)
+        h = config.width
         self.encoder = mlp((d + 1, h, h, h), self.random)
         self.heads = mlp((h, 2 * h), self.random)
         self.decoder = mlp((d + h, h, h, h, 1), self.random)
@@ -59,7 +61,9 @@ class Mpts(TorchTeacher):
         self.plan: list[list[float]] = []  # points and predicted risks of the next episodes
         self.rows: list[list[float]] = []  # points, predicted risks, scores of finished ones
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))
-        self.drawn, self.learned, self.correlation = 0, 0, 0.0
+        self.drawn = 0
+        self.learned = 0
+        self.correlation = 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         proposed: list[tuple[Floats, Any]] = []
@@ -73,7 +77,8 @@ class Mpts(TorchTeacher):
     def planned(self) -> list[list[float]]:
         """Select the next `batch` tasks; in random order, each with its predicted risk."""
         settings, d = self.settings, len(self.space)
-        before, self.drawn = self.drawn, self.drawn + settings.batch
+        before = self.drawn
+        self.drawn = self.drawn + settings.batch
         if before < settings.warmup or not self.learned:
             points = self.random.random((settings.batch, d))
             return [[*point, np.nan] for point in points.tolist()]
