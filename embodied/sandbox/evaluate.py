@@ -106,7 +106,7 @@ class LoadedProgram:
             return getattr(made, program.entry)(**given)
 
     def _owner(self) -> Any:
-        """What `self` is: new in each call, so that nothing is kept from one batch to another."""
+        """The object `self`: new in each call, so that nothing is kept between batches."""
         if self.program.bare:
             return types.SimpleNamespace()
         kind = self.names[self.program.owner]

@@ -41,7 +41,7 @@ class Preparation:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], kind: str) -> Preparation:
-        """From a preprocessor_config.json; missing entries are the defaults of the model `kind`."""
+        """Read a preprocessor_config.json; missing entries are the defaults of the model `kind`."""
         clip = kind == "clip"
         size = about.get("size", {"shortest_edge": 224} if clip else 224)
         if isinstance(size, int):

@@ -74,15 +74,15 @@ class Program(Reward):
         self.sums: dict[str, list[float]] = {}
         self.written = 0
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        output = self._output(rows)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        output = self._output(transitions)
         if self.folder is not None:
             self._count(output)
         return output.total
 
-    def components(self, rows: Tensors) -> Tensors:
+    def components(self, transitions: Tensors) -> Tensors:
         """The components [N], named by the program."""
-        return self._output(rows).components
+        return self._output(transitions).components
 
     def set_step(self, step: int) -> None:
         """Write the components' statistics since the last call."""
@@ -114,13 +114,13 @@ class Program(Reward):
                 how,
             )
 
-    def _inputs(self, names: tuple[str, ...], rows: Tensors) -> Tensors:
-        found = vs.inputs(self.variables, names, rows)
-        return found or {vs.ACTION: rows[vs.ACTION]}  # gives constants their batch size
+    def _inputs(self, names: tuple[str, ...], transitions: Tensors) -> Tensors:
+        found = vs.inputs(self.variables, names, transitions)
+        return found or {vs.ACTION: transitions[vs.ACTION]}  # gives constants their batch size
 
-    def _output(self, rows: Tensors) -> ProgramOutput:
+    def _output(self, transitions: Tensors) -> ProgramOutput:
         try:
-            return self.gated(self._inputs(self.gated.program.inputs, rows))
+            return self.gated(self._inputs(self.gated.program.inputs, transitions))
         except Rejected as error:
             raise NotFinite(f"the reward program failed in this environment: {error}") from error
 

@@ -58,9 +58,9 @@ class ScheduledWeights(Reward):
         }
         self.metrics = {name: torch.tensor(value) for name, value in self.weights.items()}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.function(rows, self.weights, **self.config.settings)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.function(transitions, self.weights, **self.config.settings)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing to learn; returns the weights, for the log."""
         return self.metrics

@@ -74,16 +74,16 @@ class SubgoalBonus(Remembered, SummedReward):
             )
         return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Count reached subgoals."""
-        self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
-        self.episodes += int(step.ended[who].sum())
+        self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
+        self.episodes += int(step.ended[env_ids].sum())
 
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and the bonus, [N] each."""
-        return {"env": rows["reward"], "subgoals": rows[f"next_obs/{BONUS}"]}
+        return {"env": transitions["reward"], "subgoals": transitions[f"next_obs/{BONUS}"]}
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing is learned; returns subgoals reached per episode and statistics of the lists."""
         count = self.planner.count
         plans, named = max(count["plans"], 1), max(count["named"], 1)

@@ -120,10 +120,10 @@ class Preference(Remembered, Reward):
         rendered = with_render(env, self.config.size) if PICTURE in names else env
         return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Store the transitions' observations; every `every` steps label pairs and learn."""
-        numbers = rows[f"next_obs/{IMAGE_INDEX}"].cpu()
-        self.store.reward[numbers % self.store.capacity] = rows["reward"].cpu()
+        numbers = transitions[f"next_obs/{IMAGE_INDEX}"].cpu()
+        self.store.reward[numbers % self.store.capacity] = transitions["reward"].cpu()
         if len(self.ranker):
             self.store.scores[numbers] = self.ranker.score(
                 self.view(self.store.take(numbers)[self.scored])
@@ -231,21 +231,21 @@ class Preference(Remembered, Reward):
         self.zero = float(scores.mean() if self.config.zero == "mean" else scores.max())
         self.metrics["scale"] = torch.tensor(self.scale)
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         number, key = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.scored}"
         if not len(self.ranker):
-            return torch.zeros_like(rows["reward"])
-        if number in rows:
-            scores = self.store.scores[rows[number].cpu()]
-        elif key in rows:
-            scores = self.ranker.score(self.view(rows[key]))
+            return torch.zeros_like(transitions["reward"])
+        if number in transitions:
+            scores = self.store.scores[transitions[number].cpu()]
+        elif key in transitions:
+            scores = self.ranker.score(self.view(transitions[key]))
         else:
             raise ConfigError(
                 f"the transitions have no {self.scored}, to which the reward was fitted"
             )
-        return ((scores - self.zero) / self.scale).to(rows["reward"].device)
+        return ((scores - self.zero) / self.scale).to(transitions["reward"].device)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Metrics of the last session; learning happens in `observe_step`."""
         return self.metrics
 

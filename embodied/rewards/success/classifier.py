@@ -120,19 +120,19 @@ class Classifier(Remembered, Reward):
     def _detect(self, obs: Tensors) -> Tensor:
         return self.passes({name: obs[name].to(self.device) for name in self.leaves})
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.passes(tt.under(rows, "next_obs")) * (1 - rows["discount"])
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.passes(tt.under(transitions, "next_obs")) * (1 - transitions["discount"])
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Store observations as negatives; count false positives at episode ends."""
-        following = {name: rows[f"next_obs/{name}"] for name in self.leaves}
-        going = (rows["discount"] > 0).nonzero().flatten()
+        following = {name: transitions[f"next_obs/{name}"] for name in self.leaves}
+        going = (transitions["discount"] > 0).nonzero().flatten()
         if self.config.refit_every and len(going):
             self.recent.push(tt.take(following, going))
-        ended = step.ended.to(who.device)[who]
+        ended = step.ended.to(env_ids.device)[env_ids]
         if "success" not in step.log or not bool(ended.any()):
             return
-        success = step.log["success"].to(who.device)[who].bool()
+        success = step.log["success"].to(env_ids.device)[env_ids].bool()
         won = (ended & success).nonzero().flatten()
         if self.config.marked and len(won):
             self.recent_successes.push(tt.take(following, won))
@@ -142,7 +142,7 @@ class Classifier(Remembered, Reward):
             self.mistakes = self.mistakes[-self.config.watch :]
             self._warn()
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Called after every update of the learner; refits every `refit_every` calls."""
         self.updates += 1
         every = self.config.refit_every

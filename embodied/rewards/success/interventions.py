@@ -52,10 +52,10 @@ class Interventions(Reward):
         intervener = build(self.config.intervener, Intervener, **context)
         return InterventionWrapper(env, intervener, self.config.pay == "interventions")
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         if self.config.pay != "interventions":
-            return rows["reward"]
-        return rows["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
+            return transitions["reward"]
+        return transitions["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
 
 
 class InterventionWrapper(Wrapper):

@@ -86,15 +86,15 @@ class Clip(Reward):
         """Similarity [N] of uint8 images [N, H, W, 3] to the prompt; at most 1."""
         return self.readout(self.model.images(pictures))
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         leaf, config = self.config.picture or PICTURE, self.config
-        after = self.score(images_of(rows, f"next_obs/{leaf}"))
+        after = self.score(images_of(transitions, f"next_obs/{leaf}"))
         if config.value == "level":
             reward = after - 1
         else:
-            before = self.score(images_of(rows, f"obs/{leaf}"))
-            reward = rows["discount"].to(after.device) * after - before
-        return (config.scale * reward).to(rows["reward"].device)
+            before = self.score(images_of(transitions, f"obs/{leaf}"))
+            reward = transitions["discount"].to(after.device) * after - before
+        return (config.scale * reward).to(transitions["reward"].device)
 
 
 class Projected:
@@ -181,8 +181,8 @@ def require_picture(name: str | None, spec: Spec) -> None:
         raise ConfigError(f"reward.picture={name} is not an image observation; there are {images}")
 
 
-def images_of(rows: Tensors, key: str) -> Tensor:
-    """The images in `rows`; ConfigError if there are none."""
-    if key not in rows:
+def images_of(transitions: Tensors, key: str) -> Tensor:
+    """The images in `transitions`; ConfigError if there are none."""
+    if key not in transitions:
         raise ConfigError(f"the transitions have no {key}: choose an image, reward.picture=NAME")
-    return rows[key]
+    return transitions[key]

@@ -82,17 +82,17 @@ class Goal(Reward):
             env = with_render(env, self.config.size or self.model.side)
         return NoTerminationWrapper(env) if self.config.terminations == "as_truncations" else env
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         key = f"next_obs/{self.leaf}"
-        if key not in rows:
+        if key not in transitions:
             raise ConfigError(
                 f"the transitions have no {key}: choose an observation, reward.leaf=NAME"
             )
         if self.model is not None:
-            off = self.model.images(rows[key]) - self.goal
+            off = self.model.images(transitions[key]) - self.goal
         else:
-            off = self.weights * (rows[key].flatten(1) - self.goal)
-        return (-self.config.scale * off.norm(dim=1)).to(rows["reward"].device)
+            off = self.weights * (transitions[key].flatten(1) - self.goal)
+        return (-self.config.scale * off.norm(dim=1)).to(transitions["reward"].device)
 
 
 def goal_image(config: Config, goal: str) -> Tensor:

@@ -154,11 +154,13 @@ class VideoReward(Remembered, SummedReward):
             self.spent = self.pool.spent
             logger.warning("no more answers: %s", self.spent)
 
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and that of the model, [N] each."""
-        config, reward = self.config, rows["reward"]
-        before, after = (self._phi(rows[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs"))
-        value = SHAPINGS[config.value](before.to(reward), after.to(reward), rows["discount"])
+        config, reward = self.config, transitions["reward"]
+        before, after = (
+            self._phi(transitions[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs")
+        )
+        value = SHAPINGS[config.value](before.to(reward), after.to(reward), transitions["discount"])
         return {"env": config.env_weight * reward, "video": config.scale * value}
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ class Config(VideoConfig):
 
 
 class VlmSuccess(VideoReward):
-    """What the model says about the whole episode is the progress of its last observation."""
+    """The model's answer about an episode is the progress of its last observation."""
 
     def __init__(self, config: Config, spec: Spec, folder: Path) -> None:
         if config.prefixes > config.frames:

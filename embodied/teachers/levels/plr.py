@@ -122,7 +122,7 @@ class Plr(level_teacher.LevelTeacher):
     def rate(
         self, level: Floats, estimate: float, ret: float, value: float, number: int | None
     ) -> None:
-        """After an episode on `level` [D]; `number` in the buffer (None: new)."""
+        """Score `level` [D] after an episode; `number` in the buffer (None: new)."""
         if number is None:
             number = self.library.find(level)
         best = max(ret, self.library.best_of(number))
