@@ -78,12 +78,12 @@ class Teacher(Remembered, Curriculum, ABC):
 
     remembered = ("random", "pending", "issued", "dropped")
 
-    def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
             raise ConfigError(
                 f"teacher.returns={list(config.returns)} should be [low, high] with low < high"
             )
-        self.config = config
+        self.config: Any = config
         self.space = TaskSpace(spec.task, config.box)
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.pending: dict[int, tuple[Floats, Any]] = {}

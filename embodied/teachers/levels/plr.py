@@ -23,6 +23,7 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_buffer import LevelBuffer
 from embodied.teachers.levels.level_teacher import LevelSpace
@@ -33,7 +34,7 @@ NEW, AGAIN, EDIT = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
+class Config(teacher.Config):
     """Settings of prioritized level replay."""
 
     robust: bool = False  # the student learns from replayed levels only

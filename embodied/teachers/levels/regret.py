@@ -22,8 +22,8 @@ from torch import Tensor
 from embodied.core.bounds import Count
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
 from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
 from embodied.teachers.task_space import Floats
@@ -35,7 +35,7 @@ STUDENT, RIVAL = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
+class Config(teacher.Config):
     """Settings of rounds of levels. The generator is updated when both agents have played each
     level at least `plays` times; the faster agent plays more episodes meanwhile."""
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from embodied.core.bounds import Bound, Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.task_space import Floats
@@ -32,7 +33,7 @@ TRAIN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
+class Config(teacher.Config):
     """Settings of sampling for learnability."""
 
     candidates: Count = 4_000  # levels that are tested in a round
