@@ -84,20 +84,23 @@ class AskPool(Generic[Q, A]):
         if self.synchronous:
             self.drain()
         with self.changed:
-            done, self.done = self.done, {}
-            fault, self.fault = self.fault, None
-            if fault is None and not self.synchronous:
+            if self.fault is not None:
+                fault = self.fault
+                self.fault = None
+                raise fault
+            done = self.done
+            self.done = {}
+            if not self.synchronous:
                 self._start()
-        if fault is not None:
-            raise fault
         return [asked for call in sorted(done) for asked in done[call]]
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until everything is answered, at most `timeout` seconds; returns whether it is."""
+        """Wait until everything is answered, or nothing more will be (BudgetSpent, a fault), at
+        most `timeout` seconds; returns whether everything is answered."""
         with self.changed:
             self._start()
-            self.changed.wait_for(lambda: self._idle() or self.spent or self.fault, timeout)
-            return self._idle()
+            self.changed.wait_for(self._at_rest, timeout)
+            return not self.waiting and not self.asking
 
     def stop(self) -> None:
         """Stop asking; batches in flight are queued again, and their answers are ignored."""
@@ -129,8 +132,10 @@ class AskPool(Generic[Q, A]):
         with self.changed:
             return [*self.waiting, *self._in_flight()]
 
-    def _idle(self) -> bool:
-        return not self.waiting and not self.asking
+    def _at_rest(self) -> bool:
+        """Whether nothing is in flight, and nothing will be."""
+        over = not self.waiting or bool(self.spent) or self.fault is not None
+        return over and not self.asking
 
     def _in_flight(self) -> list[Q]:
         """The questions of all calls, the oldest first."""

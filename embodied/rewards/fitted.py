@@ -76,7 +76,8 @@ class FittedReward(nn.Module, SummedReward):
 
     def __init__(self, config: Any, seed: int) -> None:
         super().__init__()
-        self.config, self.seed = config, seed
+        self.config = config
+        self.seed = seed
 
     def read(
         self, spec: Spec, others: Folders, other_limit: int | None

@@ -59,4 +59,5 @@ class StudentEstimates(Remembered):
 
     def clear(self) -> None:
         """Forget the running episodes: they were interrupted."""
-        self.sums, self.ended = {}, {}
+        self.sums = {}
+        self.ended = {}

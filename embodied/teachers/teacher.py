@@ -28,7 +28,7 @@ class Outcome:
     """Outcomes of n episodes: undiscounted return `ret` [n], `success` [n] (1, 0 or NaN if
     unknown), `length` [n] in steps.
 
-    For teachers that need "estimates", also means over the steps of an episode of the student's
+    For teachers with `uses_estimates`, also means over the steps of an episode of the student's
     positive advantages (`gain` [n]), absolute advantages (`error` [n]) and values (`value` [n]);
     NaN if unknown.
     """
@@ -50,10 +50,19 @@ class Config:
     returns: tuple[Number, Number] = (0.0, 1.0)  # returns that have the scores 0 and 1
 
 
+Need = Literal["tasks", "levels", "states", "help", "counts"]
+
+
 class Curriculum:
     """The role of `teacher=`: a `Teacher`, a distribution of initial states, or a second agent."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Need] = "tasks"
+    """What the environment must have: a task vector, `levels` (`HasLevels`), `states` that can be
+    saved, `help` (privileged assistance in the task vector), or an episodic density of observations
+    (`counts`)."""
+    uses_estimates: ClassVar[bool] = False
+    """Whether outcomes come with the student's estimates, after the end of the episode, and
+    `trains` selects the episodes to learn from."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics to log."""
@@ -67,23 +76,19 @@ class Teacher(Remembered, Curriculum, ABC):
     run resumes exactly.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Requirements beyond a task vector. Of the environment: "levels" (`HasLevels`), "states" that
-    can be saved, "help" (privileged assistance in the task vector), "counts" (an episodic density
-    of observations). "estimates": outcomes come with the student's estimates, after the end of the
-    episode, and `trains` selects the episodes to learn from. "rival": a second agent."""
-
     remembered = ("random", "pending", "issued", "dropped")
 
-    def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
             raise ConfigError(
                 f"teacher.returns={list(config.returns)} should be [low, high] with low < high"
             )
-        self.config, self.space = config, TaskSpace(spec.task, config.box)
+        self.config: Any = config
+        self.space = TaskSpace(spec.task, config.box)
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.pending: dict[int, tuple[Floats, Any]] = {}
-        self.issued, self.dropped = 0, 0
+        self.issued = 0
+        self.dropped = 0
 
     @abstractmethod
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

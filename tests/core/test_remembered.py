@@ -47,6 +47,7 @@ class Part(Base):
 
     def use(self) -> None:
         self.count += 1
+        self.adam.zero_grad()
         self.net(torch.rand(3, 2, generator=self.generator)).sum().backward()
         self.adam.step()
         self.moments["a"].update(torch.rand(4, 1, generator=self.generator))

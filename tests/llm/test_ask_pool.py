@@ -124,6 +124,24 @@ def test_a_spent_budget_leaves_questions_waiting() -> None:
     assert pool.discard() == [*"abc"] and not pool.pending
 
 
+def test_a_spent_budget_does_not_lose_what_is_in_flight() -> None:
+    slow, entered = threading.Event(), threading.Event()
+
+    def ask(questions: Sequence[str]) -> list[str]:
+        if questions[0] == "slow":
+            entered.set()
+            assert slow.wait(10)
+            return ["SLOW"]
+        assert entered.wait(10)
+        threading.Timer(0.05, slow.set).start()
+        raise BudgetSpent("spent")
+
+    pool = AskPool(ask, workers=2)
+    pool.submit(["a", "slow"])
+    assert not pool.drain(10)
+    assert [asked.answer for asked in pool.poll()] == ["SLOW"] and pool.questions() == ["a"]
+
+
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_a_fault_is_the_learners_to_see(synchronous: bool) -> None:
     model = Model()

@@ -254,8 +254,6 @@ def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> N
 
 
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batch=0"):
-        made(tmp_path, batch=0)
     with pytest.raises(ConfigError, match=r"reward\.goal"):
         made(tmp_path, goal="")
 

@@ -65,11 +65,6 @@ def test_errors_and_abstentions_come_as_often_as_said() -> None:
     assert again.label({"reward": zeros}, {"reward": zeros + 1}).equal(labels)
 
 
-def test_a_chance_is_a_chance() -> None:
-    with pytest.raises(ConfigError, match=r"error=1.5 should be from 0 to 1"):
-        SimulatedLabeller(SimulatedConfig(error=1.5))
-
-
 @dataclass(frozen=True)
 class ColoursConfig:
     """Nothing to set."""

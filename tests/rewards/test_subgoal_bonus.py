@@ -268,7 +268,5 @@ def test_reached_are_counted_an_episode(tmp_path: Path) -> None:
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.privileged=true"):
         made(tmp_path).augment_env(MiniGrid(Config(backend="gymnasium", num_envs=1)))
-    with pytest.raises(ConfigError, match=r"accuracy=1\.5"):
-        made(tmp_path, accuracy=1.5)
     with pytest.raises(ConfigError, match="no subgoals"):
         made(tmp_path).augment_env(build({"_target_": "embodied.envs.toy.two_gap.TwoGap"}, VecEnv))

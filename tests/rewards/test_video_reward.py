@@ -278,7 +278,6 @@ def test_images_are_shrunk_to_their_limit() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"frames": 1}, "reward.frames=1"),
         ({"picture": "rear"}, "reward.picture=rear"),
         ({"target": SUCCESS, "prefixes": 9}, "reward.prefixes=9"),
     ],

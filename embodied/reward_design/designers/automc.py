@@ -66,7 +66,8 @@ class AutoMc(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
-        self.config, self.chat = config, chat
+        self.config = config
+        self.chat = chat
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         seeds = [board.seed + number * count + i for i in range(count)]

@@ -83,12 +83,12 @@ class StepwiseProgress(FittedReward):
     def fit_model(self, moments: Tensors, frames: Frames, shown: int) -> float:
         return fit_hops(self.net, moments, frames, shown, self.config, self.seed)
 
-    def components(self, rows: Tensors) -> Tensors:
-        """Both terms, [N] each."""
-        before = self.potential(tt.under(rows, "obs"))
-        after = self.potential(tt.under(rows, "next_obs"))
-        shaping = SHAPINGS[self.config.shaping](before, after, rows["discount"])
-        return {"env": rows["reward"], "progress": self.config.scale * shaping}
+    def components(self, transitions: Tensors) -> Tensors:
+        """The environment's reward and the shaping, [N] each."""
+        before = self.potential(tt.under(transitions, "obs"))
+        after = self.potential(tt.under(transitions, "next_obs"))
+        shaping = SHAPINGS[self.config.shaping](before, after, transitions["discount"])
+        return {"env": transitions["reward"], "progress": self.config.scale * shaping}
 
     def potential(self, obs: Tensors) -> Tensor:
         """Phi [N] in [0, 1] of observations (leaves [N, ...])."""

@@ -94,12 +94,12 @@ class Rewind(FittedReward):
         places = self.window.places(torch.arange(len(features), device=features.device))
         return {PROGRESS: self.progress(features[places])}
 
-    def components(self, rows: Tensors) -> Tensors:
-        """Both terms, [N] each."""
-        before, after = rows[f"obs/{PROGRESS}"], rows[f"next_obs/{PROGRESS}"]
-        value = SHAPINGS[self.config.value](before, after, rows["discount"])
+    def components(self, transitions: Tensors) -> Tensors:
+        """The environment's reward and that for progress, [N] each."""
+        before, after = transitions[f"obs/{PROGRESS}"], transitions[f"next_obs/{PROGRESS}"]
+        value = SHAPINGS[self.config.value](before, after, transitions["discount"])
         return {
-            "env": self.config.env_weight * rows["reward"],
+            "env": self.config.env_weight * transitions["reward"],
             "progress": self.config.scale * value,
         }
 

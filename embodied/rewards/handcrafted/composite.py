@@ -151,20 +151,20 @@ class CompositeReward(Remembered, SummedReward):
             if isinstance(part, Scheduled):
                 part.set_step(step)
 
-    def _observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def _observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         for part in self.parts.values():
             if isinstance(part, ObservesSteps):
-                part.observe_step(rows, who, step)
+                part.observe_step(transitions, env_ids, step)
         if self.config.suspect and "success" in step.log:
-            self._record_episodes(rows, who.cpu(), step)
+            self._record_episodes(transitions, env_ids.cpu(), step)
 
-    def components(self, rows: Tensors) -> Tensors:
-        parts = {name: self._term(name, rows) for name in self.parts}
-        return {"env": self.config.env_weight * rows["reward"], **parts}
+    def components(self, transitions: Tensors) -> Tensors:
+        parts = {name: self._term(name, transitions) for name in self.parts}
+        return {"env": self.config.env_weight * transitions["reward"], **parts}
 
-    def _term(self, name: str, rows: Tensors) -> Tensor:
+    def _term(self, name: str, transitions: Tensors) -> Tensor:
         """Term `name`, weighted, [N]."""
-        term, value = self.config.terms[name], self.parts[name](rows)
+        term, value = self.config.terms[name], self.parts[name](transitions)
         counts = torch.ones_like(value)
         if term.threshold is not None:
             counts = (value > term.threshold).to(value.dtype)
@@ -174,37 +174,38 @@ class CompositeReward(Remembered, SummedReward):
         if term.clip:
             value = value.clamp(-term.clip, term.clip)
         if term.decay:
-            counts = counts / rows[f"next_obs/{VISITS}"].float().clamp(min=1) ** term.decay
+            counts = counts / transitions[f"next_obs/{VISITS}"].float().clamp(min=1) ** term.decay
         return term.weight * value * counts
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         metrics: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             if not part.frozen:
-                learned = part.update(rows)
+                learned = part.update(transitions)
                 metrics |= {f"{name}_{key}": value for key, value in learned.items()}
-            value = part(rows).detach() if name in self.moments else None
+            value = part(transitions).detach() if name in self.moments else None
             if value is not None:
                 self.moments[name].update(value[:, None])
-            counted = self._term(name, rows).detach()
+            counted = self._term(name, transitions).detach()
             metrics[f"{name}"] = counted.mean()
             metrics[f"{name}_share"] = (counted != 0).float().mean()
-            metrics[f"{name}_corr_env"] = correlation(counted, rows["reward"])
+            metrics[f"{name}_corr_env"] = correlation(counted, transitions["reward"])
         return metrics
 
-    def _record_episodes(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def _record_episodes(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Add the terms to the sums of the running episodes; record finished episodes with their
         success."""
         with torch.no_grad():
-            now = torch.stack([self._term(name, rows) for name in self.parts], 1)
-        self.running.index_add_(0, who, now.cpu().double())
+            now = torch.stack([self._term(name, transitions) for name in self.parts], 1)
+        self.running.index_add_(0, env_ids, now.cpu().double())
         self.won |= step.log["success"].cpu()
         ended = step.ended.cpu()
         if not ended.any():
             return
         self.record.sums += self.running[ended].tolist()
         self.record.won += self.won[ended].double().tolist()
-        self.running[ended], self.won = 0.0, self.won & ~ended
+        self.running[ended] = 0.0
+        self.won = self.won & ~ended
         if len(self.record.won) >= self.config.report:
             self._check_correlations()
 

@@ -52,9 +52,9 @@ class Multiplicative(SummedReward):
                     "a weight in (0, 1]"
                 )
 
-    def components(self, rows: Tensors) -> Tensors:
-        done = self.progress(rows)
+    def components(self, transitions: Tensors) -> Tensors:
+        done = self.progress(transitions)
         for factor in self.factors.values():
-            done = done * factor(rows)
-        lost = {name: -penalty(rows) for name, penalty in self.penalties.items()}
+            done = done * factor(transitions)
+        lost = {name: -penalty(transitions) for name, penalty in self.penalties.items()}
         return {name: self.config.scale * part for name, part in {"progress": done, **lost}.items()}

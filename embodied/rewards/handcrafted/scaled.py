@@ -30,5 +30,5 @@ class Scaled(Reward):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.config.factor * rows["reward"]
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.config.factor * transitions["reward"]

@@ -38,10 +38,10 @@ class Shaping(SummedReward):
         self.config = config
         self.potential = Factor(config.potential, spec)
 
-    def components(self, rows: Tensors) -> Tensors:
-        now, then = self.potential(rows, "obs"), self.potential(rows, "next_obs")
-        gained = rows["discount"] * then - now
+    def components(self, transitions: Tensors) -> Tensors:
+        now, then = self.potential(transitions, "obs"), self.potential(transitions, "next_obs")
+        gained = transitions["discount"] * then - now
         return {
-            "env": self.config.env_weight * rows["reward"],
+            "env": self.config.env_weight * transitions["reward"],
             "shaping": self.config.weight * gained,
         }

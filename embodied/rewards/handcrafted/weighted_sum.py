@@ -33,6 +33,8 @@ class WeightedSum(SummedReward):
         self.config = config
         self.factors = {name: Factor(node, spec) for name, node in config.factors.items()}
 
-    def components(self, rows: Tensors) -> Tensors:
-        parts = {name: self.config.scale * factor(rows) for name, factor in self.factors.items()}
-        return {"env": self.config.env_weight * rows["reward"], **parts}
+    def components(self, transitions: Tensors) -> Tensors:
+        parts = {
+            name: self.config.scale * factor(transitions) for name, factor in self.factors.items()
+        }
+        return {"env": self.config.env_weight * transitions["reward"], **parts}

@@ -72,29 +72,29 @@ class Icm(Remembered, SummedReward):
         self.scale = RunningMeanStd(1, device, config.memory)
 
     @torch.no_grad()
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Update the statistics of observations and of the bonus."""
-        self.features.update(rows, "next_obs")
-        self.scale.update(self._parts(rows)[1][:, None])
+        self.features.update(transitions, "next_obs")
+        self.scale.update(self._parts(transitions)[1][:, None])
 
     @torch.no_grad()
-    def components(self, rows: Tensors) -> Tensors:
-        bonus = self.config.weight * self._parts(rows)[1] / self.scale.std
-        return {"env": self.config.env_weight * rows["reward"], "surprise": bonus}
+    def components(self, transitions: Tensors) -> Tensors:
+        bonus = self.config.weight * self._parts(transitions)[1] / self.scale.std
+        return {"env": self.config.env_weight * transitions["reward"], "surprise": bonus}
 
-    def _parts(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _parts(self, transitions: Tensors) -> tuple[Tensor, Tensor]:
         """The inverse model's prediction, and half the squared error [N] of the forward model (its
         gradient trains the forward model only)."""
-        before = self.nets["phi"](self.features(rows, "obs"))
-        after = self.nets["phi"](self.features(rows, "next_obs"))
+        before = self.nets["phi"](self.features(transitions, "obs"))
+        after = self.nets["phi"](self.features(transitions, "next_obs"))
         guess = self.nets["inverse"](torch.cat([before, after], 1))
-        given = torch.cat([before.detach(), self._action(rows)], 1)
+        given = torch.cat([before.detach(), self._action(transitions)], 1)
         predicted = self.nets["forward_model"](given)
         return guess, 0.5 * (predicted - after.detach()).square().sum(1)
 
-    def _action(self, rows: Tensors) -> Tensor:
+    def _action(self, transitions: Tensors) -> Tensor:
         """Actions [N, width], one-hot if discrete."""
-        action = rows["action"]
+        action = transitions["action"]
         if self.actions:
             return functional.one_hot(action.flatten().long(), self.actions).float()
         if action.flatten(1).shape[1] != self.width:
@@ -104,16 +104,16 @@ class Icm(Remembered, SummedReward):
             )
         return action.flatten(1).float()
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        used = {key: rows[key] for key in rows if key == "action" or "obs/" in key}
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
+        used = {key: transitions[key] for key in transitions if key == "action" or "obs/" in key}
         return minibatches(self._learn, used, self.config.batch_size, self.generator)
 
-    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
-        guess, wrong = self._parts(rows)
+    def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
+        guess, wrong = self._parts(transitions)
         if self.actions:
-            inverse = functional.cross_entropy(guess, rows["action"].flatten().long())
+            inverse = functional.cross_entropy(guess, transitions["action"].flatten().long())
         else:
-            inverse = functional.mse_loss(guess, self._action(rows))
+            inverse = functional.mse_loss(guess, self._action(transitions))
         forward = wrong.mean()
         gradient_step(self.adam, (1 - self.config.beta) * inverse + self.config.beta * forward)
         return {"inverse_loss": inverse.detach(), "forward_loss": forward.detach()}

@@ -62,7 +62,8 @@ class Rnd(Remembered, SummedReward):
         device: torch.device,
         seed: int,
     ) -> None:
-        self.config, self.gamma = config, gamma
+        self.config = config
+        self.gamma = gamma
         self.features = ObservationFeatures(spec.obs, config.leaves, device)
         with forked(seed):
             self.target = mlp(self.features.size, config.hidden[:1], config.features).to(device)
@@ -76,30 +77,30 @@ class Rnd(Remembered, SummedReward):
         self.scale = RunningMeanStd(1, device, config.memory)
 
     @torch.no_grad()
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Update the statistics of observations and of the bonus's discounted sums."""
-        self.features.update(rows, "next_obs")
-        self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
-        self.scale.update(self.returns[who][:, None])
+        self.features.update(transitions, "next_obs")
+        self.returns[env_ids] = self.gamma * self.returns[env_ids] + self.errors(transitions)
+        self.scale.update(self.returns[env_ids][:, None])
 
     @torch.no_grad()
-    def components(self, rows: Tensors) -> Tensors:
-        bonus = self.config.weight * self.errors(rows) / self.scale.std
-        return {"env": self.config.env_weight * rows["reward"], "novelty": bonus}
+    def components(self, transitions: Tensors) -> Tensors:
+        bonus = self.config.weight * self.errors(transitions) / self.scale.std
+        return {"env": self.config.env_weight * transitions["reward"], "novelty": bonus}
 
-    def errors(self, rows: Tensors) -> Tensor:
+    def errors(self, transitions: Tensors) -> Tensor:
         """Mean squared error [N] of the predictor."""
-        x = self.features(rows, "next_obs")
+        x = self.features(transitions, "next_obs")
         with torch.no_grad():
             goal = self.target(x)
         return (self.predictor(x) - goal).square().mean(1)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        used = {key: value for key, value in rows.items() if key.startswith("next_obs/")}
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
+        used = {key: value for key, value in transitions.items() if key.startswith("next_obs/")}
         config = self.config
         return minibatches(self._learn, used, config.batch_size, self.generator, config.share)
 
-    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
-        loss = self.errors(rows).mean()
+    def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
+        loss = self.errors(transitions).mean()
         gradient_step(self.adam, loss)
         return {"loss": loss.detach(), "bonus": (loss.detach() / self.scale.std).squeeze()}

@@ -91,9 +91,6 @@ class Annotate(Remembered, SummedReward):
         goal = spec.text if config.goal is None else config.goal
         if not goal:
             raise ConfigError("no goal: describe the task with reward.goal=...")
-        for name in ("partners", "stride", "batch", "room"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
         self.config = config
         self.goal = goal
         self.folder = folder
@@ -121,12 +118,12 @@ class Annotate(Remembered, SummedReward):
         """The environment with a caption of every step."""
         return with_event_captions(env, self.captions)
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Count captions, and submit those that are due for labelling."""
-        numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
+        numbers = transitions[f"next_obs/{CAPTION}"].cpu().numpy()
         self.counts.count(numbers)
         if self.config.stride > 1:
-            numbers = numbers[(who.cpu().numpy() + self.clock) % self.config.stride == 0]
+            numbers = numbers[(env_ids.cpu().numpy() + self.clock) % self.config.stride == 0]
         self.clock += 1
         questions = [
             one for number in self.counts.wanted(numbers) for one in self._questions_about(number)
@@ -138,19 +135,19 @@ class Annotate(Remembered, SummedReward):
         """Take in new labels, before transitions are rewarded."""
         self._collect_labels()
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.components(rows)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        terms = self.components(transitions)
         self.intrinsic = terms["captions"].mean().detach()
         return terms["env"] + terms["captions"]
 
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and the reward of captions, [N] each."""
-        numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
+        numbers, times = transitions[f"next_obs/{CAPTION}"], transitions[f"next_obs/{TIMES}"]
         bonus = self.caption_scores(numbers) / times.clamp(min=1).float() ** self.config.beta
-        own = self.config.env_weight * rows["reward"]
+        own = self.config.env_weight * transitions["reward"]
         return {"env": own, "captions": self.config.weight * bonus}
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing is learned from transitions; returns metrics of the annotation."""
         self._collect_labels()
         pool, said = self.pool, self.said

@@ -35,7 +35,7 @@ class CaptionCounts(Remembered):
         np.add.at(self.visits, numbers, 1)
 
     def wanted(self, numbers: NDArray[np.int64]) -> list[int]:
-        """Those of `numbers` that are due, without duplicates."""
+        """Return the due captions of `numbers`, each once."""
         due = (self.visits[numbers] >= self.due[numbers]) & (numbers > 0)
         return np.unique(numbers[due]).tolist()
 

@@ -103,7 +103,9 @@ class LearnedCaptionModel(Remembered):
     remembered = ("net", "adam", "generator", "questions", "values")
 
     def __init__(self, steps: int, lr: float, batch: int, threshold: float, seed: int) -> None:
-        self.steps, self.batch, self.threshold = steps, batch, threshold
+        self.steps = steps
+        self.batch = batch
+        self.threshold = threshold
         self.generator = torch.Generator().manual_seed(seed)
         with forked(seed):
             self.net = CharCNN()
@@ -172,7 +174,8 @@ class Ranking(LearnedCaptionModel):
     def normalize_on(self, captions: Sequence[str]) -> None:
         if len(captions) > 1:
             scores = self.scores(captions)
-            self.mean, self.deviation = float(scores.mean()), float(scores.std()) + 1e-6
+            self.mean = float(scores.mean())
+            self.deviation = float(scores.std()) + 1e-6
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         if not self.values:

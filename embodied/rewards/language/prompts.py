@@ -49,7 +49,8 @@ class CaptionLabeller:
     """Labels captions with the language model `chat`, given the goal in words."""
 
     def __init__(self, chat: Chat, goal: str) -> None:
-        self.chat, self.goal = chat, goal
+        self.chat = chat
+        self.goal = goal
 
     def label(self, questions: Sequence[Question]) -> list[Label]:
         """One label per question: of one caption (1: helpful, 0: not), or of two (1: the first is

@@ -58,10 +58,6 @@ class SubgoalBonus(Remembered, SummedReward):
     remembered = ("planner", "reached", "episodes")
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
-        if not 0 <= config.accuracy <= 1:
-            raise ConfigError(f"reward.accuracy={config.accuracy} must be between 0 and 1")
-        if config.most < 1:
-            raise ConfigError(f"reward.most={config.most} must be at least 1")
         self.config = config
         chat = None if config.chat is None else open_chat(config.chat, folder)
         self.planner = Planner(
@@ -78,16 +74,16 @@ class SubgoalBonus(Remembered, SummedReward):
             )
         return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Count reached subgoals."""
-        self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
-        self.episodes += int(step.ended[who].sum())
+        self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
+        self.episodes += int(step.ended[env_ids].sum())
 
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and the bonus, [N] each."""
-        return {"env": rows["reward"], "subgoals": rows[f"next_obs/{BONUS}"]}
+        return {"env": transitions["reward"], "subgoals": transitions[f"next_obs/{BONUS}"]}
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing is learned; returns subgoals reached per episode and statistics of the lists."""
         count = self.planner.count
         plans, named = max(count["plans"], 1), max(count["named"], 1)
@@ -117,8 +113,10 @@ class SubgoalBonusWrapper(Wrapper):
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
         super().__init__(env, env.spec.with_obs(**{BONUS: Leaf((), low=0.0)}))
-        self.guide, self.planner = guide, planner
-        self.most, self.bonus = config.most, config.bonus
+        self.guide = guide
+        self.planner = planner
+        self.most = config.most
+        self.bonus = config.bonus
         self.limit = guide.limit if config.limit is None else config.limit
         if self.limit < 1:
             raise ConfigError("the episode limit depends on the mission: set reward.limit")

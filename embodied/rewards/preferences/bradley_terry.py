@@ -120,7 +120,10 @@ class Ranker(Remembered):
     remembered = ("net", "optimizer", "random", "labels")
 
     def __init__(self, leaf: Leaf, how: FitConfig, device: torch.device, seed: int) -> None:
-        self.leaf, self.how, self.device, self.seed = leaf, how, device, seed
+        self.leaf = leaf
+        self.how = how
+        self.device = device
+        self.seed = seed
         self.random = torch.Generator().manual_seed(seed)
         self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
         self.net, self.optimizer = self._new_ensemble()
@@ -162,7 +165,8 @@ class Ranker(Remembered):
         if self.how.fresh or not len(self):
             self.net, self.optimizer = self._new_ensemble()
             self.net.prepare(torch.cat(new[:2]).to(self.device))
-        self.labels, share = new, 0.0
+        self.labels = new
+        share = 0.0
         for _ in range(self.how.epochs):
             self._epoch()
             share = self.accuracy(new)

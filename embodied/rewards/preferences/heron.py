@@ -68,8 +68,8 @@ class Heron(Remembered, SummedReward):
     )
 
     def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
-        if not config.factors or config.every < 1:
-            raise ConfigError("reward.factors needs at least one factor, reward.every at least 1")
+        if not config.factors:
+            raise ConfigError("reward.factors needs at least one factor")
         self.config = config
         plain = [{k: v for k, v in node.items() if k != "margin"} for node in config.factors]
         self.factors = [Factor(node, spec) for node in plain]
@@ -86,40 +86,42 @@ class Heron(Remembered, SummedReward):
         self.metrics: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def components(self, rows: Tensors) -> Tensors:
+    def components(self, transitions: Tensors) -> Tensors:
         mean, std, top = self.middle
         zero = mean if self.config.level == "centred" else top
-        learned = (self.score(rows) - zero) / std
+        learned = (self.score(transitions) - zero) / std
         if self.config.level == "cost":
             learned = learned.clamp(max=0)
-        env = self.config.env_weight * rows["reward"]
+        env = self.config.env_weight * transitions["reward"]
         return {"env": env, "preferred": self.config.weight * learned}
 
-    def score(self, rows: Tensors) -> Tensor:
+    def score(self, transitions: Tensors) -> Tensor:
         """The model's raw scores [N]."""
-        return self.net(self.features(rows, "next_obs"))[:, 0]
+        return self.net(self.features(transitions, "next_obs"))[:, 0]
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         self.count += 1
         if (self.count - 1) % self.config.every == 0:
-            self.metrics = self._fit(rows)
+            self.metrics = self._fit(transitions)
         return self.metrics
 
-    def _fit(self, rows: Tensors) -> dict[str, Tensor]:
-        drawn = self._sample(len(rows["reward"]), self.config.rows, rows["reward"].device)
-        rows = {k: v[drawn] for k, v in rows.items()}
-        values = torch.stack([factor(rows) for factor in self.factors], 1)
+    def _fit(self, transitions: Tensors) -> dict[str, Tensor]:
+        drawn = self._sample(
+            len(transitions["reward"]), self.config.rows, transitions["reward"].device
+        )
+        transitions = {k: v[drawn] for k, v in transitions.items()}
+        values = torch.stack([factor(transitions) for factor in self.factors], 1)
         self.factor_moments.update(values)
-        self.features.update(rows, "next_obs")
+        self.features.update(transitions, "next_obs")
         first, second, wins, decided = self._compare(values)
         with torch.no_grad():
-            gap = (self.score(rows)[first] - self.score(rows)[second]) * wins
+            gap = (self.score(transitions)[first] - self.score(transitions)[second]) * wins
             right = ((gap > 0) & (wins != 0)).float().sum() / (wins != 0).sum().clamp(min=1)
         loss = torch.zeros(())
         for _ in range(self.config.rounds):
-            loss = preference_loss(self.score(rows), first, second, wins)
+            loss = preference_loss(self.score(transitions), first, second, wins)
             gradient_step(self.adam, loss)
-        self._rescale(rows)
+        self._rescale(transitions)
         shares = {
             f"decided_{level}": (decided == level).float().mean()
             for level in range(len(self.factors))
@@ -143,9 +145,9 @@ class Heron(Remembered, SummedReward):
         return first, second, wins, decided
 
     @torch.no_grad()
-    def _rescale(self, rows: Tensors) -> None:
+    def _rescale(self, transitions: Tensors) -> None:
         """Update the reward's zero and scale: the scale of a preference model only grows."""
-        scores = self.score(rows)
+        scores = self.score(transitions)
         std = scores.std(correction=0).clamp(min=1e-3)
         self.middle.copy_(torch.stack([scores.mean(), std, scores.quantile(TOP)]))
 

@@ -118,7 +118,8 @@ class CountingLabeller(Remembered, Labeller):
         self.ready |= dict(zip(tickets, labels.tolist(), strict=True))
 
     def poll(self, wait: bool = False) -> dict[int, int]:
-        ready, self.ready = self.ready, {}
+        ready = self.ready
+        self.ready = {}
         return ready
 
 
@@ -138,9 +139,6 @@ class SimulatedLabeller(CountingLabeller):
 
     def __init__(self, config: SimulatedConfig, seed: int = 0) -> None:
         super().__init__(seed)
-        for name in ("error", "unsure"):
-            if not 0 <= getattr(config, name) <= 1:
-                raise ConfigError(f"labeller.{name}={getattr(config, name)} should be from 0 to 1")
         self.config = config
 
     def label(self, first: Tensors, second: Tensors) -> Tensor:
@@ -173,7 +171,8 @@ class EmbeddingLabeller(CountingLabeller):
         super().__init__(seed)
         if not config.goal and not config.rungs:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
-        self.config, self.model = config, _encoder(config.model)
+        self.config = config
+        self.model = _encoder(config.model)
         rungs: list[list[str]] = [[rung] for rung in config.rungs]
         if not rungs and isinstance(self.model, Ladders):
             rungs = self.model.ladder(config.goal) or []

@@ -105,7 +105,8 @@ class Preference(Remembered, Reward):
         self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
         self.random = torch.Generator().manual_seed(seed)
         self.store = ImageStore(config.memory)
-        self.zero, self.scale = 0.0, 1.0
+        self.zero = 0.0
+        self.scale = 1.0
         self.steps = 0
         self.done = ""  # why labelling ended
         self.pairs: dict[int, tuple[Tensors, Tensors]] = {}  # of the running session, by ticket
@@ -119,15 +120,16 @@ class Preference(Remembered, Reward):
         rendered = with_render(env, self.config.size) if PICTURE in names else env
         return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Store the transitions' observations; every `every` steps label pairs and learn."""
-        numbers = rows[f"next_obs/{IMAGE_INDEX}"].cpu()
-        self.store.reward[numbers % self.store.capacity] = rows["reward"].cpu()
+        numbers = transitions[f"next_obs/{IMAGE_INDEX}"].cpu()
+        self.store.reward[numbers % self.store.capacity] = transitions["reward"].cpu()
         if len(self.ranker):
             self.store.scores[numbers] = self.ranker.score(
                 self.view(self.store.take(numbers)[self.scored])
             )
-        before, self.steps = self.steps, self.steps + len(step.reward)
+        before = self.steps
+        self.steps = self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
             self._submit(*(self.store.take(side) for side in self._choose_pairs()))
@@ -181,7 +183,8 @@ class Preference(Remembered, Reward):
             return None
         labels = torch.tensor([self.arrived[ticket] for ticket in self.pairs])
         sides = [tt.stack(list(side)) for side in zip(*self.pairs.values(), strict=True)]
-        self.pairs, self.arrived = {}, {}
+        self.pairs = {}
+        self.arrived = {}
         answered = (labels != ABSTAIN) & (labels != SKIPPED)
         self._update_counts(labels[answered])
         use = answered if self.config.tied == "half" else answered & (labels != TIE)
@@ -228,21 +231,21 @@ class Preference(Remembered, Reward):
         self.zero = float(scores.mean() if self.config.zero == "mean" else scores.max())
         self.metrics["scale"] = torch.tensor(self.scale)
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         number, key = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.scored}"
         if not len(self.ranker):
-            return torch.zeros_like(rows["reward"])
-        if number in rows:
-            scores = self.store.scores[rows[number].cpu()]
-        elif key in rows:
-            scores = self.ranker.score(self.view(rows[key]))
+            return torch.zeros_like(transitions["reward"])
+        if number in transitions:
+            scores = self.store.scores[transitions[number].cpu()]
+        elif key in transitions:
+            scores = self.ranker.score(self.view(transitions[key]))
         else:
             raise ConfigError(
                 f"the transitions have no {self.scored}, to which the reward was fitted"
             )
-        return ((scores - self.zero) / self.scale).to(rows["reward"].device)
+        return ((scores - self.zero) / self.scale).to(transitions["reward"].device)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Metrics of the last session; learning happens in `observe_step`."""
         return self.metrics
 

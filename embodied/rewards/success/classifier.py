@@ -77,7 +77,9 @@ class Classifier(Remembered, Reward):
     def __init__(
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
-        self.config, self.device, self.folder = config, device, folder
+        self.config = config
+        self.device = device
+        self.folder = folder
         if distributed.world() > 1:
             raise ConfigError(
                 "with several processes each would learn its own reward; train in one"
@@ -118,19 +120,19 @@ class Classifier(Remembered, Reward):
     def _detect(self, obs: Tensors) -> Tensor:
         return self.passes({name: obs[name].to(self.device) for name in self.leaves})
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.passes(tt.under(rows, "next_obs")) * (1 - rows["discount"])
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.passes(tt.under(transitions, "next_obs")) * (1 - transitions["discount"])
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Store observations as negatives; count false positives at episode ends."""
-        following = {name: rows[f"next_obs/{name}"] for name in self.leaves}
-        going = (rows["discount"] > 0).nonzero().flatten()
+        following = {name: transitions[f"next_obs/{name}"] for name in self.leaves}
+        going = (transitions["discount"] > 0).nonzero().flatten()
         if self.config.refit_every and len(going):
             self.recent.push(tt.take(following, going))
-        ended = step.ended.to(who.device)[who]
+        ended = step.ended.to(env_ids.device)[env_ids]
         if "success" not in step.log or not bool(ended.any()):
             return
-        success = step.log["success"].to(who.device)[who].bool()
+        success = step.log["success"].to(env_ids.device)[env_ids].bool()
         won = (ended & success).nonzero().flatten()
         if self.config.marked and len(won):
             self.recent_successes.push(tt.take(following, won))
@@ -140,7 +142,7 @@ class Classifier(Remembered, Reward):
             self.mistakes = self.mistakes[-self.config.watch :]
             self._warn()
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Called after every update of the learner; refits every `refit_every` calls."""
         self.updates += 1
         every = self.config.refit_every
@@ -163,14 +165,17 @@ class Classifier(Remembered, Reward):
             self._read(first)
             return
         self.net, self.calibration = made(self.data, self.leaves, how, self.seed)
-        self.how, self.version, self.mark = how, 1, mark
+        self.how = how
+        self.version = 1
+        self.mark = mark
         self._write("v1")
 
     def _read(self, folder: Path) -> None:
         """Load a version, and for refits the datasets it was trained on."""
         self.net, self.leaves, self.calibration, card = read(folder)
         self.how = parse(Training, card["training"], str(folder))
-        self.version, self.mark = card["version"], card["fingerprint"]
+        self.version = card["version"]
+        self.mark = card["fingerprint"]
         self.sources = tuple(card["data"])
         if self.config.refit_every and self.data is None:
             self.data, _ = load_labelled(

@@ -16,7 +16,8 @@ class RecentBuffer(Remembered):
     remembered = ("ring", "seen")
 
     def __init__(self, size: int) -> None:
-        self.size, self.seen = size, 0
+        self.size = size
+        self.seen = 0
         self.ring: Tensors = {}
 
     def push(self, moments: Tensors) -> None:

@@ -64,11 +64,6 @@ class VideoConfig:
     room: Count = 64  # episodes that wait; the oldest are dropped
     synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
-    def __post_init__(self) -> None:
-        for name, least in {"frames": 2, "pixels": 8, "size": 8, "parallel": 1, "room": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"reward.{name}={getattr(self, name)} must be at least {least}")
-
 
 class VideoQuestion(Protocol):
     """A way to ask a model about a video."""
@@ -97,7 +92,9 @@ class VideoReward(Remembered, SummedReward):
         goal = config.goal or spec.text
         if not goal:
             raise ConfigError('no goal: set reward.goal="..."')
-        self.config, self.question, self.goal = config, question, goal
+        self.config = config
+        self.question = question
+        self.goal = goal
         self.chat = open_chat(config.chat, folder)
         self.recorder = VideoRecorder(config.frames)
         self.pool = AskPool[str, Tensor](
@@ -157,11 +154,13 @@ class VideoReward(Remembered, SummedReward):
             self.spent = self.pool.spent
             logger.warning("no more answers: %s", self.spent)
 
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and that of the model, [N] each."""
-        config, reward = self.config, rows["reward"]
-        before, after = (self._phi(rows[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs"))
-        value = SHAPINGS[config.value](before.to(reward), after.to(reward), rows["discount"])
+        config, reward = self.config, transitions["reward"]
+        before, after = (
+            self._phi(transitions[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs")
+        )
+        value = SHAPINGS[config.value](before.to(reward), after.to(reward), transitions["discount"])
         return {"env": config.env_weight * reward, "video": config.scale * value}
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:

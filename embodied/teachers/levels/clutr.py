@@ -45,7 +45,8 @@ class LatentGaussian(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.mean, self.log = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
+        self.mean = nn.Parameter(torch.zeros(size))
+        self.log = nn.Parameter(torch.zeros(size))
 
     def forward(self, z: Tensor) -> Tensor:
         """Log density [n] at z [n, Z]."""
@@ -62,7 +63,8 @@ class Clutr(regret.RegretTeacher):
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings, self.spelled = config, spelled(self.levels)
+        self.settings = config
+        self.spelled = spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
         self.sentences = LevelAutoencoder(config.autoencoder, grammar, self.random)
@@ -70,11 +72,13 @@ class Clutr(regret.RegretTeacher):
         self.modules = {"sentences": self.sentences, "place": self.place}
         self.optimizers = {"adam": torch.optim.Adam(self.place.parameters(), config.lr)}
         self.z = torch.zeros(0, config.autoencoder.latent)
-        self.learned, self.noted = False, {}
+        self.learned = False
+        self.noted = {}
 
     def generate(self, n: int) -> Floats:
         if not self.learned:
-            self.noted, self.learned = self._learn_levels(), True
+            self.noted = self._learn_levels()
+            self.learned = True
         place = self.place
         with torch.no_grad():
             self.z = place.mean + place.log.exp() * self.normal(n, len(place.mean))

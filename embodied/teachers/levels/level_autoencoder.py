@@ -52,7 +52,8 @@ class LevelAutoencoder(nn.Module):
 
     def __init__(self, settings: Settings, grammar: Grammar, random: np.random.Generator) -> None:
         super().__init__()
-        self.settings, self.grammar = settings, grammar
+        self.settings = settings
+        self.grammar = grammar
         latent, size = settings.latent, settings.embedding
         # One token more: the start token.
         self.embedding = embedding(grammar.words + 1, size, random)

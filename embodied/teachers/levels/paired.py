@@ -38,7 +38,8 @@ class Paired(regret.RegretTeacher):
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings, self.spelled = config.adversary, spelled(self.levels)
+        self.settings = config.adversary
+        self.spelled = spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
         self.builder = LevelGenerator(grammar, self.settings.width, self.random)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -58,13 +58,16 @@ class ResetDistribution(Remembered, Curriculum, ABC):
     """
 
     remembered = ("paths", "random", "pending", "clock", "issued", "dropped")
-    needs: ClassVar[frozenset[str]] = frozenset({"states"})
+    needs = "states"
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.random = np.random.Generator(np.random.PCG64(seed))
-        self.clock, self.issued, self.dropped = 0, 0, 0
+        self.clock = 0
+        self.issued = 0
+        self.dropped = 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player = build(_player(config), Policy, spec=spec).eval()
         recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)
@@ -159,8 +162,3 @@ def _check(config: Config) -> None:
             "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
             "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
         )
-    for name in ("episodes", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name} has to be at least 1")
-    if not 0 <= config.usual <= 1:
-        raise ConfigError(f"teacher.usual={config.usual:g} should be between 0 and 1")

@@ -44,11 +44,6 @@ class Reverse(ResetDistribution):
     remembered = ("point", "recent")
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        for name in ("batch", "width", "stride"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"teacher.{name} has to be at least 1")
-        if not 0 < config.enough <= 1:
-            raise ConfigError(f"teacher.enough={config.enough:g} should be above 0, at most 1")
         super().__init__(config, spec, env, seed)
 
     def select(self, paths: Trajectories) -> Trajectories:
