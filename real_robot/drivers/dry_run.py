@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
-from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.springs import Springs, check_stiffness, springs_of, stiffness_of
 
 
 class DryRunDriver(Driver):
@@ -44,15 +44,15 @@ class DryRunDriver(Driver):
 
     @property
     def springs(self) -> Springs | None:
-        return self.driver.springs
+        return springs_of(self.driver)
 
     @property
     def stiffness(self) -> tuple[Floats, Floats] | None:
-        return self.driver.stiffness
+        return stiffness_of(self.driver)
 
     def stiffen(self, stiffness: Floats) -> None:
-        """Checked like any other; the arm that is held keeps its own."""
-        check_stiffness(stiffness, self.driver.stiffness, type(self.driver).__name__)
+        """Check `stiffness` [m]; the arm that is held keeps its own."""
+        check_stiffness(stiffness, self.stiffness, type(self.driver).__name__)
 
     def sense(self) -> Floats:
         return self.driver.sense()

@@ -16,6 +16,7 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of, unloaded
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,14 @@ class JoinedDriver(Driver):
         """A hand that holds something is kept where it was sent: it is no arm that presses."""
         found = np.zeros(len(self.joints))
         for part in self.parts:
-            found[part.at] = part.driver.droop(q[part.at])
+            found[part.at] = droop_of(part.driver)(q[part.at])
             if part.hand:
                 found[part.at.stop] = part.sent - q[part.at.stop]
         return found
 
     def unloaded(self, stretch: Floats) -> None:
         for part in self.parts:
-            part.driver.unloaded(stretch[part.at])
+            unloaded(part.driver, stretch[part.at])
 
     def reach(self) -> tuple[Floats, Floats] | None:
         found = [part.driver.reach() for part in self.parts]

@@ -20,9 +20,9 @@ from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Numb
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.sim_springs import Arm, Holds, JointHold, ToolHold
-from embodied.real_robot.drivers.springs import Springs, Tool, damped, span
+from embodied.real_robot.drivers.springs import Springs, Tool, check_stiffness, damped, span
 
 GUIDED = 0.1  # of its damping: what a released arm keeps
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late

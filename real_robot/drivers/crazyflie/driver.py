@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -95,7 +95,6 @@ class Crazyflie(Driver):
     """`read`, `write` and `hold` never wait for the radio."""
 
     joints = JOINTS
-    rest: ClassVar[str] = "land"
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.clock = config, clock

@@ -17,13 +17,13 @@ import numpy as np
 from embodied.core.build import build
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.franka.config import Config, Payload
 from embodied.real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
 from embodied.real_robot.drivers.franka.gripper import Hand
 from embodied.real_robot.drivers.franka.impedance import JointSpring, ToolSpring
 from embodied.real_robot.drivers.franka.limits import Own, misfit, own
-from embodied.real_robot.drivers.springs import Springs, span
+from embodied.real_robot.drivers.springs import Springs, check_stiffness, span
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
 STOP = 1.0  # s that ending the controller may take

@@ -17,8 +17,9 @@ from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of, unloaded
 from embodied.real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
-from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
 
 CLOSED = 255
 PERIOD = 0.03  # s between exchanges
@@ -171,21 +172,21 @@ class WithRobotiq(Driver):
         self.arm.engage()
 
     def droop(self, q: Floats) -> Floats:
-        return self.arm.droop(q)
+        return droop_of(self.arm)(q)
 
     def unloaded(self, stretch: Floats) -> None:
-        self.arm.unloaded(stretch)
+        unloaded(self.arm, stretch)
 
     @property
     def springs(self) -> Springs | None:
-        return self.arm.springs
+        return springs_of(self.arm)
 
     @property
     def stiffness(self) -> tuple[Floats, Floats] | None:
-        return self.arm.stiffness
+        return stiffness_of(self.arm)
 
     def stiffen(self, stiffness: Floats) -> None:
-        self.arm.stiffen(stiffness)
+        stiffen(self.arm, stiffness)
 
     def sense(self) -> Floats:
         return self.arm.sense()
