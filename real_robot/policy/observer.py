@@ -20,7 +20,6 @@ from embodied.core.spec import Spec, hidden
 from embodied.real_robot.control.arm_state import Floats
 
 AXES = ("x", "y", "z")
-JOINT = re.compile(r"(d?q)(\d+)")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
 Forward = Callable[[Floats], Floats]
 

@@ -31,8 +31,6 @@ from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.springs import SOFTEST, Springs
 from embodied.real_robot.safety.chain import Tick
 
-OVERRIDE = "embodied.policies.wrappers.reflex_override.ReflexOverride"
-"""The policy that a run with a reflex has saved."""
 
 
 @dataclass(frozen=True)

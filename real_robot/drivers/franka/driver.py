@@ -150,11 +150,6 @@ class Franka(Driver):
     def width(self) -> float:
         return self._hand.width if self._hand is not None else 0.0
 
-    @property
-    def robot_time(self) -> float:
-        """The robot's own clock at the last `read`, s: a simulated one may go slower than ours."""
-        return self._tick / 1000
-
     def sense(self) -> Floats:
         return self._things
 

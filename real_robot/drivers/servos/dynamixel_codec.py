@@ -15,7 +15,6 @@ from embodied.real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Pac
 
 HEADER = b"\xff\xff\xfd\x00"
 PING, READ, WRITE, STATUS, SYNC_READ, SYNC_WRITE = 0x01, 0x02, 0x03, 0x55, 0x82, 0x83
-ALERT = 0x80  # of the error byte: the servo has a hardware error; the other bits number a refusal
 LONGEST = 1024  # bytes of one frame: anything that claims more is noise
 
 
