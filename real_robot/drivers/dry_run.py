@@ -14,7 +14,9 @@ class DryRunDriver(Driver):
     sent, as of an arm that follows at once."""
 
     def __init__(self, driver: Driver) -> None:
-        self.driver, self.joints, self.sensed = driver, driver.joints, driver.sensed
+        self.driver = driver
+        self.joints = driver.joints
+        self.sensed = driver.sensed
         self._q: Floats = np.zeros(len(driver.joints))
         self._dq, self._held = self._q.copy(), self._q.copy()
         self._t = self._then = 0.0
@@ -23,7 +25,10 @@ class DryRunDriver(Driver):
     def connect(self) -> None:
         self.driver.connect()
         arm = self.driver.read()
-        self._q, self._held, self._t, self._then = arm.q.copy(), arm.q.copy(), arm.t, arm.t
+        self._q = arm.q.copy()
+        self._held = arm.q.copy()
+        self._t = arm.t
+        self._then = arm.t
         self._width = self._wide = self.driver.width
 
     def read(self) -> ArmState:
@@ -36,7 +41,8 @@ class DryRunDriver(Driver):
         if self._t > self._then:
             self._dq = (q - self._q) / (self._t - self._then)
             self._then = self._t
-        self._q, self._width = q.copy(), width
+        self._q = q.copy()
+        self._width = width
 
     @property
     def width(self) -> float:

@@ -40,7 +40,9 @@ class Observer:
         sensed: Sequence[str] = (),
         pictures: Collection[str] = (),
     ) -> None:
-        self.forward, self.given, self.joints = forward, dict(given), joints
+        self.forward = forward
+        self.given = dict(given)
+        self.joints = joints
         self.sensed = tuple(sensed)
         self.names: dict[str, tuple[str, ...]] = {}
         for leaf, about in spec.obs.items():

@@ -32,7 +32,6 @@ from embodied.real_robot.drivers.springs import SOFTEST, Springs
 from embodied.real_robot.safety.chain import Tick
 
 
-
 @dataclass(frozen=True)
 class Config:
     """The run of a reflex, and the springs that it was trained with.

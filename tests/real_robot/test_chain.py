@@ -97,7 +97,9 @@ def test_nothing_outside_the_limits_is_ever_sent(parts: list[tuple[float, float,
 def test_what_the_planner_rounds_does_not_lead_out() -> None:
     """From a state of a long run (seed 7) it met the limit 1.8e-9 rad too late."""
     limiter, now = Limiter(LIMITS, DT), [0.8701405348150533, 1.9999890864090468]
-    limiter._set(now, [0.07014174101312856, 0.00369580623555039], [3.76395, -0.6900662092774654])
+    limiter._set_state(
+        now, [0.07014174101312856, 0.00369580623555039], [3.76395, -0.6900662092774654]
+    )
     for k in range(20):  # another target of the other joint makes it plan again
         assert limiter(np.array([0.9 - 0.1 * (k % 2), 2.1]))[1] <= 2.0
 
