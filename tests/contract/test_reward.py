@@ -1,4 +1,4 @@
-"""Every reward in configs/reward keeps the contract, in the environment of an experiment that
+"""Rewards in configs/reward keep the contract, in the environment of an experiment that
 names it: the checks of `embodied check reward`."""
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from embodied.compose import compose
 from embodied.core.build import Node, parse
 from embodied.core.errors import NotApplicable
 from embodied.datasets.collect import CollectConfig, collect
+from tests.tiers import once_per_class
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-REWARDS = sorted(path.stem for path in (CONFIGS / "reward").glob("*.yaml"))
+FILES = sorted((CONFIGS / "reward").glob("*.yaml"))
+REWARDS = [file.stem for file in FILES]
 NEEDS_A_SERVER = "asks a language model behind a server that is not here: reward.{}.url"
 RECORDED = {"demos": "won", "failures": "lost", "data": ("won", "lost")}
 
@@ -97,11 +99,11 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("file", once_per_class(FILES))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_contract(name: str, check: Check, tmp_path: Path) -> None:
+def test_the_contract(file: Path, check: Check, tmp_path: Path) -> None:
     def run(folder: Path) -> Node:
-        return node(name, folder, tmp_path)
+        return node(file.stem, folder, tmp_path)
 
     try:
         check(RewardSubject(run))
