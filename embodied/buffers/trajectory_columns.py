@@ -11,14 +11,16 @@ r / (1 - d): 0 for a sparse reward that was not reached, -1 / (1 - gamma) where 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
+
+if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
 
 COLUMNS = ("returns", "next_action")
 

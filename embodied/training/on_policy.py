@@ -68,7 +68,7 @@ class OnPolicyLoop:
 
     @property
     def teacher(self) -> Curriculum | None:
-        return cast(Curriculum | None, self.stateful.get("teacher"))
+        return cast("Curriculum | None", self.stateful.get("teacher"))
 
     def run(self, trainer: Trainer) -> None:
         stride, second = self.collector.env.num_envs * distributed.world(), self.second_agent

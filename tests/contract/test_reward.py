@@ -23,6 +23,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted((CONFIGS / "reward").glob("*.yaml"))
 REWARDS = [file.stem for file in FILES]
 NEEDS_A_SERVER = "asks a language model behind a server that is not here: reward.{}.url"
+FITTED = ("progress", "rewind")  # to demonstrations, when they are built
+FEW = 50  # gradient steps of such a fit
 RECORDED = {"demos": "won", "failures": "lost", "data": ("won", "lost")}
 
 
@@ -53,6 +55,8 @@ def node(name: str, folder: Path, records: Path) -> Node:
     words = [f"experiment={experiment}", f"reward={name}", "size=debug", "name=x", "steps=96"]
     made = small_run(compose("train", [*words, f"out={folder}"]).node, folder)
     reward = made["reward"]
+    if name in FITTED:
+        reward["updates"] = FEW
     if "TerminalKeyboard" in str(reward):
         pytest.skip("is a person at a terminal (tests/real_robot/test_terminal_keyboard.py)")
     if (unmet := _server(reward)) is not None:
@@ -77,7 +81,7 @@ def _server(settings: Any, path: str = "") -> str | None:
 
 def recorded(experiment: str, kind: str, folder: Path) -> Path:
     """A few episodes of the experiment's environment, by its script or at random."""
-    out = folder / kind
+    out = folder / f"{experiment}_{kind}"
     if not out.exists():
         made = compose("train", [f"experiment={experiment}", "size=debug"])
         env, known = str(made.choices["env"]), CONFIGS / "demonstrator"
@@ -99,11 +103,16 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records")
+
+
 @pytest.mark.parametrize("file", once_per_class(FILES))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_contract(file: Path, check: Check, tmp_path: Path) -> None:
+def test_the_contract(file: Path, check: Check, records: Path) -> None:
     def run(folder: Path) -> Node:
-        return node(file.stem, folder, tmp_path)
+        return node(file.stem, folder, records)
 
     try:
         check(RewardSubject(run))
