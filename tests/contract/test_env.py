@@ -10,7 +10,9 @@ import yaml
 
 from embodied.checks.check import Check
 from embodied.checks.env import CHECKS, EnvSubject
+from embodied.core.build import Node
 from embodied.core.errors import NotApplicable
+from tests.linear_system import roughly_fitted
 
 # A robot is one row that no seed decides: tests/real_robot/test_env.py.
 WIRED = {Path(f"configs/env/{name}.yaml") for name in ("robot", "robot_reach", "robot_shuttle")}
@@ -21,13 +23,19 @@ APART = {
     for file in Path("configs/env").glob(f"{name}.yaml")
 }
 FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
-GIVEN = {"gym": {"id": "MountainCarContinuous-v0"}}  # what a file leaves to the user
+
+
+def settings_of(file: Path) -> Node:
+    """The node of a file, with what the file leaves to the user."""
+    given = {} if file.stem != "gym" else {"id": "MountainCarContinuous-v0"}
+    if file.stem == "imagined":
+        given = roughly_fitted()
+    return yaml.safe_load(file.read_text()) | given
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
 def subject(request: pytest.FixtureRequest) -> Iterator[EnvSubject]:
-    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
-    made = EnvSubject(node, most_steps=200, most_seconds=2.0)
+    made = EnvSubject(settings_of(request.param), most_steps=200, most_seconds=2.0)
     yield made
     made.close()
 

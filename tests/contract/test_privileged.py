@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium import spaces
 
 from embodied.core import tensors as tt
@@ -26,15 +25,14 @@ from embodied.envs.process.env import checked_spec
 from embodied.envs.process.worker import gymnasium_rows
 from embodied.envs.process.worker.names import grouped
 from embodied.envs.spaces import entries
-from tests.contract.test_env import FILES, GIVEN
+from tests.contract.test_env import FILES, settings_of
 
 MARKS = ("privileged", "critic")
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
 def env(request: pytest.FixtureRequest) -> Iterator[VecEnv]:
-    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
-    made = build({**node, "num_envs": 2}, VecEnv)
+    made = build({**settings_of(request.param), "num_envs": 2}, VecEnv)
     yield made
     made.close()
 

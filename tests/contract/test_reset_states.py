@@ -29,7 +29,7 @@ from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.resets.reset_wrapper import ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
 from embodied.teachers.teacher import Curriculum
-from tests.contract.test_env import APART, FILES, GIVEN, WIRED
+from tests.contract.test_env import APART, FILES, WIRED, settings_of
 from tests.contract.test_teacher import FILES as TEACHER_FILES
 
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHER_FILES}
@@ -113,8 +113,7 @@ class World:
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
-    env = build({**node, "num_envs": 2}, VecEnv)
+    env = build({**settings_of(request.param), "num_envs": 2}, VecEnv)
     # Short episodes; the limit is one more clock.
     env = TimeLimit(LimitConfig(STEPS), env)
     if reason := refusal(env):
