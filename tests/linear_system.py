@@ -20,7 +20,7 @@ SPEC = Spec(
 )
 A = torch.tensor([[1.0, 0.1], [-0.1, 0.95]])
 B = torch.tensor([[0.0], [0.1]])
-WALL = 0.6  # an episode terminates beyond this position
+WALL = 0.3  # an episode terminates beyond this position
 LENGTH = 30
 
 

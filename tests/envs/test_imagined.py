@@ -62,18 +62,16 @@ def test_episodes_begin_in_the_data_and_end(given: dict[str, str]) -> None:
         begun = {tuple(state) for state in env.reset(1)["state"].tolist()}
         assert begun <= known
         age = torch.zeros(32, dtype=torch.int64)
-        ends = 0
+        ends: list[torch.Tensor] = []
         for _ in range(40):
             seen = env.step(torch.ones(32, 1))
             age = age + 1
             assert torch.equal(seen.truncated, (age >= 7) & ~seen.terminated)
-            beyond = seen.next_obs["state"][seen.terminated]
-            ends += len(beyond)
-            assert (beyond[:, 0] > WALL - 0.2).all()
+            ends.append(seen.next_obs["state"][seen.terminated, 0] > WALL - 0.05)
             age = age * ~seen.ended
             new = seen.obs["state"][seen.ended].tolist()
             assert {tuple(state) for state in new} <= known
-        assert ends > 0
+        assert len(torch.cat(ends)) > 20 and torch.cat(ends).float().mean() > 0.8
     assert begun - every == set() and first < every
 
 
@@ -138,9 +136,8 @@ def test_generative_policies_are_fine_tuned_in_it(
     given: dict[str, str], base: str, name: str, tmp_path: Path
 ) -> None:
     """As in DiWA: a policy cloned from the data improves in the model of the same data."""
-    small = ["policy.hidden=[16]"] if base == "flow" else []
     demos = f"demos={given['starts']}"
-    imitate = [*words_of(given), f"policy={base}", *small, "learner=imitate", demos]
+    imitate = [*words_of(given), f"policy={base}", "learner=imitate", demos]
     run("train", *imitate, f"out={tmp_path / 'base'}")
     words = [*words_of(given), f"finetune={name}", f"learner={name}", f"init={tmp_path / 'base'}"]
     run("train", *words, f"out={tmp_path / 'tuned'}")

@@ -38,7 +38,7 @@ def made(folder: Path) -> tuple[Dynamics, Fit]:
 def points(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     """States and actions of which the model has seen the like."""
     random = torch.Generator().manual_seed(7)
-    state = torch.rand(count, 2, generator=random) - 0.5
+    state = torch.rand(count, 2, generator=random) - torch.tensor([0.8, 0.5])
     return state, 2 * torch.rand(count, 1, generator=random) - 1
 
 
@@ -58,7 +58,7 @@ def test_a_linear_system_is_learned(made: tuple[Dynamics, Fit]) -> None:
 
 def test_terminations_are_learned(made: tuple[Dynamics, Fit]) -> None:
     model, _ = made
-    for x, ends in ((0.2, False), (0.75, True)):
+    for x, ends in ((-0.3, False), (0.55, True)):
         state = torch.tensor([[x, 0.0]]).expand(64, 2)
         noise = torch.zeros(64, model.noise_size)
         noise[:, -1] = torch.linspace(-1.5, 1.5, 64)
@@ -214,7 +214,7 @@ def test_discrete_actions_and_chosen_observations() -> None:
     assert torch.allclose(found.next_obs["state"][:, 0], torch.tensor([20.0, 21, 22]), atol=0.1)
     assert torch.allclose(found.reward, torch.arange(3).float(), atol=0.1)
     end = model.step({"state": 100 * torch.ones(1, 1)}, torch.tensor([2]), torch.zeros(1, 4))
-    assert float(end.next_obs["state"]) == 100.0, "observations stay within their bounds"
+    assert end.next_obs["state"].item() == 100.0, "observations stay within their bounds"
     noise = torch.zeros(1, 4)
     noise[:, -1] = -20.0
     assert not model.step({"state": at[:1]}, torch.tensor([2]), noise).terminated, (
@@ -251,5 +251,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_settings_of_the_system_are_reusable(tmp_path: Path) -> None:
     given = fitted(tmp_path, most_updates=20)
     rows = model_transitions(read([given["starts"]]), SPEC.obs)
-    assert tt.length(rows) > 500 and {"obs/state", "next_obs/state", "episode"} < rows.keys()
-    assert int((rows["discount"] == 0).sum()) > 3
+    assert tt.length(rows) > 400 and {"obs/state", "next_obs/state", "episode"} < rows.keys()
+    assert int((rows["discount"] == 0).sum()) > 15
