@@ -27,6 +27,7 @@ LAYERS = (
         "embodied.buffers",
         "embodied.llm",
         "embodied.vision",
+        "embodied.models",
         "embodied.sandbox",
         "embodied.policies",
     },

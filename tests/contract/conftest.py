@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from embodied.checks.env import EnvSubject
 from embodied.core.env import VecEnv
-from tests.contract.environments import FILES, GIVEN
+from tests.contract.environments import FILES, settings_of
 from tests.tiers import once_per_class
 
 
 @pytest.fixture(params=once_per_class(FILES, also=["envpool_walker_walk"]), scope="session")
 def env_subject(request: pytest.FixtureRequest) -> Iterator[EnvSubject]:
     """An environment YAML as `embodied check env` reads it."""
-    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
+    node = settings_of(request.param)
     subject = EnvSubject(node, most_steps=200, most_seconds=2.0)
     yield subject
     subject.close()

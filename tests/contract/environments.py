@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import yaml
+
+from embodied.core.build import Node
+from tests.linear_system import roughly_fitted
 
 # A robot is one row that no seed decides: tests/real_robot/test_env.py.
 WIRED = {Path(f"configs/env/{name}.yaml") for name in ("robot", "robot_reach", "robot_shuttle")}
@@ -14,4 +18,13 @@ APART = {
     for file in Path("configs/env").glob(f"{name}.yaml")
 }
 FILES = sorted({*Path("configs/env").glob("*.yaml")} - WIRED - APART)
-GIVEN: dict[str, dict[str, Any]] = {"gym": {"id": "MountainCarContinuous-v0"}}
+
+
+def settings_of(file: Path) -> Node:
+    """The node of a file, with what the file leaves to the user."""
+    given: Node = {}
+    if file.stem == "gym":
+        given = {"id": "MountainCarContinuous-v0"}
+    if file.stem == "imagined":
+        given = roughly_fitted()
+    return yaml.safe_load(file.read_text()) | given
