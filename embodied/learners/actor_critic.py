@@ -11,15 +11,48 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
 from embodied.core.cuda_graph import Update
 from embodied.core.tensors import Tensors, each
+from embodied.learners.acceleration import Acceleration
 from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(Acceleration):
+    """The settings that all off-policy actor-critic methods have."""
+
+    batch_size: Count = 256  # transitions per critic step
+    gamma: Fraction = 0.99  # discount per environment step
+    n_step: Count = 1  # decisions of an n-step return
+    tau: PositiveFraction = 0.005  # step of the target networks towards the trained ones
+    actor_lr: Positive = 3e-4  # Adam's learning rate of the policy
+    critic_lr: Positive = 3e-4  # Adam's learning rate of the critics
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """An ensemble of critics, each an MLP."""
+
+    critics: Count = 2  # number of critics
+    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    layer_norm: bool = False  # layer normalisation in the critics
+
+
+@dataclass(frozen=True)
+class TemperatureConfig:
+    """The temperature of maximum-entropy methods."""
+
+    temperature_lr: NonNegative = 3e-4  # Adam's learning rate of log alpha; 0: alpha stays
+    initial_temperature: Positive = 1.0  # alpha at the start, in units of the reward
+
 
 SOFT_METRICS = ("actor_loss", "entropy", "temperature")
 

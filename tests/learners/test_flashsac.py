@@ -186,7 +186,5 @@ def test_refusals() -> None:
             policy=policy,
             spec=SPEC,
         )
-    with pytest.raises(ConfigError, match="policy_delay"):
-        make(policy_delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         make(cuda_graph=True).update(batch_of(4))

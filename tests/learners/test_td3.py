@@ -153,7 +153,7 @@ def test_weight_decay_by_hand() -> None:
     adam.step()
     # 0.4, -0.4 and -0.5 + 0.4: the signs decide where each goes.
     torch.testing.assert_close(weight.detach(), torch.tensor([1.9, -1.9, 2.1]))
-    learner = make(weight_decay=0.25, critic_lr=0.0)
+    learner = make(weight_decay=0.25, critic_lr=1e-30)
     assert [a.param_groups[0]["weight_decay"] for a in learner.optims.values()] == [0.25, 0.25]
     theirs = torch.nn.Parameter(torch.tensor([2.0, -2.0, 2.0]))
     theirs.grad = torch.tensor([0.0, 0.0, -0.5])
@@ -254,8 +254,6 @@ def test_refusals() -> None:
         build(
             {"_target_": "embodied.learners.off_policy.td3.Td3"}, Learner, policy=policy, spec=SPEC
         )
-    with pytest.raises(ConfigError, match="at least 1"):
-        make(policy_delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         make(cuda_graph=True).update(batch_of(4))
 

@@ -22,6 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction, Number, Positive
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
@@ -32,14 +33,12 @@ from embodied.learners.on_policy.ppo import PIECE, Before, piece
 
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
-    """`clip`: clip range of the last denoising step, `first_clip`: of the first, `growth`: c
-    between them; `fade`: discount g of earlier denoising steps; `limits`: bounds of the
-    log-density of each element."""
+    """Settings of DPPO; `clip` is the clip range of the last denoising step."""
 
-    first_clip: float = 0.01
-    growth: float = 3.0
-    fade: float = 0.99
-    limits: tuple[float, float] = (-5.0, 2.0)
+    first_clip: Positive = 0.01  # clip range of the first denoising step
+    growth: Positive = 3.0  # c: how late the clip range grows from `first_clip` to `clip`
+    fade: Fraction = 0.99  # g: discount of the advantage per earlier denoising step
+    limits: tuple[Number, Number] = (-5.0, 2.0)  # bounds of the log-density of each element
 
 
 class Dppo(ppo_on_chain.PpoOnChain):

@@ -15,14 +15,22 @@ chooses noise near the corners of its box. Here a share of z (`actor_share`) com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.actor_critic import ActorCritic, actor_loss
+from embodied.learners.actor_critic import (
+    ActorCritic,
+    CriticConfig,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
 from embodied.learners.critics import Critic, critic_loss
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -32,28 +40,17 @@ STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units o
 
 
 @dataclass(frozen=True)
-class Config:
-    """`distil`: distillation steps per update; `actor_share`: share of their noise samples that
-    come from the actor. `target_entropy`: per element of the noise. With sparse rewards, start the
-    temperature far below the reward or set `entropy_in_backup` to false."""
+class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+    """Settings of DSRL-NA. With sparse rewards, start the temperature far below the reward or leave
+    `entropy_in_backup` false."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    tau: float = 0.005
-    critics: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = True
-    activation: str = "tanh"
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.01
-    target_entropy: float = 0.0
-    entropy_in_backup: bool = False
-    distil: int = 1
-    actor_share: float = 0.5
-    compile: bool = False
-    cuda_graph: bool = False
+    layer_norm: bool = True  # layer normalisation in the critics
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the critics
+    initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
+    target_entropy: Number = 0.0  # entropy that alpha is tuned to, per element of the noise
+    entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
+    distil: Count = 1  # distillation steps per update
+    actor_share: Fraction = 0.5  # of their noise samples, from the actor; the rest are normal
 
 
 class DsrlNa(ActorCritic):
@@ -72,8 +69,6 @@ class DsrlNa(ActorCritic):
         super().__init__()
         if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
             raise ConfigError("this learner needs finetune=dsrl_na with policy=gaussian")
-        if config.distil < 1 or not 0 <= config.actor_share <= 1:
-            raise ConfigError("distil must be at least 1 and actor_share between 0 and 1")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.execute = policy.chunk if execute is None else execute

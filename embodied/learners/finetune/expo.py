@@ -25,10 +25,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic, actor_loss
+from embodied.learners.actor_critic import (
+    ActorCritic,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
 from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
@@ -38,26 +44,16 @@ from embodied.policies.wrappers.edit import Edit
 
 
 @dataclass(frozen=True)
-class Config:
-    """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
-    of the policy's critics the target uses; `base_tau`: EMA rate of the acting base;
-    `target_entropy`: of an edit in units of its scale, per element. `compile` and `cuda_graph`
-    change speed only and are for GPUs."""
+class Config(OffPolicyConfig, TemperatureConfig):
+    """Settings of EXPO. The numbers of critics and candidates are settings of the policy."""
 
-    batch_size: int = 256
-    utd: int = 1
-    gamma: float = 0.99
-    tau: float = 0.005
-    subset: int = 2
-    base_tau: float = 0.001
-    base_lr: float = 3e-4  # learning rate of the base policy
-    edit_lr: float = 3e-4  # learning rate of the edit policy
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.01
-    target_entropy: float = -0.5
-    compile: bool = False
-    cuda_graph: bool = False
+    utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
+    subset: Count = 2  # of the policy's critics, drawn at random for each minimum
+    base_tau: PositiveFraction = 0.001  # step of the acting base towards the trained one
+    base_lr: Positive = 3e-4  # Adam's learning rate of the base policy
+    actor_lr: Positive = 3e-4  # Adam's learning rate of the edit policy
+    initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
+    target_entropy: Number = -0.5  # of an edit in units of its scale, per action element
 
 
 class Expo(ActorCritic):
@@ -89,7 +85,7 @@ class Expo(ActorCritic):
         self.optims = {
             "critic": Adam(self.critic_params, config.critic_lr),
             "base": Adam(self.base_params, config.base_lr),
-            "edit": Adam(policy.edit.parameters(), config.edit_lr),
+            "edit": Adam(policy.edit.parameters(), config.actor_lr),
             "temperature": Adam([self.log_alpha], config.temperature_lr),
         }
         self.compile_losses()

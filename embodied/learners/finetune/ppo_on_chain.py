@@ -6,11 +6,12 @@ its action. States, rewards and advantages are those of whole decisions (action 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -20,23 +21,25 @@ from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
 
+WIDE = ValueConfig((256, 256), "mish")
+
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`warm_up`: critic-only updates before the first policy update. `normalize`: the critic's
-    observations; the policy keeps the normalisers of its base policy."""
+    """Settings of PPO on a denoising chain. `normalize` is of the critic's observations only; the
+    policy keeps the normalisers of its base policy."""
 
-    horizon: int = 16
-    epochs: int = 5
-    batch_size: int = 512
-    clip: float = 0.01
-    lr: float = 1e-4
-    critic_lr: float = 1e-3
-    grad_clip: float = 25.0
-    advantage: Literal["minibatch", "batch", "raw"] = "batch"
-    scale_rewards: bool = True
-    value: ValueConfig = field(default_factory=lambda: ValueConfig((256, 256), "mish"))
-    warm_up: int = 1
+    horizon: Count = 16  # decisions of each parallel environment per update
+    epochs: Count = 5  # passes over a batch
+    batch_size: Count = 512  # decisions (dppo: denoising steps) per minibatch
+    clip: Positive = 0.01  # eps: largest change of the probability ratio that is rewarded
+    lr: Positive = 1e-4  # Adam's learning rate of the policy
+    critic_lr: NonNegative = 1e-3  # Adam's learning rate of the value function; 0: the policy's
+    grad_clip: NonNegative = 25.0  # largest norm of the gradient; 0: no limit
+    advantage: Literal["minibatch", "batch", "raw"] = "batch"  # where it is normalised
+    scale_rewards: bool = True  # divide rewards by the running std of the discounted return
+    value: ValueConfig = WIDE  # the value function
+    warm_up: CountOrZero = 1  # critic-only updates before the first policy update
 
 
 class PpoOnChain(ppo.Ppo):

@@ -17,11 +17,12 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, NonNegative, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -34,15 +35,13 @@ FALL = 0.3  # of the way from the upper bound of the noise to the lower
 
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
-    """`limits`: bounds of a chain's log-density (the authors use -1 to 1, which noise below 0.05
-    exceeds); `stay`: weight w of the squared distance to the base policy's noise-free actions;
-    `narrow`: anneal the noise; `hold`: share of the run before annealing."""
+    """Settings of ReinFlow. The authors' `limits` are -1 and 1, which noise below 0.05 exceeds."""
 
-    entropy: float = 0.03
-    limits: tuple[float, float] = (-5.0, 5.0)
-    stay: float = 0.0
-    narrow: bool = False
-    hold: float = 0.35
+    entropy: NonNegative = 0.03  # weight of the entropy bonus
+    limits: tuple[Number, Number] = (-5.0, 5.0)  # bounds of a chain's log-density
+    stay: NonNegative = 0.0  # w: weight of the squared distance to the base's noise-free actions
+    narrow: bool = False  # anneal the upper bound of the noise
+    hold: Annotated[float, Bound(0.0, below=1.0)] = 0.35  # share of the run before annealing
 
 
 class Reinflow(ppo_on_chain.PpoOnChain):

@@ -15,12 +15,13 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.bounds import Bound, Count, NonNegative, Positive
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.gradient_learner import soft_update
@@ -30,14 +31,13 @@ from embodied.nn.optim import Optimizer
 
 @dataclass(frozen=True)
 class Config:
-    """`lr`: decays along a cosine to a tenth over the run; `ema`: decay rate of the moving average
-    (0: no averaging), smaller in the first updates to discount the initial weights."""
+    """Settings of behaviour cloning."""
 
-    batch_size: int = 256
-    lr: float = 1e-3
-    weight_decay: float = 1e-6
-    ema: float = 0.995
-    grad_clip: float = 10.0
+    batch_size: Count = 256  # action chunks per update
+    lr: Positive = 1e-3  # AdamW's learning rate; decays along a cosine to a tenth over the run
+    weight_decay: NonNegative = 1e-6  # of AdamW
+    ema: Annotated[float, Bound(0.0, below=1.0)] = 0.995  # decay of the moving average; 0: none
+    grad_clip: Positive = 10.0  # largest norm of the gradient
 
 
 class BehaviorCloning(Learner):

@@ -31,11 +31,22 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
@@ -48,6 +59,7 @@ from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
 from embodied.policies.wrappers.reflex_override import Rate, ReflexOverride
 
+Between0And1 = Annotated[float, Bound(above=0.0, below=1.0)]
 SHARE_RATE = 1e-3  # least rate of the running mean of the share of violations
 NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
 REFLEX_SETTINGS = (
@@ -65,41 +77,31 @@ REFLEX_SETTINGS = (
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma`: per control step; `risk_gamma`: per decision of `decision_steps` control steps.
+    """Settings of BRESA and Recovery RL; those of the reflex are explained in
+    embodied.policies.wrappers.reflex_override."""
 
-    `rate`: how often the safety critic is asked, at every "control" step (BRESA) or once per
-    "decision" (Recovery RL). The reflex (`threshold`, `release_ratio`, `min_duration_steps`,
-    `reflex_obs`, `held_stiffness`: see embodied.policies.wrappers.reflex_override) is active after
-    `reflex_start` updates, or never (`reflex: false`). `violation_fraction`: share of the safety
-    critic's batch that is sampled from the last `violation_buffer` violations.
-    `calibrated`: the critic's risk, and so `threshold`, is a probability (see the module).
-    `violation_penalty`: reward penalty of a violation in the task critic, for comparisons (0:
-    none). `task`: settings of SAC, without batch_size and gamma; its `n_step` is 1 or at least
-    `decision_steps`. `task_run`: a run of this learner whose task policy is used as it is, so that
-    only the safety critic and the recovery policy are trained (None: train all)."""
-
-    batch_size: int = 256
-    gamma: float = 0.99
-    rate: Rate = "control"
-    decision_steps: int = 5
-    reflex: bool = True
-    threshold: float = 0.5
-    release_ratio: float = 0.7
-    min_duration_steps: int = 3
-    reflex_obs: str | None = None
-    held_stiffness: tuple[float, ...] = ()
-    reflex_start: int = 500
-    risk_gamma: float = 0.5
-    risk_tau: float = 0.005  # step of the safety critic's target network
-    risk_lr: float = 3e-4  # learning rate of the safety critic
-    recovery_lr: float = 3e-4  # learning rate of the recovery policy
-    violation_fraction: float = 0.1
-    violation_buffer: int = 2048
-    calibrated: bool = False
-    violation_penalty: float = 0.0
-    hidden: tuple[int, ...] = (128, 128)
-    task: SacConfig = field(default_factory=SacConfig)
-    task_run: str | None = None
+    batch_size: Count = 256  # transitions per update
+    gamma: Fraction = 0.99  # discount of the task per control step
+    rate: Rate = "control"  # when the safety critic is asked: each "control" step or "decision"
+    decision_steps: Count = 5  # control steps of a decision
+    reflex: bool = True  # false: the recovery policy never acts
+    threshold: Between0And1 = 0.5  # risk above which the recovery policy acts
+    release_ratio: PositiveFraction = 0.7  # it stops below this share of the threshold
+    min_duration_steps: Count = 3  # least control steps that it acts for
+    reflex_obs: str | None = None  # observation that only the reflex sees; null: both see all
+    held_stiffness: tuple[Number, ...] = ()  # last action elements, which only the reflex changes
+    reflex_start: CountOrZero = 500  # updates before the reflex can act
+    risk_gamma: Between0And1 = 0.5  # discount of the risk per decision
+    risk_tau: PositiveFraction = 0.005  # step of the safety critic's target network
+    risk_lr: Positive = 3e-4  # Adam's learning rate of the safety critic
+    recovery_lr: Positive = 3e-4  # Adam's learning rate of the recovery policy
+    violation_fraction: Between0And1 = 0.1  # of the safety critic's batch, from the violations
+    violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
+    calibrated: bool = False  # train the risk, and so `threshold`, to be a probability
+    violation_penalty: NonNegative = 0.0  # taken from the task's reward at a violation
+    hidden: tuple[Count, ...] = (128, 128)  # units of the safety critic and the recovery policy
+    task: SacConfig = field(default_factory=SacConfig)  # SAC; n_step 1, or >= decision_steps
+    task_run: str | None = None  # run whose task policy is used as it is; null: train it too
 
 
 class Held(Sac):
@@ -134,12 +136,6 @@ class Bresa(GradientLearner):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
-        if not 0 < config.violation_fraction < 1 or not 0 < config.risk_gamma < 1:
-            raise ConfigError("violation_fraction and risk_gamma must be between 0 and 1")
-        if config.violation_buffer < NEWEST:
-            raise ConfigError(
-                f"violation_buffer={config.violation_buffer} should be at least {NEWEST}"
-            )
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1:
             raise ConfigError("task.utd must be 1; set data.utd_ratio instead")

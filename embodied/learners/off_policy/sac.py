@@ -19,41 +19,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic, actor_loss
+from embodied.learners.actor_critic import (
+    ActorCritic,
+    CriticConfig,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
 from embodied.learners.critics import Critic, critic_loss
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class Config:
-    """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
-    of the `critics` the target uses. `target_entropy`: per action element (the usual -A is -1
-    here). `compile` and `cuda_graph` change speed only and are for GPUs (on a CPU `compile`
-    makes this update 27% slower)."""
+class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+    """Settings of SAC, REDQ and RLPD."""
 
-    batch_size: int = 256
-    utd: int = 1
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    critics: int = 2
-    subset: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = False
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 1.0
-    target_entropy: float = -1.0
-    entropy_in_backup: bool = True
-    actor_objective: Literal["min", "mean"] = "min"
-    compile: bool = False
-    cuda_graph: bool = False
+    utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
+    subset: Count = 2  # critics, drawn at random, whose minimum is the target (REDQ)
+    target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
+    entropy_in_backup: bool = True  # whether the critics' target has the entropy bonus
+    actor_objective: Literal["min", "mean"] = "min"  # of the critics; the policy maximises it
 
 
 class Sac(ActorCritic):

@@ -24,11 +24,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import DelayedActorCritic
+from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import frozen, soft_update
@@ -38,35 +39,21 @@ from embodied.policies.deterministic import Deterministic
 
 
 @dataclass(frozen=True)
-class Config:
-    """`policy_delay`: the policy is trained at every such update (one critic step each) after the
-    first `actor_start`; `target_delay`: the same for the target critics.
+class Config(OffPolicyConfig):
+    """Settings of TD3 and FastTD3."""
 
-    `weight_decay`: L2, added to the gradient; `target_noise`, `noise_clip`: in units of half the
-    action range; `critic_obs`: the critics' observations (None: all); `atoms` > 0: categorical
-    critics with atoms spaced over `values` (lowest, highest return). `compile` and `cuda_graph`
-    change speed only and are for GPUs."""
-
-    batch_size: int = 256
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    layer_norm: bool = False
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    weight_decay: float = 0.0
-    target_noise: float = 0.2
-    noise_clip: float = 0.5
-    policy_delay: int = 2
-    target_delay: int = 2
-    actor_start: int = 0
-    critic_obs: tuple[str, ...] | None = None
-    atoms: int = 0
-    values: tuple[float, float] = (-10.0, 10.0)
-    compile: bool = False
-    cuda_graph: bool = False
+    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
+    layer_norm: bool = False  # layer normalisation in the critics
+    weight_decay: NonNegative = 0.0  # L2 penalty, added to the gradients
+    target_noise: NonNegative = 0.2  # std on target actions, in units of half the action range
+    noise_clip: NonNegative = 0.5  # largest size of that noise, in the same unit
+    policy_delay: Count = 2  # updates per step of the policy
+    target_delay: Count = 2  # updates per step of the target critics
+    actor_start: CountOrZero = 0  # updates before the policy's first step
+    critic_obs: tuple[str, ...] | None = None  # observations of the critics; null: all
+    atoms: CountOrZero = 0  # atoms of a categorical critic, 2 or more; 0: one number
+    values: tuple[Number, Number] = (-10.0, 10.0)  # lowest and highest atom, as a return
 
 
 class Td3(DelayedActorCritic):
@@ -84,8 +71,6 @@ class Td3(DelayedActorCritic):
         super().__init__()
         if not isinstance(policy, Deterministic):
             raise ConfigError("this learner needs a deterministic policy: policy=deterministic")
-        if min(config.policy_delay, config.target_delay) < 1:
-            raise ConfigError("policy_delay and target_delay must be at least 1 (every update)")
         self.config, self.policy = config, policy
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         critic = Critic(

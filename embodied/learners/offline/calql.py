@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
@@ -29,13 +30,12 @@ from embodied.learners.off_policy import sac
 
 @dataclass(frozen=True)
 class Config(sac.Config):
-    """The settings of SAC and: `conservative`: alpha; `samples`: actions of each of the three
-    kinds; `calibrate`: bound the policy's Q-values below by the dataset's returns (false: CQL)."""
+    """Settings of Cal-QL and CQL: those of SAC and of the conservative loss."""
 
-    entropy_in_backup: bool = False
-    conservative: float = 5.0
-    samples: int = 10
-    calibrate: bool = True
+    entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
+    conservative: NonNegative = 5.0  # weight alpha of the conservative loss
+    samples: Count = 10  # actions of each of the three kinds per transition
+    calibrate: bool = True  # keep the policy's values above the data's returns; false: CQL
 
 
 class CalQl(sac.Sac):

@@ -23,11 +23,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic
+from embodied.learners.actor_critic import ActorCritic, CriticConfig, OffPolicyConfig
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
@@ -36,24 +37,13 @@ from embodied.policies.generative.one_step import OneStep
 
 
 @dataclass(frozen=True)
-class Config:
-    """`alpha`: weight of the distillation, the most important setting (with `normalize_q` 0.03 to
-    10, without it 10 to 1,000); `aggregate`: mean or min of the target critics. `compile` and
-    `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig, CriticConfig):
+    """Settings of FQL. `alpha` matters most: 0.03 to 10 with `normalize_q`, 10 to 1,000 without."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    tau: float = 0.005
-    alpha: float = 1.0
-    normalize_q: bool = True
-    aggregate: Literal["mean", "min"] = "mean"
-    critics: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = True
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    compile: bool = False
-    cuda_graph: bool = False
+    alpha: NonNegative = 1.0  # weight of the distillation
+    normalize_q: bool = True  # divide the value by mean |Q|: alpha without the reward's scale
+    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
+    layer_norm: bool = True  # layer normalisation in the critics
 
 
 class Fql(ActorCritic):

@@ -18,16 +18,18 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError
 from embodied.core.cuda_graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.actor_critic import CriticConfig, OffPolicyConfig
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.gradient_learner import GradientLearner, soft_update
 from embodied.learners.imitation.bc_rows import valid_steps
@@ -37,28 +39,14 @@ from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)
-class Config:
-    """`expectile`: tau; 0.5 is the mean over dataset actions, towards 1 it approaches the maximum;
-    `beta`: inverse temperature of the policy, in units of 1 / value; `clip`: the largest weight;
-    `cosine`: decay the policy's learning rate to 0 along a cosine over the run. `compile` and
-    `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig, CriticConfig):
+    """Settings of IQL."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    expectile: float = 0.7
-    beta: float = 3.0
-    clip: float = 100.0
-    critics: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = False
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    value_lr: float = 3e-4
-    cosine: bool = True
-    compile: bool = False
-    cuda_graph: bool = False
+    expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
+    beta: Positive = 3.0  # inverse temperature of the policy, in units of 1 / value
+    clip: Positive = 100.0  # largest weight of a transition in the policy's loss
+    value_lr: Positive = 3e-4  # Adam's learning rate of the value function
+    cosine: bool = True  # decay the policy's learning rate to 0 along a cosine over the run
 
 
 class Value(nn.Module):
@@ -91,8 +79,6 @@ class Iql(GradientLearner):
             raise ConfigError(
                 "learner=iql extracts the policy by imitation: the policy needs a loss"
             )
-        if not 0 < config.expectile < 1:
-            raise ConfigError(f"expectile={config.expectile} must be between 0 and 1")
         self.config, self.policy, self.act = config, policy, spec.act
         self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         self.done, self.total = 0, max(total_steps, 1)

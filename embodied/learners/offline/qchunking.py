@@ -24,7 +24,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic
+from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
@@ -33,18 +33,10 @@ from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
 
 @dataclass(frozen=True)
-class Config:
-    """`aggregate`: mean or min of the target critics. The numbers of critics and candidates are
-    settings of the policy. `compile` and `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig):
+    """Settings of Q-chunking. The numbers of critics and candidates are settings of the policy."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    tau: float = 0.005
-    aggregate: Literal["mean", "min"] = "mean"
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    compile: bool = False
-    cuda_graph: bool = False
+    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
 
 
 class QChunking(ActorCritic):

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -30,15 +31,13 @@ from embodied.learners.off_policy import td3
 
 @dataclass(frozen=True)
 class Config(td3.Config):
-    """The settings of TD3 and: `actor_bc`, `critic_bc`: weights beta_a, beta_c of the squared
-    distance to the dataset's action, summed over action elements or (`distance: mean`) averaged;
-    `value`: whether the policy maximises the minimum of the critics or the first critic."""
+    """Settings of ReBRAC and TD3+BC: those of TD3 and of the penalties."""
 
-    layer_norm: bool = True
-    actor_bc: float = 0.01
-    critic_bc: float = 0.01
-    distance: Literal["sum", "mean"] = "sum"
-    value: Literal["min", "first"] = "min"
+    layer_norm: bool = True  # layer normalisation in the critics
+    actor_bc: NonNegative = 0.01  # beta_a, weight of the distance to the data's action
+    critic_bc: NonNegative = 0.01  # beta_c, weight of the distance to the data's next action
+    distance: Literal["sum", "mean"] = "sum"  # of the squares over the action's elements
+    value: Literal["min", "first"] = "min"  # of the critics; the policy maximises it
 
 
 class Rebrac(td3.Td3):

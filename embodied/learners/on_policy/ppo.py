@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
+from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.gradient_learner import GradientLearner
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
@@ -40,42 +42,29 @@ Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
 @dataclass(frozen=True)
-class Config:
-    """A batch has `horizon` decisions of every parallel environment; each of `epochs` divides it
-    into minibatches of `batch_size` decisions (recurrent: of whole sequences of about as many).
+class Config(Acceleration):
+    """Settings of PPO. A batch has `horizon` decisions of every parallel environment."""
 
-    `lam`: of generalised advantage estimation; `clip`: eps; `value_clip`: largest change of a value
-    (0: no limit); `entropy`: weight of the entropy bonus. `schedule` of the learning rates over the
-    run; "adaptive" keeps the KL divergence of an update near `target_kl` (Rudin et al., 2022).
-    `stop_kl`: no more epochs once the divergence is above it (0: all epochs). `advantage`: where
-    advantages are normalised. `normalize`: observations, by running statistics that are updated
-    between updates; `scale_rewards`: divide by the standard deviation of returns, then clip to
-    `reward_clip`. `critic_lr` 0: as the policy's. `compile` and `cuda_graph` change speed only and
-    are for GPUs.
-    """
-
-    horizon: int = 2048
-    epochs: int = 10
-    batch_size: int = 64
-    gamma: float = 0.99
-    lam: float = 0.95
-    clip: float = 0.2
-    value_clip: float = 0.0
-    value_weight: float = 0.5
-    entropy: float = 0.0
-    lr: float = 3e-4
-    critic_lr: float = 0.0
-    schedule: Schedule = "constant"
-    target_kl: float = 0.01
-    stop_kl: float = 0.0
-    grad_clip: float = 0.5
-    advantage: Literal["minibatch", "batch", "raw"] = "minibatch"
-    normalize: bool = True
-    scale_rewards: bool = False
-    reward_clip: float = 10.0
-    value: ValueConfig = field(default_factory=ValueConfig)
-    compile: bool = False
-    cuda_graph: bool = False
+    horizon: Count = 2048  # decisions of each parallel environment per update
+    epochs: Count = 10  # passes over a batch
+    batch_size: Count = 64  # decisions per minibatch; recurrent: of whole sequences, about so many
+    gamma: Fraction = 0.99  # discount per environment step
+    lam: Fraction = 0.95  # lambda of generalised advantage estimation
+    clip: Positive = 0.2  # eps: largest change of the probability ratio that is rewarded
+    value_clip: NonNegative = 0.0  # largest change of a value; 0: no limit
+    value_weight: NonNegative = 0.5  # weight of the value function's loss
+    entropy: NonNegative = 0.0  # weight of the entropy bonus
+    lr: Positive = 3e-4  # Adam's learning rate of the policy
+    critic_lr: NonNegative = 0.0  # Adam's learning rate of the value function; 0: as the policy's
+    schedule: Schedule = "constant"  # of the learning rates; "adaptive": KL near `target_kl`
+    target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive
+    stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs
+    grad_clip: NonNegative = 0.5  # largest norm of the gradient; 0: no limit
+    advantage: Literal["minibatch", "batch", "raw"] = "minibatch"  # where it is normalised
+    normalize: bool = True  # normalise observations by running statistics
+    scale_rewards: bool = False  # divide rewards by the running std of the discounted return
+    reward_clip: Positive = 10.0  # largest size of a scaled reward
+    value: ValueConfig = field(default_factory=ValueConfig)  # the value function
 
 
 class Ppo(GradientLearner):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -34,15 +35,14 @@ from embodied.nn.optim import Adam, Optimizer
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`bc_pretrain_steps`, `critic_warmup`, `bc_steps`: as above, 0 for none; `bc_decay` 0: no
-    decay; BC uses batches of `bc_batch_size` chunks and the learning rate `bc_lr`."""
+    """Settings of PPO with demonstrations."""
 
-    bc_pretrain_steps: int = 1000
-    critic_warmup: int = 5
-    bc_steps: int = 5
-    bc_decay: float = 0.0
-    bc_lr: float = 1e-3
-    bc_batch_size: int = 256
+    bc_pretrain_steps: CountOrZero = 1000  # BC steps before PPO
+    critic_warmup: CountOrZero = 5  # updates after these that train the value function only
+    bc_steps: CountOrZero = 5  # BC steps after each update
+    bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
+    bc_lr: Positive = 1e-3  # Adam's learning rate of BC
+    bc_batch_size: Count = 256  # action chunks per BC step
 
 
 class PpoDemos(Ppo):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
@@ -38,17 +39,15 @@ DIGEST = 16  # bytes of an observation's hash
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`size`: decisions in the buffer. `weights`: w_0, w_1, w_2; w_2 = 0 disables counting (counts
-    are useless, and grow with the run, if observations never repeat). `bc_steps` steps on
-    `bc_batch_size` decisions with the learning rate `bc_lr` (0: PPO's), decayed to 0 over the share
-    `bc_decay` of the run (0: no decay). The paper uses 5 steps per episode."""
+    """Settings of RAPID. Counts (w_2) are useless, and grow with the run, if observations never
+    repeat. The paper uses 5 BC steps per episode."""
 
-    size: int = 10_000
-    weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
-    bc_steps: int = 5
-    bc_decay: float = 0.0
-    bc_lr: float = 0.0
-    bc_batch_size: int = 256
+    size: Count = 10_000  # decisions in the buffer of the best episodes
+    weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 0.1, 0.001)  # w_0, w_1, w_2
+    bc_steps: CountOrZero = 5  # BC steps after each update
+    bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
+    bc_lr: NonNegative = 0.0  # Adam's learning rate of BC; 0: PPO's
+    bc_batch_size: Count = 256  # decisions per BC step
 
 
 class PpoRapid(Ppo):
@@ -65,10 +64,6 @@ class PpoRapid(Ppo):
         super().__init__(config, policy, spec, total_decisions, execute)
         if self.recurrent:
             raise ConfigError("this learner needs a policy without memory, not a recurrent one")
-        if min(config.size, config.bc_batch_size) < 1:
-            raise ConfigError("learner.size and learner.bc_batch_size must be at least 1")
-        if min(config.bc_steps, *config.weights) < 0:
-            raise ConfigError("learner.bc_steps and learner.weights must not be negative")
         if config.bc_decay and not total_decisions:
             raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config

@@ -199,7 +199,7 @@ def test_who_acts_shares_all_but_the_base() -> None:
 def test_climbs_beyond_what_it_imitates() -> None:
     """The data are around 0 (deviation 0.15), the reward peaks at 0.4. The best of four of the base
     would be at 0.15 on average; edits get nearer."""
-    rates = {"base_lr": 3e-3, "edit_lr": 3e-3, "critic_lr": 3e-3, "base_tau": 0.05}
+    rates = {"base_lr": 3e-3, "actor_lr": 3e-3, "critic_lr": 3e-3, "base_tau": 0.05}
     learner = make(batch_size=64, n=4, initial_temperature=0.005, **rates)
     for _ in range(400):
         learner.update(rows(64))
