@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -45,23 +46,18 @@ NO_REWARD = np.zeros(1, np.float32)
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as listed by `envpool.list_all_envs()`, `kwargs` for `envpool.make`.
+    """Settings of an environment of EnvPool."""
 
-    `horizon` replaces the environment's own time limit (steps). `dt` is the control period (s),
-    which EnvPool does not report. `threads` 0 uses EnvPool's default. `log` names entries of
-    EnvPool's info that are added to `Step.log`.
-    """
-
-    id: str
-    num_envs: int = 16
-    threads: int = 2
-    horizon: int | None = None
-    dt: float = 1.0
-    seed: int = 0
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    obs_key: str = "state"
-    log: tuple[str, ...] = ()
-    text: str = ""
+    id: str  # as listed by `envpool.list_all_envs()`
+    num_envs: Count = 16  # parallel environments
+    threads: CountOrZero = 2  # CPU threads (0: EnvPool's default)
+    horizon: Count | None = None  # replaces the environment's own time limit (steps)
+    dt: Positive = 1.0  # control period, which EnvPool does not report (s)
+    seed: CountOrZero = 0  # of the random numbers
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `envpool.make`
+    obs_key: str = "state"  # name of an observation that has no name of its own
+    log: tuple[str, ...] = ()  # entries of EnvPool's info that are added to `Step.log`
+    text: str = ""  # task instruction as a sentence
 
 
 class EnvPool(VecEnv):
@@ -72,8 +68,6 @@ class EnvPool(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        if config.num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
         self.config, self.num_envs = config, config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
@@ -53,19 +54,17 @@ EXTRAS = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]", "
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as in `gymnasium.make`, `kwargs` for it. "package.module:Name-v0" imports the module
-    first, which `allow=[package]` has to permit.
+    """Settings of a Gymnasium environment.
 
-    `horizon` replaces the environment's own time limit (steps); `obs_key` names an observation that
-    has no name of its own.
+    "package.module:Name-v0" imports the module first, which `allow=[package]` has to permit.
     """
 
-    id: str
-    num_envs: int = 1
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    horizon: int | None = None
-    obs_key: str = "state"
-    text: str = ""
+    id: str  # as in `gymnasium.make`
+    num_envs: Count = 1  # parallel environments
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    horizon: Count | None = None  # replaces the environment's own time limit (steps)
+    obs_key: str = "state"  # name of an observation that has no name of its own
+    text: str = ""  # task instruction as a sentence
 
 
 class Gym(VecEnv):
@@ -77,8 +76,6 @@ class Gym(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        if config.num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
         self.config, self.num_envs = config, config.num_envs
         self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]

@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101
@@ -21,6 +22,7 @@ from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 from embodied.envs.mujoco.cameras import looking
+from embodied.envs.spaces import Ranges
 
 JOINTS = len(so101.JOINTS)
 TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most
@@ -42,16 +44,18 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`ranges` narrows or widens task parameters by name; `horizon` is in control steps (20 Hz).
-    `controller`: what actions mean: cartesian_delta, cartesian_pose, joint_position, or a node."""
+    """Settings of the SO-101's reach task.
 
-    num_envs: int = 16
-    reward: Literal["sparse", "shaped"] = "sparse"
-    horizon: int = 60
-    controller: str | Node = "cartesian_delta"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    threads: int = 2
-    seed: int = 0
+    `controller` is cartesian_delta, cartesian_pose, joint_position, or a node.
+    """
+
+    num_envs: Count = 16  # parallel environments
+    reward: Literal["sparse", "shaped"] = "sparse"  # kind of the reward
+    horizon: Count = 60  # control steps of an episode, 20 Hz
+    controller: str | Node = "cartesian_delta"  # what actions mean
+    ranges: Ranges = field(default_factory=dict)  # ranges of task parameters, by name
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
 
     def __post_init__(self) -> None:
         for key, (low, high) in self.ranges.items():

@@ -12,10 +12,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.env import NotFinite, require_finite
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.names import flat_name
+
+Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name
 
 
 @dataclass(frozen=True)

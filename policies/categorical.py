@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -26,19 +27,16 @@ from embodied.policies.random import Random
 
 @dataclass(frozen=True)
 class Config:
-    """`chunk`: actions per decision, each with its own logits, independent given the observation;
-    `head`: orthogonal initialisation with this gain of the last layer, as in PPO (0: all actions
-    equally likely), None: torch's default. `sampled`: sample actions also in evaluation, where the
-    most likely action could loop."""
+    """Settings of the policy; the actions of a chunk are independent given the observation."""
 
-    chunk: int = 1
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    layer_norm: bool = False
-    head: float | None = None
-    sampled: bool = False
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 1  # actions of one decision
+    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    head: NonNegative | None = None  # gain of the last layer (0: all equally likely; null: torch's)
+    sampled: bool = False  # sample in evaluation too, where the most likely action could loop
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Categorical(Policy):

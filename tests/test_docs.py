@@ -27,7 +27,7 @@ SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *SITE]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
-FOLDERS = ("embodied", "envs", "policies", "real_robot")
+FOLDERS = ("embodied", "envs", "policies", "real_robot", "benchmarks")
 TREE = re.compile(r"(?<=```tree\n).*?(?=```)", re.DOTALL)
 CODE_BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
@@ -206,9 +206,9 @@ def is_ours(dotted: str) -> bool:
 
 @each_page
 def test_dotted_names_exist(page: Path) -> None:
-    pattern = r"(?<![\w/.-])embodied(?:\.[A-Za-z_]\w*)+(?![\w(]*=)"
+    pattern = r"(?<![\w/.-])(?:embodied|benchmarks)(?:\.[A-Za-z_]\w*)+(?![\w(]*=)"
     found = {m[0] for m in re.finditer(pattern, page.read_text())}
-    found = {name for name in found if not name.endswith((".py", ".yaml", ".md", ".json"))}
+    found = {name for name in found if not name.endswith((".py", ".yaml", ".md", ".json", ".NAME"))}
     assert sorted(name for name in found if not is_ours(name)) == []
 
 

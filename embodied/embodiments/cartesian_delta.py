@@ -14,37 +14,40 @@ from typing import Literal
 
 import numpy as np
 
+from embodied.core.bounds import Count, NonNegative, Positive, PositiveFraction
 from embodied.embodiments.arrays import Floats, constant, namespace, shortened
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.fr3 import rotation, rotation_error
 from embodied.embodiments.kinematics import inverse
 from embodied.embodiments.kinematics.arm import load_arm
+from embodied.embodiments.kinematics.chain import Point
 
 Reference = dict[str, Floats]
 
 
 @dataclass(frozen=True)
 class Config:
-    """`step` m and `turn` rad are what an action of 1 moves the reference in one control step;
-    `turning` chooses which rotations the action has; `low` and `high` bound the tool (m). `arm`:
-    fr3, ur5e, so101, or an arm file (`embodied robot describe`), whose box you have to give.
-    `weight` (m/rad): what a radian of turn is worth; about 0.1 for an arm of fewer than six joints,
-    which cannot hold place and turn both."""
+    """Settings of Cartesian delta actions.
 
-    dt: float = 0.05
-    step: float = 0.025
-    turn: float = 0.08
-    turning: Literal["none", "yaw", "full"] = "none"
-    low: tuple[float, float, float] = (0.28, -0.30, 0.01)
-    high: tuple[float, float, float] = (0.72, 0.30, 0.50)
-    lead: float = 0.04
-    lead_turn: float = 0.15
-    damping: float = 0.02
-    pull: float = 0.1
-    iterations: int = 2
-    speed: float = 0.8
-    arm: str = "fr3"
-    weight: float = 1.0
+    The reference never runs further than `lead` and `lead_turn` ahead of the measured pose. An arm
+    file (`embodied robot describe`) needs `low` and `high`. `weight`: about 0.1 for an arm of fewer
+    than six joints, which cannot hold place and turn both.
+    """
+
+    dt: Positive = 0.05  # control period, s
+    step: Positive = 0.025  # motion of the reference per control step of an action of 1, m
+    turn: Positive = 0.08  # rotation per control step of an action of 1, rad
+    turning: Literal["none", "yaw", "full"] = "none"  # rotations that an action has
+    low: Point = (0.28, -0.30, 0.01)  # lower corner of the tool's box, m
+    high: Point = (0.72, 0.30, 0.50)  # upper corner of the tool's box, m
+    lead: Positive = 0.04  # how far the reference may be ahead, m
+    lead_turn: Positive = 0.15  # how far the reference may be ahead, rad
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    pull: NonNegative = 0.1  # towards the home pose in the null space
+    iterations: Count = 2  # of the inverse kinematics per control step
+    speed: PositiveFraction = 0.8  # share of the joints' velocity limits
+    arm: str = "fr3"  # fr3, ur5e, so101, or an arm file
+    weight: Positive = 1.0  # what a radian of turn is worth, m/rad
 
 
 class CartesianDelta(Controller):

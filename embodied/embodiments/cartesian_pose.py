@@ -16,12 +16,14 @@ from typing import Literal
 
 import numpy as np
 
+from embodied.core.bounds import Count, NonNegative, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, constant, namespace, shortened
 from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.fr3 import rotation, rotation_error
 from embodied.embodiments.kinematics import inverse
 from embodied.embodiments.kinematics.arm import load_arm
+from embodied.embodiments.kinematics.chain import Point
 
 ROTATIONS = {
     "6d": ("r11", "r21", "r31", "r12", "r22", "r32"),
@@ -36,30 +38,24 @@ PARALLEL = 1e-3  # sine of two columns' angle, and length of one, below which th
 class Config:
     """Settings of Cartesian pose actions.
 
-    `arm`: fr3, so101, ur5e, or an arm file (`embodied robot describe`); `dt`: s of a control step.
-    `low`, `high` (m, base frame): the box that actions of -1 and 1 mean, in which the tool stays.
-    `rotation`: "6d", "vector" (1 is half a turn) or "none" (as the episode began). `pace` (m/s) and
-    `turn_pace` (rad/s): how fast the tool goes to its pose; `speed`: the joints' share of their
-    velocity limits; `lead` (m), `lead_turn` (rad): how far the target may be from the measured
-    pose. `damping` (m), `pull`, `weight` (m/rad), `iterations`: of the inverse kinematics; an arm
-    of fewer than six joints needs a `weight` of about 0.1, or its turn is held rather than its
-    place.
+    An arm of fewer than six joints needs a `weight` of about 0.1, or its turn is held rather than
+    its place. `rotation`: "vector" (1 is half a turn), "none" (as the episode began).
     """
 
-    arm: str = "fr3"
-    dt: float = 0.05
-    low: tuple[float, float, float] = (0.28, -0.30, 0.01)
-    high: tuple[float, float, float] = (0.72, 0.30, 0.50)
-    rotation: Literal["6d", "vector", "none"] = "6d"
-    pace: float = 0.5
-    turn_pace: float = 1.6
-    speed: float = 0.8
-    lead: float = 0.06
-    lead_turn: float = 0.3
-    damping: float = 0.02
-    pull: float = 0.1
-    weight: float = 1.0
-    iterations: int = 2
+    arm: str = "fr3"  # fr3, so101, ur5e, or an arm file (`embodied robot describe`)
+    dt: Positive = 0.05  # control period, s
+    low: Point = (0.28, -0.30, 0.01)  # action -1: lower corner of the tool's box, base frame, m
+    high: Point = (0.72, 0.30, 0.50)  # action 1: upper corner, m
+    rotation: Literal["6d", "vector", "none"] = "6d"  # how actions say the tool's turn
+    pace: Positive = 0.5  # how fast the tool goes to its pose, m/s
+    turn_pace: Positive = 1.6  # how fast the tool turns to its pose, rad/s
+    speed: PositiveFraction = 0.8  # share of the joints' velocity limits
+    lead: Positive = 0.06  # how far the target may be from the measured pose, m
+    lead_turn: Positive = 0.3  # how far the target may be from the measured pose, rad
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    pull: NonNegative = 0.1  # towards the home pose in the null space
+    weight: Positive = 1.0  # what a radian of turn is worth, m/rad
+    iterations: Count = 2  # of the inverse kinematics per control step
 
     def __post_init__(self) -> None:
         if not (np.asarray(self.low) < np.asarray(self.high)).all():

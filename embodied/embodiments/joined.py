@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
@@ -12,13 +13,11 @@ from embodied.embodiments.kinematics.arms_file import read_arms_file
 
 @dataclass(frozen=True)
 class Config:
-    """`arms`: the file that places the arms (`embodied.embodiments.kinematics.arms_file`);
-    `controllers`: the node of each arm's controller, by its prefix; `dt`: s of a control step,
-    which is each controller's too."""
+    """Settings of several arms as one robot."""
 
-    arms: str
-    controllers: dict[str, Node]
-    dt: float = 0.05
+    arms: str  # file that places the arms (embodiments.kinematics.arms_file)
+    controllers: dict[str, Node]  # node of each arm's controller, by its prefix
+    dt: Positive = 0.05  # control period of all controllers, s
 
 
 class Joined(Controller):

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from embodied.core.bounds import NonNegative, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller, Reference
@@ -28,27 +29,22 @@ DEGREE = np.pi / 180
 class Config:
     """Settings of joint position actions.
 
-    `arm`: fr3, so101, ur5e, or an arm file (`embodied robot describe`); `dt`: s of a control step.
-    `action`: "normalized" actions in [-1, 1], which mean `low` and `high`; or "rad" or "deg",
-    joint positions themselves, as a policy in physical units says them (m for sliding joints).
-    `low`, `high`: joint positions of -1 and 1, one per joint (rad, or deg with `degrees`; empty:
-    the joint limits). Where a dataset counts a joint the other way round, its `low` is above its
-    `high`. `width`: hand openings (m) of the hand's action at -1 and 1; with physical actions the
-    values `hand_values` stand for these two, for example (0, 100).
-    `speed`: the fastest motion, as a share of the joints' velocity limits; `lead` (rad, m): how far
-    the target may be from the measured position.
+    Actions "normalized" in [-1, 1] mean `low` and `high`; "rad" and "deg" are joint positions
+    themselves, as a policy in physical units says them (m for sliding joints). Where a dataset
+    counts a joint the other way round, its `low` is above its `high`. With physical actions, the
+    values `hand_values` stand for the two openings `width`, for example (0, 100).
     """
 
-    arm: str = "fr3"
-    dt: float = 0.05
-    action: Literal["normalized", "rad", "deg"] = "normalized"
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    degrees: bool = False
-    width: tuple[float, float] | None = None
-    hand_values: tuple[float, float] = (-1.0, 1.0)
-    speed: float = 0.8
-    lead: float = 0.5
+    arm: str = "fr3"  # fr3, so101, ur5e, or an arm file (`embodied robot describe`)
+    dt: Positive = 0.05  # control period, s
+    action: Literal["normalized", "rad", "deg"] = "normalized"  # what the numbers of an action are
+    low: tuple[Number, ...] = ()  # positions of -1, rad or `degrees` (empty: the limits)
+    high: tuple[Number, ...] = ()  # positions of 1, rad or `degrees` (empty: the limits)
+    degrees: bool = False  # `low` and `high` are in degrees
+    width: tuple[NonNegative, NonNegative] | None = None  # hand openings at -1 and 1, m
+    hand_values: tuple[Number, Number] = (-1.0, 1.0)  # physical actions of closed and open hands
+    speed: PositiveFraction = 0.8  # share of the joints' velocity limits
+    lead: Positive = 0.5  # how far the target may be from the measured position, rad or m
 
     def __post_init__(self) -> None:
         if min(self.dt, self.speed, self.lead) <= 0 or self.speed > 1:

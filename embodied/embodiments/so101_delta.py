@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.embodiments import so101
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
 from embodied.embodiments.controller import Controller
+from embodied.embodiments.kinematics.chain import Point
 
 Reference = dict[str, Floats]
 PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
@@ -21,18 +23,17 @@ PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
 
 @dataclass(frozen=True)
 class Config:
-    """`step` m is what an action of 1 moves the reference in one control step of `dt` s; `low` and
-    `high` bound the tool (m), `speed` is a share of the servos' own; `jaws` (m/s) their speed."""
+    """Settings of Cartesian delta actions of a small servo arm."""
 
-    dt: float = 0.05
-    step: float = 0.015
-    low: tuple[float, float, float] = (0.12, -0.22, 0.02)
-    high: tuple[float, float, float] = (0.34, 0.22, 0.28)
-    lead: float = 0.04
-    damping: float = 0.02
-    iterations: int = 3
-    speed: float = 0.5
-    jaws: float = 0.1
+    dt: Positive = 0.05  # control period, s
+    step: Positive = 0.015  # motion of the reference per control step of an action of 1, m
+    low: Point = (0.12, -0.22, 0.02)  # lower corner of the tool's box, m
+    high: Point = (0.34, 0.22, 0.28)  # upper corner of the tool's box, m
+    lead: Positive = 0.04  # how far the reference may be ahead, m
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    iterations: Count = 3  # of the inverse kinematics per control step
+    speed: PositiveFraction = 0.5  # share of the servos' velocity limits
+    jaws: Positive = 0.1  # speed of the jaws, m/s
 
 
 class So101Delta(Controller):

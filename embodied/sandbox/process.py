@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.build import ConfigError
 from embodied.core.children import module_command
 from embodied.sandbox.evaluate import COMPONENTS, ProgramOutput, clean
@@ -38,16 +39,14 @@ LOOK = 0.05  # seconds between two looks at the CPU time of a slow call
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program. Per call: `cpu` seconds of computing, `wall` seconds in all, `output`
-    bytes printed. `memory`: bytes beyond the process's own; `peak`: largest |reward|; `cost`:
-    microseconds of CPU time per transition, in the largest call."""
+    """Limits of a program, per call unless stated."""
 
-    cpu: float = 2.0
-    wall: float = 30.0
-    memory: int = 1 << 30
-    output: int = 64 << 10
-    peak: float = 1000.0
-    cost: float = 200.0
+    cpu: Positive = 2.0  # seconds of computing
+    wall: Positive = 30.0  # seconds in all
+    memory: Count = 1 << 30  # bytes beyond the process's own
+    output: CountOrZero = 64 << 10  # bytes printed
+    peak: Positive = 1000.0  # largest |reward|
+    cost: Positive = 200.0  # microseconds of CPU time per transition, in the largest call
 
 
 class Template:

@@ -6,7 +6,6 @@ region, bound or goal it sampled) is kept until the outcome is known.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction, Number
 from embodied.core.build import ConfigError
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.teachers.task_space import Floats, TaskSpace
 
@@ -42,12 +43,11 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`box`: bounds of task parameters by name, in [0, 1] (default: the whole range). `signal`: the
-    score of an episode, its success or its return scaled from `returns` (low, high) to [0, 1]."""
+    """Settings that all teachers of tasks have."""
 
-    box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    signal: Literal["success", "return"] = "success"
-    returns: tuple[float, float] = (0.0, 1.0)
+    box: Mapping[str, tuple[Fraction, Fraction]] = field(default_factory=dict)  # ranges by name
+    signal: Literal["success", "return"] = "success"  # score of an episode
+    returns: tuple[Number, Number] = (0.0, 1.0)  # returns that have the scores 0 and 1
 
 
 class Curriculum:
@@ -60,7 +60,7 @@ class Curriculum:
         return {}
 
 
-class Teacher(Curriculum, ABC):
+class Teacher(Remembered, Curriculum, ABC):
     """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
 
     They take random numbers from `self.random` only and name their state in `remembered`, so that a
@@ -73,8 +73,7 @@ class Teacher(Curriculum, ABC):
     of observations). "estimates": outcomes come with the student's estimates, after the end of the
     episode, and `trains` selects the episodes to learn from. "rival": a second agent."""
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes to save: numbers, text, arrays, tensors, lists and dicts of these."""
+    remembered = ("random", "pending", "issued", "dropped")
 
     def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
@@ -138,24 +137,6 @@ class Teacher(Curriculum, ABC):
             return bounded(outcome.success.double().cpu().numpy())
         low, high = self.config.returns
         return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
-
-    def get_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
-        return {
-            "own": own,
-            "random": self.random.bit_generator.state,
-            "pending": dict(self.pending),
-            "issued": self.issued,
-            "dropped": self.dropped,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
-        for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["own"][name]))
-        self.random.bit_generator.state = state["random"]
-        self.pending = dict(state["pending"])
-        self.issued, self.dropped = state["issued"], state["dropped"]
 
 
 def bounded(scores: Floats) -> Floats:

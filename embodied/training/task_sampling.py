@@ -81,7 +81,7 @@ def build_task_sampling(
         env = cast(ResetDistribution, teacher).wrap(env, log)
     else:
         env = TaskWrapper(env, teacher, log, estimates)
-    parts = {"teacher": teacher, "diary": log, "estimates": estimates, "rival": second}
+    parts = {"teacher": teacher, "episode_log": log, "estimates": estimates, "second_agent": second}
     stateful = {name: part for name, part in parts.items() if part is not None}
     return TaskSampling(env, stateful, estimates, second)
 

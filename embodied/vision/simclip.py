@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError
 from embodied.vision.image_text import views_of
 
@@ -33,17 +34,16 @@ LIKE = 0.7  # least cosine of a sentence and a rung with the same meaning
 
 @dataclass(frozen=True)
 class Shape:
-    """Images of up to `views` views of `side` x `side` pixels; `buckets` for hashed subwords;
-    embeddings of dimension `size`."""
+    """Sizes of the encoder."""
 
-    side: int = 96
-    views: int = 1
-    size: int = 128
-    buckets: int = 4096
-    width: int = 128
-    layers: int = 1
-    heads: int = 4
-    longest: int = 64
+    side: Count = 96  # side of a view, pixels
+    views: Count = 1  # largest number of views of an image
+    size: Count = 128  # dimension of embeddings
+    buckets: Annotated[int, Bound(2)] = 4096  # hash buckets for subwords
+    width: Count = 128  # units of the text transformer
+    layers: Count = 1  # layers of the text transformer
+    heads: Count = 4  # attention heads of the text transformer
+    longest: Count = 64  # largest number of pieces of a sentence
 
 
 def pieces(word: str, buckets: int) -> list[int]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
@@ -25,23 +26,23 @@ from embodied.envs.crafter.pool import Pool, Settings
 from embodied.envs.crafter.rules import ACHIEVEMENTS, ACTIONS
 from embodied.envs.crafter.view import Kind, fields
 
+TASK = "survive, and unlock as many of the 22 achievements as you can"
+
 
 @dataclass(frozen=True)
 class Config:
     """Settings of Crafter.
 
     `observe`: "symbols" (the 7 x 9 cells in view, facing direction, daylight), "inventory" (16
-    counts), "image" (64 x 64 x 3; rendered only if listed). `workers`: number of worker processes
-    (0: none). `length`: time limit in steps. `goal`: an achievement that counts as success and ends
-    the episode (None: none).
+    counts), "image" (64 x 64 x 3; rendered only if listed).
     """
 
-    num_envs: int = 16
-    workers: int = 2
-    observe: tuple[Kind, ...] = ("symbols", "inventory")
-    length: int = 10000
-    goal: str | None = None
-    text: str = "survive, and unlock as many of the 22 achievements as you can"
+    num_envs: Count = 16  # parallel environments
+    workers: CountOrZero = 2  # worker processes (0: none)
+    observe: tuple[Kind, ...] = ("symbols", "inventory")  # symbols, inventory, image
+    length: Count = 10000  # time limit in steps
+    goal: str | None = None  # achievement that is success and ends the episode (null: none)
+    text: str = TASK  # task instruction as a sentence
 
 
 class Crafter(VecEnv):
@@ -162,11 +163,6 @@ def row_seed(seed: int | None, row: int) -> int:
 
 
 def _require_sound(config: Config) -> None:
-    if config.num_envs < 1 or config.workers < 0 or config.length < 1:
-        raise ConfigError(
-            f"num_envs={config.num_envs} and length={config.length} must be at least 1, "
-            f"workers={config.workers} at least 0"
-        )
     if not config.observe or len(set(config.observe)) < len(config.observe):
         raise ConfigError(f"observe={list(config.observe)} must not be empty or contain duplicates")
     if config.goal is not None and config.goal not in ACHIEVEMENTS:

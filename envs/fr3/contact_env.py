@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles
 from embodied.core.spec import Leaf, Spec
@@ -43,38 +45,32 @@ STATE_NAMES = (
 )
 
 
+Springs = tuple[NonNegative, ...]  # a value per joint
+Share = Annotated[float, Bound(above=0.0, below=1.0)]
+
+
 @dataclass(frozen=True)
 class Config:
-    """`hertz`: rate of the control loop; `horizon` in its ticks. `limit`: contact force that is a
-    violation (N); `push`: largest random push (N; 0: none).
+    """Settings of contact-rich FR3 tasks.
 
-    `stiffness` (N m/rad) and `damping` (N m s/rad) are those of the joints' springs at the action
-    1; at -1 they are `softest` times as stiff, with the same damping ratio, as a robot's driver has
-    it. `acceleration`: of the set-points (rad/s2), as the chain's limits have it. `speed`, `lead`:
-    see `embodied.embodiments.joint_delta`."""
+    `softest` keeps the damping ratio, as a robot's driver does; `acceleration` is as in the limits
+    of the safety chain. `speed` and `lead`: see `embodied.embodiments.joint_delta`.
+    """
 
-    task: str = "channel"
-    num_envs: int = 16
-    hertz: float = 50.0
-    horizon: int = 200
-    limit: float = 30.0
-    push: float = 20.0
-    stiffness: tuple[float, ...] = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
-    damping: tuple[float, ...] = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
-    softest: float = 0.1
-    acceleration: float = 8.0
-    speed: tuple[float, ...] = joint_delta.Config.speed
-    lead: tuple[float, ...] = joint_delta.Config.lead
-    threads: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.hertz, self.limit, self.acceleration) <= 0 or self.push < 0:
-            raise ConfigError(
-                "fr3 contact: hertz, limit and acceleration must be above 0, push at least 0"
-            )
-        if not 0 < self.softest < 1:
-            raise ConfigError("fr3 contact: softest must be between 0 and 1")
+    task: str = "channel"  # which task: channel, or another with touch sensors
+    num_envs: Count = 16  # parallel environments
+    hertz: Positive = 50.0  # rate of the control loop, 1/s
+    horizon: Count = 200  # steps of an episode, in ticks of the control loop
+    limit: Positive = 30.0  # contact force that is a violation, N
+    push: NonNegative = 20.0  # largest random push, N (0: none)
+    stiffness: Springs = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)  # at action 1, N m/rad
+    damping: Springs = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)  # likewise, N m s/rad
+    softest: Share = 0.1  # factor of stiffness at the action -1
+    acceleration: Positive = 8.0  # of the set-points, rad/s2
+    speed: tuple[Positive, ...] = joint_delta.Config.speed  # velocity of an action of 1, rad/s
+    lead: tuple[Positive, ...] = joint_delta.Config.lead  # how far set-points may be ahead, rad
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Fr3Contact(MujocoVecEnv):

@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
@@ -19,10 +20,12 @@ from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.fr3 import joint_model
 from embodied.envs.fr3.base import DT, ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.fr3.domain_randomization import Look, Physics, drawn_from
+from embodied.envs.fr3.joint_model import JointValues
 from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks.task import Parameter, View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.spaces import Ranges
 from embodied.envs.wrappers import point_cloud
 
 VIEWS = ("front", "wrist")
@@ -32,42 +35,33 @@ VIEWS = ("front", "wrist")
 class Config:
     """Settings of an FR3 environment.
 
-    `ranges` changes the ranges of task parameters by name. `horizon` is in control steps (20 Hz;
-    None: the task's own). `cameras` are "front" and "wrist"; `drawing` "light" renders boxes
-    instead of meshes and no arm, which is hundreds of times faster without a GPU. `portraits` are
-    the cameras of the images for rewards, side by side (empty: the first of `cameras`, else
-    "front").
-
-    `clouds` adds the leaf `points`: a point cloud in the base frame from depth cameras. With
-    `objects` "privileged", `state` has the robot's own values only and `privileged/state` has
-    everything, for critics and demonstrators. `randomize` gives quantities of
-    `embodied.envs.fr3.domain_randomization` a range to be sampled from in each episode, as further
-    task parameters; `reveal` adds the sampled values, in [0, 1], as `privileged/random`. `arm` sets
-    joint parameters (`embodied.envs.fr3.joint_model`, seven values each), as identified from a real
-    arm.
-
-    `controller` is what actions mean: cartesian_delta (with `turning`), cartesian_pose,
+    `drawing` "light" renders boxes instead of meshes and no arm, which is hundreds of times faster
+    without a GPU. With `objects` "privileged", `state` has the robot's own values only and
+    `privileged/state` has everything, for critics and demonstrators. `randomize` gives quantities
+    of `embodied.envs.fr3.domain_randomization` a range to be sampled from in each episode, as
+    further task parameters. `arm` sets joint parameters (`embodied.envs.fr3.joint_model`), as
+    identified from a real arm. `controller` is cartesian_delta (with `turning`), cartesian_pose,
     joint_position, or a node with a `_target_`.
     """
 
-    task: str = "lift"
-    num_envs: int = 16
-    reward: Literal["sparse", "shaped"] = "sparse"
-    cameras: tuple[str, ...] = ()
-    portraits: tuple[str, ...] = ()
-    image_size: int = 96
-    drawing: Literal["full", "light"] = "full"
-    clouds: point_cloud.Config | None = None
-    horizon: int | None = None
-    threads: int = 2
-    seed: int = 0
-    turning: Literal["none", "yaw", "full"] = "none"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    objects: Literal["seen", "privileged"] = "seen"
-    randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    reveal: bool = False
-    arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    controller: str | Node = "cartesian_delta"
+    task: str = "lift"  # which task of `embodied.envs.fr3.tasks`
+    num_envs: Count = 16  # parallel environments
+    reward: Literal["sparse", "shaped"] = "sparse"  # kind of the reward
+    cameras: tuple[str, ...] = ()  # cameras whose images are observations: front, wrist
+    portraits: tuple[str, ...] = ()  # images for rewards, side by side (empty: the first camera)
+    image_size: Count = 96  # pixels of an image's side
+    drawing: Literal["full", "light"] = "full"  # how the scene is rendered
+    clouds: point_cloud.Config | None = None  # adds the point cloud `points` (null: none)
+    horizon: Count | None = None  # control steps of an episode, 20 Hz (null: the task's own)
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
+    turning: Literal["none", "yaw", "full"] = "none"  # rotations of the hand that an action has
+    ranges: Ranges = field(default_factory=dict)  # ranges of task parameters, by name
+    objects: Literal["seen", "privileged"] = "seen"  # who sees objects
+    randomize: Ranges = field(default_factory=dict)  # ranges of physical quantities, by name
+    reveal: bool = False  # observe the sampled quantities in [0, 1] as privileged/random
+    arm: Mapping[str, JointValues] = field(default_factory=dict)  # joint parameters by name
+    controller: str | Node = "cartesian_delta"  # what actions mean
 
 
 class Fr3(MujocoVecEnv):

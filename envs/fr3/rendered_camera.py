@@ -14,22 +14,23 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count
 from embodied.envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.spaces import Ranges
 from embodied.real_robot.cameras.camera import Scene
 
 
 @dataclass(frozen=True)
 class Config:
-    """`task`: of `embodied.envs.fr3.tasks`; `camera`: "front" or "wrist"; `size`: of the square
-    image in pixels; `drawing`: as in `embodied.envs.fr3.env`."""
+    """Settings of a rendered camera."""
 
-    task: str
-    camera: str = "front"
-    size: int = 64
-    drawing: str = "light"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
+    task: str  # of `embodied.envs.fr3.tasks`
+    camera: str = "front"  # front or wrist
+    size: Count = 64  # pixels of the square image's side
+    drawing: str = "light"  # as in `embodied.envs.fr3.env`
+    ranges: Ranges = field(default_factory=dict[str, Any])  # ranges of task parameters, by name
 
 
 class RenderedCamera(Scene):

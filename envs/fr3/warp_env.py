@@ -13,7 +13,6 @@ amplify.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, where
@@ -34,27 +34,25 @@ from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.mujoco.warp_batch import WarpBatch
 from embodied.envs.mujoco.warp_import import tell_about_compiling
 from embodied.envs.row_rng import RowRng
+from embodied.envs.spaces import Ranges
 
 REFERENCE = ("place", "turn", "q", "width")
 
 
 @dataclass(frozen=True)
 class Config:
-    """As `embodied.envs.fr3.env.Config`, without cameras. `device` is "auto" (a GPU if available),
-    "cpu" or "cuda:0". `contacts` (on average) and `constraints` (at most) are the capacities per
-    env.
-    """
+    """Settings as in `embodied.envs.fr3.env.Config`, without cameras."""
 
-    task: str = "lift"
-    num_envs: int = 64
-    reward: Literal["sparse", "shaped"] = "sparse"
-    horizon: int | None = None
-    seed: int = 0
-    turning: Literal["none", "yaw", "full"] = "none"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    device: str = "auto"
-    contacts: int = 32
-    constraints: int = 128
+    task: str = "lift"  # which task of `embodied.envs.fr3.tasks`
+    num_envs: Count = 64  # parallel environments
+    reward: Literal["sparse", "shaped"] = "sparse"  # kind of the reward
+    horizon: Count | None = None  # control steps of an episode, 20 Hz (null: the task's own)
+    seed: CountOrZero = 0  # of the random numbers
+    turning: Literal["none", "yaw", "full"] = "none"  # rotations of the hand that an action has
+    ranges: Ranges = field(default_factory=dict)  # ranges of task parameters, by name
+    device: str = "auto"  # auto (a GPU if available), cpu or cuda:0
+    contacts: Count = 32  # capacity per environment, on average
+    constraints: Count = 128  # capacity per environment, at most
 
 
 class Fr3Warp(VecEnv):

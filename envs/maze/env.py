@@ -12,12 +12,13 @@ The level is the task vector (`embodied.envs.maze.levels`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
@@ -36,22 +37,22 @@ DT = 0.1  # seconds; sets the speed of videos
 
 @dataclass(frozen=True)
 class Config:
-    """`side`: cells per side; `blocks`: largest number of walls in a sampled level; `view`: cells
-    in view per side, ahead and across (odd); `horizon` in steps; `held_out`: evaluation mazes,
-    those of every side (`mixed`), the published ones of 13 x 13 (`zero_shot`), or random ones with
-    `blocks` walls, those of 4,000 with the longest shortest paths (`long`); `shortest`: smallest
-    length of the shortest path of a sampled level, in cells.
+    """Settings of the mazes.
+
+    `held_out`, the evaluation mazes: those of every side (`mixed`), the published ones of 13 x 13
+    (`zero_shot`), or random ones with `blocks` walls, those of 4,000 with the longest shortest
+    paths (`long`).
     """
 
-    side: int = 9
-    blocks: int = 28
-    view: int = 5
-    horizon: int = 100
-    held_out: Literal["mixed", "zero_shot", "long"] = "mixed"
-    shortest: int = 0
-    num_envs: int = 32
-    seed: int = 0
-    device: str = "cpu"
+    side: Annotated[int, Bound(5)] = 9  # cells per side
+    blocks: CountOrZero = 28  # most walls in a sampled level
+    view: Annotated[int, Bound(3)] = 5  # cells in view per side, ahead and across (odd)
+    horizon: Count = 100  # steps of an episode
+    held_out: Literal["mixed", "zero_shot", "long"] = "mixed"  # evaluation mazes
+    shortest: CountOrZero = 0  # smallest shortest path of a sampled level, in cells
+    num_envs: Count = 32  # parallel environments
+    seed: CountOrZero = 0  # of the random numbers
+    device: str = "cpu"  # torch device of the simulation: auto, cpu, cuda:0
 
 
 class Maze(VecEnv):
@@ -61,11 +62,8 @@ class Maze(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        if config.view % 2 == 0 or config.view < 3 or config.horizon < 1:
-            raise ValueError(
-                f"maze: view={config.view} must be odd and at least 3, "
-                f"horizon={config.horizon} at least 1"
-            )
+        if config.view % 2 == 0:
+            raise ValueError(f"maze: view={config.view} must be odd")
         self.config, self.num_envs = config, config.num_envs
         self.device = _device(config.device)
         self.levels = MazeLevels(config.side, config.blocks, config.held_out, config.shortest)

@@ -41,10 +41,6 @@ class MiniGrid(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        if config.num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
-        if config.horizon is not None and config.horizon < 1:
-            raise ValueError(f"horizon must be at least 1 step, got {config.horizon}")
         self.config, self.num_envs = config, config.num_envs
         self.backend = chosen(config)
         self.world = _pool(config) if self.backend == "envpool" else _rows(config)

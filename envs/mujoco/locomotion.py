@@ -18,6 +18,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.mujoco.batch_env import MujocoVecEnv, Outcome, Rows, action_leaf
 from embodied.envs.mujoco.data_pool import DataPool
@@ -82,13 +83,13 @@ WORLDS = {
 
 @dataclass(frozen=True)
 class Config:
-    """`id` is Gymnasium's; `horizon` in control steps."""
+    """Settings of a locomotion environment."""
 
-    id: str = "Ant-v5"
-    num_envs: int = 16
-    threads: int = 2
-    horizon: int = 1000
-    seed: int = 0
+    id: str = "Ant-v5"  # Gymnasium's: Ant-v5, ...
+    num_envs: Count = 16  # parallel environments
+    threads: Count = 2  # CPU threads
+    horizon: Count = 1000  # control steps of an episode
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Locomotion(MujocoVecEnv):

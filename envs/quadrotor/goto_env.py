@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import nearest
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
@@ -39,21 +40,17 @@ NOISE = (0.001,) * 4 + (0.01,) * 4
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in steps of `flight.dt`; `near` (m): distance at which the goal counts as reached;
-    `lag`: largest time constant (s) of the smoothing of set-points (a safety chain, a radio), drawn
-    per episode. `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `flight` is the
-    robot's own controller: initial positions and goals are inside its box.
-    """
+    """Settings of flights to a goal; initial positions and goals are inside the box of `flight`."""
 
-    num_envs: int = 16
-    horizon: int = 100
-    near: float = 0.05
-    lag: float = 0.1
-    vehicle: str = "library"
-    noise: float = 1.0
-    flight: FlightConfig = field(default_factory=FlightConfig)
-    device: str = "cpu"
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    horizon: Count = 100  # steps of `flight.dt` of an episode
+    near: Positive = 0.05  # distance at which the goal counts as reached, m
+    lag: NonNegative = 0.1  # largest smoothing of set-points (a time constant drawn per episode), s
+    vehicle: str = "library"  # of `embodied.embodiments.crazyflie.VEHICLES`
+    noise: NonNegative = 1.0  # factor of the sensor noise
+    flight: FlightConfig = field(default_factory=FlightConfig)  # the robot's own controller
+    device: str = "cpu"  # torch device of the simulation: auto, cpu, cuda:0
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class QuadrotorGoto(VecEnv):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
 from embodied.core.build import nearest
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
@@ -45,34 +46,33 @@ START = 0.5
 """Speed of the rotors at the start, as a fraction of the highest."""
 
 
+Factors = tuple[NonNegative, NonNegative]  # lowest and highest
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings of the hover environment.
 
-    `history`: number of past actions in the observation; `horizon` in steps of 10 ms; `guidance`:
-    share of the episodes that start level at the target; `noise` and `disturbance` multiply the
-    sensor noise and the constant force and torque; `weights`: of the reward (position, velocity,
-    action). `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `ranges` randomizes it
-    and adds task parameters: multipliers of mass, inertia, thrust, torque, lag and disturbance, and
-    `blend`, the interpolation (0 to 1) to the vehicle `other`. `compile` fuses the physics (half
-    the time on a CPU, after most of a minute of compilation). `native`: on a CPU use native code
-    (hover.cpp) if there is a compiler for it; it agrees with the PyTorch code to rounding.
+    `ranges` randomizes the vehicle and adds task parameters: multipliers of mass, inertia, thrust,
+    torque, lag and disturbance, and `blend`, the interpolation (0 to 1) to the vehicle `other`.
+    `compile` halves the time on a CPU, after most of a minute of compilation. `native` uses
+    hover.cpp on a CPU if there is a compiler for it; it agrees with PyTorch to rounding.
     """
 
-    num_envs: int = 16
-    history: int = 32
-    horizon: int = 500
-    guidance: float = 0.1
-    noise: float = 1.0
-    disturbance: float = 1.0
-    weights: dict[str, float] = field(default_factory=lambda: dict(TARGET))
-    vehicle: str = "paper"
-    other: str = "library"
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    device: str = "auto"
-    compile: bool = False
-    native: bool = False
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    history: CountOrZero = 32  # past actions in the observation
+    horizon: Count = 500  # steps of 10 ms of an episode
+    guidance: Fraction = 0.1  # share of episodes that start level at the target
+    noise: NonNegative = 1.0  # factor of the sensor noise
+    disturbance: NonNegative = 1.0  # factor of the constant force and torque
+    weights: dict[str, NonNegative] = field(default_factory=lambda: dict(TARGET))  # of the reward
+    vehicle: str = "paper"  # of `embodied.embodiments.crazyflie.VEHICLES`
+    other: str = "library"  # vehicle that `blend` interpolates to
+    ranges: dict[str, Factors] = field(default_factory=dict)  # ranges of task parameters
+    device: str = "auto"  # torch device of the simulation: auto, cpu, cuda:0
+    compile: bool = False  # fuse the physics with torch.compile
+    native: bool = False  # on a CPU, simulate in native code
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Quadrotor(VecEnv):
@@ -85,8 +85,6 @@ class Quadrotor(VecEnv):
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs
         self.device = pick_device(config.device)
-        if config.history < 0:
-            raise ValueError(f"quadrotor: history={config.history} must be at least 0")
         if unknown := [name for name in config.weights if name not in TARGET]:
             raise ValueError(f"unknown reward weight {unknown[0]!r}{nearest(unknown[0], TARGET)}")
         self.weights: Mapping[str, float] = TARGET | config.weights

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.tensors import Tensors
 
 
@@ -39,30 +39,15 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the state machine.
+    """Settings of the state machine. SERL has `wins` "terminated", a race "truncated"."""
 
-    `lap`: goals per episode. `wins`: whether reaching the last one is a termination ("terminated",
-    as in SERL) or a truncation ("truncated", as in a race). Stuck: the last `window` positions are
-    all within `radius` m of the newest. Late: `timeout` steps without a goal. `recovery`: steps of
-    the primitive. `tries`: recoveries in a row without reaching a goal, after which a person is
-    needed.
-    """
-
-    lap: int = 1
-    wins: Literal["terminated", "truncated"] = "terminated"
-    window: int = 30
-    radius: float = 0.3
-    timeout: int = 200
-    recovery: int = 10
-    tries: int = 10
-
-    def __post_init__(self) -> None:
-        if min(self.lap, self.timeout, self.recovery, self.tries) < 1 or self.window < 2:
-            raise ConfigError(
-                "reset-free: lap, timeout, recovery and tries must be at least 1, window at least 2"
-            )
-        if not self.radius > 0:
-            raise ConfigError("reset-free: radius (m) must be above 0")
+    lap: Count = 1  # goals per episode
+    wins: Literal["terminated", "truncated"] = "terminated"  # what the last goal does
+    window: Annotated[int, Bound(2)] = 30  # stuck: so many last positions are near the newest
+    radius: Positive = 0.3  # stuck: distance that counts as near, m
+    timeout: Count = 200  # late: steps without a goal
+    recovery: Count = 10  # steps of the primitive
+    tries: Count = 10  # recoveries in a row without a goal before a person is needed
 
 
 @dataclass(slots=True)

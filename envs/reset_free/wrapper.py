@@ -13,12 +13,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.policy import Policy
@@ -29,37 +30,26 @@ from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates, 
 from embodied.envs.wrappers.stack import copied
 from embodied.policies.scripted.intervener import Intervener
 
+Slew = Annotated[float, Bound(above=0.0, high=2.0)]
+
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of reset-free training.
+    """Settings of reset-free training. `played` are nodes of scripted policies by goal number.
 
-    `states`: settings of the state machine. `primitive`: node of the recovery policy (None: the
-    robot moves home). `played`: nodes of scripted policies by goal number. `par`: success is a lap
-    within so many steps (None: any number). `resets` "free": ordinary training for comparison; the
-    environment is reset after every episode.
-
-    `slew`: largest change of an action element per step, of the range 2 (None: no limit; FastRLAP).
-    The executed action is `log["executed"]` and is what is learned from; the environment should
-    observe its last action. `teleop`: node of an intervener (embodied.policies.scripted.intervener)
-    that controls the robot when recoveries have failed, until it releases control, within `waits`
-    steps (None: none).
+    With a `slew` (FastRLAP), the executed action is `log["executed"]` and is what is learned from;
+    the environment should observe its last action. `teleop` controls the robot when recoveries have
+    failed, until it releases control.
     """
 
-    states: state_machine.Config = field(default_factory=state_machine.Config)
-    primitive: Node | None = None
-    played: Mapping[str, Node] = field(default_factory=dict[str, Node])
-    par: int | None = None
-    resets: Literal["none", "free"] = "none"
-    slew: float | None = None
-    teleop: Node | None = None
-    waits: int = 600
-
-    def __post_init__(self) -> None:
-        if self.slew is not None and not 0 < self.slew <= 2:
-            raise ConfigError("reset-free: slew must be above 0 and at most 2 (no limit)")
-        if self.waits < 1:
-            raise ConfigError("reset-free: waits must be at least 1")
+    states: state_machine.Config = field(default_factory=state_machine.Config)  # when it is stuck
+    primitive: Node | None = None  # node of the recovery policy (null: the robot moves home)
+    played: Mapping[str, Node] = field(default_factory=dict[str, Node])  # policies by goal
+    par: Count | None = None  # success is a lap within so many steps (null: any number)
+    resets: Literal["none", "free"] = "none"  # free: reset after every episode, for comparison
+    slew: Slew | None = None  # largest change of an action element per step, of 2 (null: no limit)
+    teleop: Node | None = None  # node of an intervener (embodied.policies.scripted.intervener)
+    waits: Count = 600  # longest control by `teleop`, in steps
 
 
 class ResetFreeWrapper(Wrapper):

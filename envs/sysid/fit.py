@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.envs.fr3 import joint_model
 from embodied.envs.sysid.simulate import BOUNDS, Replay
@@ -31,15 +32,13 @@ KNOWN = 1 / 3  # of the prior's deviation: what is left of it where a value is d
 
 @dataclass(frozen=True)
 class Config:
-    """`window` (s): length of a window; `most`: largest number of windows for fitting, and again
-    for validation; `noise` (rad): measurement noise.
-    """
+    """Settings of the identification."""
 
-    window: float = 0.3
-    most: int = 24
-    noise: float = 1e-4
-    rounds: int = 20
-    threads: int = 2
+    window: Positive = 0.3  # length of a window, s
+    most: Count = 24  # most windows for fitting, and again for validation
+    noise: Positive = 1e-4  # measurement noise, rad
+    rounds: Count = 20  # steps of the optimizer
+    threads: Count = 2  # CPU threads
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -51,19 +51,13 @@ def _boxes() -> Tensor:
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in ticks; `limit`: contact force that is a violation (N); `push`: largest random
-    push (N; 0: none).
-    """
+    """Settings of the maze with contacts."""
 
-    num_envs: int = 16
-    horizon: int = 250
-    limit: float = 30.0
-    push: float = 15.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.limit <= 0 or self.push < 0 or self.horizon < 1:
-            raise ConfigError("contact_maze: limit and horizon must be above 0, push at least 0")
+    num_envs: Count = 16  # parallel environments
+    horizon: Count = 250  # ticks of an episode
+    limit: Positive = 30.0  # contact force that is a violation, N
+    push: NonNegative = 15.0  # largest random push, N (0: none)
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class ContactMaze(VecEnv):

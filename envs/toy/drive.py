@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
@@ -56,17 +57,15 @@ COLLIDED, OFF_ROAD = EVENTS.index("collided"), EVENTS.index("off_road")
 
 @dataclass(frozen=True)
 class Config:
-    """`length` of the route (m), `horizon` in steps of 0.1 s; `obstacles` per route, `seen`: how
-    many of them the observation has. `goal_terminates`: the end of the route terminates instead of
-    truncating."""
+    """Settings of the driving task."""
 
-    num_envs: int = 16
-    length: int = 200
-    horizon: int = 600
-    obstacles: int = 6
-    seen: int = 3
-    goal_terminates: bool = False
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    length: Count = 200  # of the route, m
+    horizon: Count = 600  # steps of 0.1 s of an episode
+    obstacles: CountOrZero = 6  # per route
+    seen: CountOrZero = 3  # obstacles that the observation has
+    goal_terminates: bool = False  # the end of the route terminates instead of truncating
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Drive(VecEnv):

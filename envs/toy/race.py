@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -45,16 +46,14 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`near` (m): distance at which a goal counts as reached; `shock` (m/s): a faster impact is a
-    crash, with penalty `crash` plus a fifth more per m/s.
-    """
+    """Settings of the race."""
 
-    num_envs: int = 1
-    track: Track = field(default_factory=Track)
-    near: float = 1.2
-    shock: float = 1.5
-    crash: float = 5.0
-    seed: int = 0
+    num_envs: Count = 1  # parallel environments
+    track: Track = field(default_factory=Track)  # shape of the track
+    near: Positive = 1.2  # distance at which a goal counts as reached, m
+    shock: Positive = 1.5  # a faster impact is a crash, m/s
+    crash: NonNegative = 5.0  # penalty of a crash; a fifth more per m/s
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Race(VecEnv):

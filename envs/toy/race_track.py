@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Fraction, Positive
+
 
 @dataclass(frozen=True)
 class Track:
-    """`size` R and `half` its half width (m), `bend` a, `goals` on the middle line, evenly by
-    angle."""
+    """The track: a bent ring."""
 
-    size: float = 5.0
-    bend: float = 0.2
-    half: float = 0.9
-    goals: int = 15
+    size: Positive = 5.0  # mean radius R of the middle line, m
+    bend: Fraction = 0.2  # relative amplitude a of the radius
+    half: Positive = 0.9  # half the width, m
+    goals: Count = 15  # goals on the middle line, evenly by angle
 
     def radius(self, angle: Tensor) -> Tensor:
         """Of the middle line (m) at `angle` (rad)."""

@@ -9,11 +9,13 @@ environment's own reward is 1/R for the first visit of each of R rooms in an epi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, CountOrZero
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -28,20 +30,17 @@ AGENT, LOUD, SEEN = (196, 66, 42), (180, 120, 200), (214, 232, 214)
 
 @dataclass(frozen=True)
 class Config:
-    """`rooms` x `rooms` rooms of `size` x `size` cells, one door between neighbours; `noisy` and
-    `dark` of them, never the middle one, where episodes start. `colours` of the noise; `view`:
-    cells in view per side (odd); `horizon` in steps.
-    """
+    """Settings of `rooms` x `rooms` rooms; episodes start in the middle one, a plain one."""
 
-    rooms: int = 3
-    size: int = 3
-    noisy: int = 2
-    dark: int = 1
-    colours: int = 4
-    view: int = 5
-    horizon: int = 128
-    num_envs: int = 32
-    seed: int = 0
+    rooms: Annotated[int, Bound(2)] = 3  # rooms per side, one door between neighbours
+    size: Annotated[int, Bound(2)] = 3  # cells per side of a room
+    noisy: CountOrZero = 2  # rooms whose cells change colour at random
+    dark: CountOrZero = 1  # rooms where nothing is seen
+    colours: Count = 4  # of the noise
+    view: Annotated[int, Bound(3)] = 5  # cells in view per side (odd)
+    horizon: Count = 128  # steps of an episode
+    num_envs: Count = 32  # parallel environments
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Rooms(VecEnv):
@@ -217,13 +216,7 @@ class Rooms(VecEnv):
 
 
 def _check(config: Config) -> None:
-    if config.view % 2 == 0 or config.view < 3 or config.horizon < 1 or config.size < 2:
-        raise ValueError(
-            "rooms: view must be odd and at least 3, horizon at least 1, size at least 2"
-        )
-    if config.rooms < 2 or config.colours < 1 or min(config.noisy, config.dark) < 0:
-        raise ValueError(
-            "rooms: rooms must be at least 2, colours at least 1, noisy and dark at least 0"
-        )
+    if config.view % 2 == 0:
+        raise ValueError(f"rooms: view={config.view} must be odd")
     if config.noisy + config.dark >= config.rooms**2:
         raise ValueError("rooms: noisy + dark is too large; the start room must be neither")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
@@ -49,21 +50,20 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`distance` (m) to walk in `horizon` steps of 20 ms, and what a `fall` pays; `height` and
-    `spacing` of stumps, in terrain steps of 0.47 m, are what the task vector spans.
+    """Settings of the walker's track; a terrain step is 0.47 m. Heights below 0.05 are 0.05.
 
     Published tracks: distance=84, horizon=2000, fall=-100, height up to 3, or 9 where most is
-    unfeasible. Heights below 0.05 are 0.05.
+    unfeasible.
     """
 
-    num_envs: int = 16
-    distance: float = 28.0
-    horizon: int = 700
-    fall: float = -33.0
-    height: tuple[float, float] = (0.0, 3.0)
-    spacing: tuple[float, float] = (0.0, 6.0)
-    threads: int = 1
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    distance: Positive = 28.0  # to walk, m
+    horizon: Count = 700  # steps of 20 ms of an episode
+    fall: Number = -33.0  # reward of a fall
+    height: tuple[NonNegative, NonNegative] = (0.0, 3.0)  # of stumps, terrain steps
+    spacing: tuple[NonNegative, NonNegative] = (0.0, 6.0)  # of stumps, likewise
+    threads: Count = 1  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class StumpTrack(MujocoVecEnv):
@@ -202,8 +202,6 @@ def _check(config: Config) -> None:
             raise ConfigError(f"env.{name}=[{low:g}, {high:g}] must be [low, high]")
     if config.height[1] + 5 * UNEVEN > TALLEST:
         raise ConfigError(f"env.height must be at most {TALLEST - 5 * UNEVEN:g} terrain steps")
-    if config.distance <= 0:
-        raise ConfigError("env.distance (m) must be above 0")
 
 
 def _spec() -> Spec:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -22,14 +23,12 @@ GOAL, NEAR = (0.95, 0.5), 0.06
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in steps; reaching the goal ends an episode with reward 1. `gaps`: positions of the
-    open gaps (with one gap, half of the demonstrations are wrong).
-    """
+    """Settings of the wall with gaps; reaching the goal ends an episode with reward 1."""
 
-    num_envs: int = 16
-    horizon: int = 50
-    gaps: tuple[float, ...] = GAPS
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    horizon: Count = 50  # steps of an episode
+    gaps: tuple[Fraction, ...] = GAPS  # open gaps (one: half of the demonstrations are wrong)
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class TwoGap(VecEnv):

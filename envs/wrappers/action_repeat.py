@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, Fraction
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import where
 from embodied.core.wrapper import Wrapper
@@ -22,10 +22,10 @@ from embodied.envs.wrappers.stack import copied
 
 @dataclass(frozen=True)
 class RepeatConfig:
-    """`times`: how often each action is applied; `discount`: d of the summed rewards."""
+    """Settings of action repetition."""
 
-    times: int = 2
-    discount: float = 1.0
+    times: Count = 2  # how often each action is applied
+    discount: Fraction = 1.0  # of the summed rewards, per step
 
 
 class ActionRepeat(Wrapper):
@@ -37,8 +37,6 @@ class ActionRepeat(Wrapper):
     """
 
     def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
-        if config.times < 1:
-            raise ConfigError(f"ActionRepeat: times={config.times} should be at least 1")
         super().__init__(env, replace(env.spec, dt=env.spec.dt * config.times))
         self.times, self.discount = config.times, config.discount
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf
@@ -58,21 +59,15 @@ class HasImpedance(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """J: `start`, `most` and `least` in the tank; `power` (W) that it gives at most; `share` of
-    what damping dissipates that refills it. `seen`: the observation gains `tank`, the level in
-    units of `most` and the last share. `price`: reward taken per J that was wanted and not done."""
+    """Settings of the energy tank."""
 
-    start: float
-    most: float
-    least: float
-    power: float
-    share: float = 1.0
-    seen: bool = True
-    price: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.price < float("inf"):
-            raise ConfigError("EnergyTank: price should be 0 or more")
+    start: NonNegative  # energy at the start of an episode, J
+    most: Positive  # largest energy, J
+    least: NonNegative  # smallest energy, J
+    power: Positive  # most that it gives, W
+    share: Fraction = 1.0  # of what damping dissipates that refills it
+    seen: bool = True  # observe `tank`: the level in units of `most`, and the last share
+    price: NonNegative = 0.0  # reward taken per J that was wanted and not done
 
 
 class EnergyTank(Wrapper):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
@@ -25,11 +26,11 @@ KNOWN, CLOCK = "known", "clock"
 
 @dataclass(frozen=True)
 class Config:
-    """`of`: the observation of symbols; `horizon`: steps at which `clock` is 1."""
+    """Settings of the density of an episode's observations."""
 
-    of: str = "view"
-    horizon: int = 128
-    floor: float = 1e-3
+    of: str = "view"  # the observation of symbols
+    horizon: Count = 128  # steps at which `clock` is 1
+    floor: Positive = 1e-3  # smallest probability of a symbol
 
 
 class EpisodicDensity(Wrapper):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
@@ -27,14 +28,15 @@ APART = re.compile(r"(.+)_from_(.+)_([xyz])")
 
 @dataclass(frozen=True)
 class Config:
-    """Standard deviations by element name, in the elements' units: `deviation` per step, `bias` per
-    episode. A name is that of an element, or of a group without axis or number: `dq` is dq1 to dq7,
-    `cube` the cube's x, y, z. `leaf` is the observation.
+    """Standard deviations by element name, in the elements' units.
+
+    A name is that of an element, or of a group without axis or number: `dq` is dq1 to dq7, `cube`
+    the cube's x, y, z.
     """
 
-    deviation: Mapping[str, float] = field(default_factory=dict)
-    bias: Mapping[str, float] = field(default_factory=dict)
-    leaf: str = "state"
+    deviation: Mapping[str, NonNegative] = field(default_factory=dict)  # noise of each step
+    bias: Mapping[str, NonNegative] = field(default_factory=dict)  # constant of an episode
+    leaf: str = "state"  # the observation that gets it
 
 
 class ObservationNoise(Wrapper):
@@ -100,10 +102,6 @@ class ObservationNoise(Wrapper):
                 raise ConfigError(
                     "ObservationNoise: unknown element "
                     f'"{name}"{nearest(name, (*self.names, *stems))}'
-                )
-            if value < 0:
-                raise ConfigError(
-                    f"ObservationNoise: {name}={value} must be 0 or more (a standard deviation)"
                 )
             wide[torch.tensor(known)] = value
         return wide

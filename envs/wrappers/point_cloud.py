@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import POINTS, Leaf
 from embodied.envs.mujoco import depth_points
@@ -21,13 +22,14 @@ Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
 
 @dataclass(frozen=True)
 class Config(depth_points.Config):
-    """Point cloud settings and the cameras, `size` x `size` pixels each. `by`: "open3d" (one cloud
-    at a time), "torch" (one batch), or a torch device ("cuda").
+    """Settings of a point cloud from rendered cameras.
+
+    `by`: open3d makes one cloud at a time, torch a batch, cuda a batch on the GPU.
     """
 
-    cameras: tuple[str, ...] = ("front", "wrist")
-    size: int = 64
-    by: Literal["open3d", "torch", "cuda"] = "torch"
+    cameras: tuple[str, ...] = ("front", "wrist")  # depth cameras
+    size: Count = 64  # pixels of an image's side
+    by: Literal["open3d", "torch", "cuda"] = "torch"  # who makes the clouds
 
 
 class Clouds(Cameras):
@@ -35,10 +37,8 @@ class Clouds(Cameras):
 
     def __init__(self, names: tuple[str, ...], size: int, config: Config) -> None:
         super().__init__(names, size)
-        if not config.cameras or config.size < 1:
-            raise ConfigError(
-                "clouds: cameras must name at least one camera, size must be at least 1"
-            )
+        if not config.cameras:
+            raise ConfigError("clouds: cameras must name at least one camera")
         self.config = config
 
     def leaves(self) -> dict[str, Leaf]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec, hidden
@@ -96,12 +97,11 @@ def chosen(spec: Spec, names: tuple[str, ...] | None, who: str) -> tuple[str, ..
 
 @dataclass(frozen=True)
 class Config:
-    """`env`: the node of the inner environment; `wrappers`: nodes, the innermost first; `num_envs`
-    is the inner environment's."""
+    """Settings of an environment in wrappers."""
 
-    env: Node
-    wrappers: tuple[Node, ...] = ()
-    num_envs: int = 16
+    env: Node  # node of the inner environment
+    wrappers: tuple[Node, ...] = ()  # their nodes, the innermost first
+    num_envs: Count = 16  # parallel environments
 
 
 class Wrapped(Wrapper):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Spec
@@ -30,12 +31,11 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the policy whose denoising steps become stochastic; `chunk`: overrides the base's
-    (None: as in its node); `cut`: noise is clipped to so many standard deviations."""
+    """Settings that all fine-tuned denoising policies share."""
 
-    base: Node
-    chunk: int | None = None
-    cut: float = 3.0
+    base: Node  # node of the policy whose denoising steps become stochastic
+    chunk: Count | None = None  # actions of one decision (null: the base's)
+    cut: Positive = 3.0  # noise is clipped to so many standard deviations
 
 
 class DenoisingMDP(PolicyWrapper):

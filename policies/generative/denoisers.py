@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.nn.networks import Denoiser, sinusoid
 from embodied.policies.networks.attention import Attention
@@ -67,12 +68,12 @@ class Timed(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """`width`: of a token; `depth`: layers; `heads`: attention heads per layer."""
+    """Settings of a Transformer that denoises a chunk."""
 
-    width: int = 128
-    depth: int = 3
-    heads: int = 4
-    time_dim: int = 16
+    width: Count = 128  # units of a token
+    depth: Count = 3  # layers
+    heads: Count = 4  # attention heads of a layer
+    time_dim: Count = 16  # size of the time embedding, even
 
 
 class Transformer(Timed):
@@ -117,14 +118,13 @@ class Modulated(nn.Module):
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """`channels`: of each level, at half the length of the level before; `kernel`: odd size;
-    `groups`: of group normalisation; `width`: of the condition."""
+    """Settings of a U-Net that denoises a chunk."""
 
-    channels: tuple[int, ...] = (64, 128)
-    kernel: int = 3
-    groups: int = 8
-    width: int = 128
-    time_dim: int = 16
+    channels: tuple[Count, ...] = (64, 128)  # of each level, half as long as the last
+    kernel: Count = 3  # width of a convolution in steps, odd
+    groups: Count = 8  # of group normalisation
+    width: Count = 128  # units of the condition
+    time_dim: Count = 16  # size of the time embedding, even
 
 
 class UNet(Timed):

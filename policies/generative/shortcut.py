@@ -15,10 +15,12 @@ ReinFlow (Zhang et al., 2025); the authors bootstrap the first eighth of a shuff
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -28,12 +30,11 @@ from embodied.policies.generative import flow
 
 @dataclass(frozen=True)
 class Config(flow.Config):
-    """`steps`: sampling steps, a power of two up to `finest`, the number of steps of plain flow
-    matching; `bootstrap`: one in so many samples of a batch trains longer steps."""
+    """Settings of a shortcut policy, in addition to those of flow matching."""
 
-    steps: int = 1
-    finest: int = 16
-    bootstrap: int = 4
+    steps: Count = 1  # sampling steps, a power of two up to `finest`
+    finest: Annotated[int, Bound(2)] = 16  # steps of plain flow matching, a power of two
+    bootstrap: Annotated[int, Bound(2)] = 4  # one in so many samples of a batch trains longer steps
 
 
 class Shortcut(flow.Flow):
@@ -41,13 +42,10 @@ class Shortcut(flow.Flow):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         for name, count in (("steps", config.steps), ("finest", config.finest)):
-            if count < 1 or count & (count - 1):
+            if count & (count - 1):
                 raise ConfigError(f"{name}={count} must be a power of two: 1, 2, 4, ...")
-        if not config.steps <= config.finest or config.finest < 2 or config.bootstrap < 2:
-            raise ConfigError(
-                f"steps={config.steps} must be at most finest={config.finest}, which is at least "
-                f"2, as is bootstrap={config.bootstrap}"
-            )
+        if config.steps > config.finest:
+            raise ConfigError(f"steps={config.steps} must be at most finest={config.finest}")
         super().__init__(config, spec)
         self.config = config
         self.finest_level = config.finest.bit_length() - 1

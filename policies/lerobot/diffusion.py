@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.affine import Affine
+from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -30,27 +31,29 @@ from embodied.policies.lerobot.images import ImageConfig, ImageEncoder
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
 from embodied.policies.lerobot.unet import UNet, UNetConfig
 
+Schedule = Literal["squaredcos_cap_v2", "linear", "scaled_linear"]
+
 
 @dataclass(frozen=True)
 class Config:
-    """`chunk`: steps of the prediction that are returned; `steps`: of the sampler, at most
-    `train_steps` noise levels; `prediction`: of the network; `clip_sample`: bound of x_0 (None:
-    none). `inputs` and `action` as in `embodied.policies.lerobot.policy`."""
+    """Settings of LeRobot's diffusion policy; `inputs` and `action` as in
+    `embodied.policies.lerobot.policy`.
+    """
 
-    inputs: Mapping[str, Input]
-    chunk: int
-    horizon: int
-    action: Affine | None = None
-    obs_steps: int = 2
-    steps: int = 100
-    train_steps: int = 100
-    schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2"
-    beta_start: float = 0.0001
-    beta_end: float = 0.02
-    prediction: Literal["epsilon", "sample"] = "epsilon"
-    clip_sample: float | None = 1.0
-    unet: UNetConfig = field(default_factory=UNetConfig)
-    images: ImageConfig = field(default_factory=ImageConfig)
+    inputs: Mapping[str, Input]  # the features that the policy takes, by LeRobot's name
+    chunk: Count  # actions of one decision, of the `horizon` predicted ones
+    horizon: Count  # steps of a prediction
+    action: Affine | None = None  # physical values of -1 and +1 (null: the actions are in [-1, 1])
+    obs_steps: Count = 2  # observations that the policy sees, the present one included
+    steps: Count = 100  # sampling steps, at most `train_steps`
+    train_steps: Count = 100  # noise levels
+    schedule: Schedule = "squaredcos_cap_v2"  # of the noise levels
+    beta_start: PositiveFraction = 0.0001  # noise variance of the first level
+    beta_end: PositiveFraction = 0.02  # noise variance of the last level
+    prediction: Literal["epsilon", "sample"] = "epsilon"  # what the network predicts
+    clip_sample: Positive | None = 1.0  # bound of the predicted actions (null: none)
+    unet: UNetConfig = field(default_factory=UNetConfig)  # settings of the U-Net
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
 
     def __post_init__(self) -> None:
         most = self.horizon - self.obs_steps + 1

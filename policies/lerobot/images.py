@@ -13,21 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count
 from embodied.policies.networks.resnet import channels_of, group_norm, resnet
 
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """`resize`, then `crop` (from the centre): height and width in pixels, None: as they are;
-    `groups`: group instead of batch normalisation; `keypoints`: of the spatial softmax; `separate`:
-    one encoder for each camera."""
+    """Settings of LeRobot's image encoder."""
 
-    backbone: str = "resnet18"
-    resize: tuple[int, int] | None = None
-    crop: tuple[int, int] | None = None
-    groups: bool = False
-    keypoints: int = 32
-    separate: bool = True
+    backbone: str = "resnet18"  # resnet18, resnet34, ...
+    resize: tuple[Count, Count] | None = None  # height and width in pixels (null: as they are)
+    crop: tuple[Count, Count] | None = None  # of the centre, after `resize` (null: all)
+    groups: bool = False  # group instead of batch normalisation
+    keypoints: Count = 32  # of the spatial softmax
+    separate: bool = True  # one encoder for each camera
 
 
 class ImageEncoder(nn.Module):

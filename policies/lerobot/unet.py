@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count
+
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """`channels`: of each level, at half the length of the level before; `kernel`: odd size;
-    `groups`: of group normalisation; `time_dim`: size of the time embedding; `scale`: FiLM scales
-    too, instead of adding only."""
+    """Settings of LeRobot's U-Net."""
 
-    channels: tuple[int, ...] = (512, 1024, 2048)
-    kernel: int = 5
-    groups: int = 8
-    time_dim: int = 128
-    scale: bool = True
+    channels: tuple[Count, ...] = (512, 1024, 2048)  # of each level, half as long as the last
+    kernel: Count = 5  # width of a convolution in steps, odd
+    groups: Count = 8  # of group normalisation
+    time_dim: Count = 128  # size of the time embedding, even
+    scale: bool = True  # FiLM scales too, instead of adding only
 
 
 class UNet(nn.Module):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -26,9 +27,9 @@ FAR = 1000.0
 
 @dataclass(frozen=True)
 class Config:
-    """`unsteady`: share of random actions."""
+    """Settings of the woodcutter."""
 
-    unsteady: float = 0.05
+    unsteady: Fraction = 0.05  # share of random actions
 
 
 class Woodcutter(Policy):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -25,15 +26,12 @@ OPEN, CLOSED = 1.0, -1.0
 
 @dataclass(frozen=True)
 class Config:
-    """`quality` 1 is an expert, 0 is poor: it sets tremor, pause frequency and aiming error.
-    `sides` is the number of approach directions (0: straight from above). `step` is the tool motion
-    of an action of 1, m.
-    """
+    """Settings of the scripted demonstrator."""
 
-    task: str = "lift"
-    quality: float = 0.8
-    sides: int = 2
-    step: float = 0.025
+    task: str = "lift"  # which task of the environment
+    quality: Fraction = 0.8  # 1: an expert; 0: poor (tremor, pauses, aiming error)
+    sides: CountOrZero = 2  # approach directions (0: straight from above)
+    step: Positive = 0.025  # tool motion of an action of 1, m
 
 
 @dataclass(slots=True)
@@ -81,8 +79,6 @@ class Scripted(Policy):
             raise ConfigError(
                 f"no scripted demonstrator for task {config.task!r}{nearest(config.task, plans)}"
             )
-        if not 0 <= config.quality <= 1:
-            raise ConfigError(f"quality={config.quality} must be between 0 and 1")
         self.config, self.spec, self.chunk = config, spec, 1
         self.plan = plans[config.task]
         # Demonstrators use the privileged state if policies do not observe the objects.

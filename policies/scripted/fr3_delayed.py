@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import NonNegative, PositiveFraction
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.scripted import fr3
@@ -25,16 +25,11 @@ UP = 4  # the phase of `scripted.lift` in which it raises
 
 @dataclass(frozen=True)
 class Config(fr3.Config):
-    """As `embodied.policies.scripted.fr3`; `slack` (m) of the width that counts as closed on the
-    cube."""
+    """Settings as in `embodied.policies.scripted.fr3`, and those of the delay."""
 
-    task: str = "lift"
-    calm: float = 0.5
-    slack: float = 0.006
-
-    def __post_init__(self) -> None:
-        if not 0 < self.calm <= 1:
-            raise ConfigError(f"calm={self.calm} must be above 0 and at most 1")
+    task: str = "lift"  # which task of the environment
+    calm: PositiveFraction = 0.5  # share of the remaining distance that a step covers
+    slack: NonNegative = 0.006  # of the width that counts as closed on the cube, m
 
 
 class DelayedLift(Scripted):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -33,20 +34,17 @@ MISTAKE, MISSED = 5, 0.034
 
 @dataclass(frozen=True)
 class Config:
-    """`quality` as in `embodied.policies.scripted.fr3`; `mistakes`: share of episodes whose first
-    grasp misses; `step`: tool motion of an action of 1, m."""
+    """Settings of the demonstrator of the language tasks."""
 
-    quality: float = 0.8
-    mistakes: float = 0.1
-    step: float = 0.025
+    quality: Fraction = 0.8  # 1: an expert; 0: poor (tremor, pauses, aiming error)
+    mistakes: Fraction = 0.1  # share of episodes whose first grasp misses
+    step: Positive = 0.025  # tool motion of an action of 1, m
 
 
 class ScriptedTasks(Scripted):
     """The demonstrator of whichever task the env has; noise is [n, 16] standard normal numbers."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        if not 0 <= config.mistakes <= 1:
-            raise ConfigError(f"mistakes={config.mistakes} must be between 0 and 1")
         self.mistakes = config.mistakes
         if ASKED not in spec.obs:
             raise ConfigError("this demonstrator is for env=fr3_tasks only; choose demonstrator=")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -62,10 +63,10 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Config:
-    """`task`: one of TASKS; `unsteady`: standard deviation of the motion noise."""
+    """Settings of the scripted Meta-World policies."""
 
-    task: str
-    unsteady: float = 0.1
+    task: str  # one of TASKS
+    unsteady: NonNegative = 0.1  # standard deviation of the motion noise
 
 
 class Scripted(Policy):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -29,9 +30,9 @@ KEPT = 100_000  # size of the cache of answers
 
 @dataclass(frozen=True)
 class Config:
-    """`mistakes`: share of random turns and steps, to demonstrate recovery."""
+    """Settings of the planner."""
 
-    mistakes: float = 0.0
+    mistakes: Fraction = 0.0  # share of random turns and steps, to demonstrate recovery
 
 
 class State(NamedTuple):

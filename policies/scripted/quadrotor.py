@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -22,9 +23,9 @@ WHAT = ("goal", "tool", "lead")
 
 @dataclass(frozen=True)
 class Config:
-    """`gain` (1/m): the action length is the distance times the gain, at most 1."""
+    """Settings of the flight to the goal."""
 
-    gain: float = 4.0
+    gain: Positive = 4.0  # an action is gain times the distance, at most 1 (1/m)
 
 
 class FlyTo(Policy):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -16,9 +17,9 @@ BEFORE, BEHIND, GAPS, GOAL = 0.42, 0.56, (0.25, 0.75), (0.95, 0.5)
 
 @dataclass(frozen=True)
 class Config:
-    """`unsteady`: deviation of the noise on its velocity."""
+    """Settings of the demonstrator."""
 
-    unsteady: float = 0.25
+    unsteady: NonNegative = 0.25  # standard deviation of the noise on its velocity
 
 
 class TwoGapDemonstrator(Policy):

@@ -27,16 +27,16 @@ from embodied.core.spec import Spec, SpecMismatch, hidden
 from embodied.core.tensors import Tensors, nest, under
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.matching import listed, require_actions, require_fit, require_names, said
+from embodied.policies.abilities import with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the policy; `there`: its Spec (as in spec.json); `mapping`: the settings of a mapping
-    file, with the range of its actions."""
+    """Settings of a policy with names and units of another project."""
 
-    base: Node
-    there: Node
-    mapping: Node
+    base: Node  # node of the wrapped policy
+    there: Node  # its Spec, as in spec.json
+    mapping: Node  # settings of a mapping file, with the range of its actions
 
 
 class Mapped(Policy):
@@ -106,7 +106,7 @@ class Mapped(Policy):
         return self._with(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(self.base.with_real_time_chunking(mode))
+        return self._with(with_real_time_chunking(self.base, mode))
 
     def _here(self, actions: Tensor) -> Tensor:
         unit = self.action.to_unit(actions)

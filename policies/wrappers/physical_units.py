@@ -16,26 +16,26 @@ from typing import Any, Self
 from torch import Tensor
 
 from embodied.core.affine import Affine
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import NORMALIZED, Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
+from embodied.policies.abilities import with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the policy on normalised values; `action`: the physical values of its -1 and +1, per
-    element; `obs`: the same of observations, by name (others reach the base as they are).
+    """Settings of a policy in physical units; other observations reach the base as they are.
 
-    `reach`: None if the base acts in [-1, 1]. A number if the data lie partly outside (quantiles,
-    mean and std): the base then clamps nothing, and `reach` is the largest absolute value of a
-    normalised action in the data, which bounds the intermediate predictions of its sampler.
+    Give `reach` if the data lie partly outside of [-1, 1] (quantiles, mean and std): the base then
+    clamps nothing, and `reach` bounds the intermediate predictions of its sampler.
     """
 
-    base: Node
-    action: Affine
-    obs: dict[str, Affine] = field(default_factory=dict[str, Affine])
-    reach: float | None = None
+    base: Node  # node of the policy on normalised values
+    action: Affine  # physical values of its -1 and +1, per element
+    obs: dict[str, Affine] = field(default_factory=dict[str, Affine])  # of observations
+    reach: Positive | None = None  # largest normalised action (null: base acts in [-1, 1])
 
 
 class PhysicalUnits(Policy):
@@ -110,7 +110,7 @@ class PhysicalUnits(Policy):
         return self._with(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(self.base.with_real_time_chunking(mode))
+        return self._with(with_real_time_chunking(self.base, mode))
 
     def _rows(self, rows: Tensors) -> Tensors:
         obs = self.normalized(under(rows, "obs"))

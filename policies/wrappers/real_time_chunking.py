@@ -25,8 +25,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.policies.generative.guidance import SamplerStep, sample
@@ -34,17 +35,19 @@ from embodied.policies.generative.guidance import SamplerStep, sample
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`delay`: inference latency in control steps. `mode`: `guided`: as above; `hard`: guidance of
-    the first `delay` actions only; `naive`: no guidance, switch to the new chunk when it arrives;
-    `wait`: zero actions until it arrives, then the whole chunk (for delta actions). `beta`: largest
-    guidance weight, limited to the number of sampler steps, above which it would overshoot.
-    `chunk`: overrides the base's (None: as in its node)."""
+    """Settings of real-time chunking.
 
-    base: Node  # the wrapped policy
-    delay: int = 1
-    mode: Literal["guided", "hard", "naive", "wait"] = "guided"
-    beta: float = 5.0
-    chunk: int | None = None
+    `mode`: `guided`: as above; `hard`: guidance of the first `delay` actions only; `naive`: no
+    guidance, switch to the new chunk when it arrives; `wait`: zero actions until it arrives, then
+    the whole chunk (for delta actions). `beta` is limited to the number of sampler steps, above
+    which it would overshoot.
+    """
+
+    base: Node  # node of the wrapped policy
+    delay: CountOrZero = 1  # inference latency in control steps
+    mode: Literal["guided", "hard", "naive", "wait"] = "guided"  # until the new chunk arrives
+    beta: NonNegative = 5.0  # largest guidance weight, at most the number of sampler steps
+    chunk: Count | None = None  # actions of one decision (null: the base's)
 
 
 class PreviousPlan(NamedTuple):
@@ -76,12 +79,9 @@ class RealTimeChunking(PolicyWrapper):
         self.spec, self.chunk, self.config = spec, self.base.chunk, config
         self.noise_steps = self.base.noise_steps
         kind = type(self.base).__name__
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        if not 0 <= config.delay < self.chunk:
+        require_continuous(spec)
+        if config.delay >= self.chunk:
             raise ConfigError(f"delay={config.delay} is not in 0..{self.chunk - 1} (the chunk)")
-        if config.beta < 0:
-            raise ConfigError(f"beta={config.beta} should not be negative")
         self.guides = config.mode in ("guided", "hard")
         if self.guides and not hasattr(self.base, "strides"):
             raise ConfigError(

@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound
 from embodied.core.errors import RobotError
 
 Frame = NDArray[np.uint8]
+Side = Annotated[int, Bound(1, 4096)]
+"""Pixels of one side of an image."""
 
 
 class CameraError(RobotError):

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError
-from embodied.real_robot.cameras.camera import CameraError, Frame, Source
+from embodied.real_robot.cameras.camera import CameraError, Frame, Side, Source
 
 TIMEOUT = 2000  # ms without a frame, after which the camera is gone
 FIRST = 10  # times as long for the first one, while the camera starts
@@ -25,15 +26,14 @@ NEWEST = 1  # frames that the SDK keeps for us
 
 @dataclass(frozen=True)
 class Config:
-    """`serial`: the number on the camera (empty: the first one that is found). `exposure` (us) and
-    `white` (K) switch the automatics off (None: they stay, and pictures change by themselves)."""
+    """Settings of a RealSense camera."""
 
-    serial: str = ""
-    width: int = 640
-    height: int = 480
-    fps: int = 30
-    exposure: float | None = None
-    white: float | None = None
+    serial: str = ""  # number on the camera; empty: the first one that is found
+    width: Side = 640  # pixels
+    height: Side = 480  # pixels
+    fps: Annotated[int, Bound(1, 1000)] = 30  # pictures a second
+    exposure: Positive | None = None  # us; null: automatic, pictures change by themselves
+    white: Positive | None = None  # white balance, K; null: automatic
 
     def __post_init__(self) -> None:
         if min(self.width, self.height, self.fps) < 1:

@@ -6,12 +6,21 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.core.bounds import Bound, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, opencv
+from embodied.real_robot.cameras.camera import (
+    Camera,
+    CameraError,
+    Frame,
+    Scene,
+    Side,
+    Source,
+    opencv,
+)
 
 FIRST_IMAGE = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit
@@ -36,15 +45,14 @@ def shared_camera(node: Node) -> Camera:
 
 @dataclass(frozen=True)
 class VideoConfig:
-    """A V4L2 device (`/dev/v4l/by-id/...` keeps its name), or a film's file. `exposure` and
-    `white` switch the automatics off (None: they stay, and pictures change by themselves)."""
+    """Settings of a V4L2 device, or of a film's file."""
 
-    device: str
-    width: int = 640
-    height: int = 480
-    fps: int = 30
-    exposure: float | None = None
-    white: float | None = None
+    device: str  # /dev/v4l/by-id/... (keeps its name), or a film's file
+    width: Side = 640  # pixels
+    height: Side = 480  # pixels
+    fps: Annotated[int, Bound(1, 1000)] = 30  # pictures a second
+    exposure: Positive | None = None  # as V4L2 counts it; null: automatic, pictures change
+    white: Positive | None = None  # white balance, K; null: automatic
 
 
 class Video(Source):
@@ -104,12 +112,11 @@ class Video(Source):
 
 @dataclass(frozen=True)
 class FolderConfig:
-    """`path`: a folder of PNG or JPEG files, shown in the order of their names, `fps` a second;
-    after the last one the first again (`loop`), or an error."""
+    """Settings of a folder of pictures."""
 
-    path: str
-    fps: float = 30.0
-    loop: bool = True
+    path: str  # folder of PNG or JPEG files, shown in the order of their names
+    fps: Annotated[float, Bound(above=0.0, high=1000.0)] = 30.0  # pictures a second
+    loop: bool = True  # whether the first follows the last; false: an error then
 
     def __post_init__(self) -> None:
         if not self.fps > 0:
@@ -151,16 +158,14 @@ class Folder(Source):
 
 @dataclass(frozen=True)
 class RenderedConfig:
-    """`scene`: a node of something with `picture() -> uint8 [height, width, 3]`. Pictures come
-    `fps` times a second, `latency` s after they were true, a share `lost` of them never, with
-    `noise` (grey levels, deviation)."""
+    """Settings of a camera that draws its pictures."""
 
-    scene: Node
-    fps: float = 30.0
-    latency: float = 0.0
-    lost: float = 0.0
-    noise: float = 0.0
-    seed: int = 0
+    scene: Node  # node of something with picture() -> uint8 [height, width, 3]
+    fps: Annotated[float, Bound(above=0.0, high=1000.0)] = 30.0  # pictures a second
+    latency: Annotated[float, Bound(0.0, 60.0)] = 0.0  # s from the scene to the picture
+    lost: Annotated[float, Bound(0.0, below=1.0)] = 0.0  # share of pictures that never come
+    noise: NonNegative = 0.0  # standard deviation of the noise, grey levels
+    seed: CountOrZero = 0  # of the noise and the losses
 
     def __post_init__(self) -> None:
         if not (self.fps > 0 and self.latency >= 0 and 0 <= self.lost < 1 and self.noise >= 0):

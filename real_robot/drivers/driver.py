@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.springs import Springs
+
+Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
+"""A time limit, s."""
 
 
 class DriverError(RuntimeError):

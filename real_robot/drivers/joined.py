@@ -20,12 +20,11 @@ from embodied.real_robot.drivers.driver import Driver, DriverError
 
 @dataclass(frozen=True)
 class Config:
-    """`robots`: the node of each driver by its prefix; `hands`: those whose hand's opening is a
-    joint; `more`: further settings of each driver, as an emulator gives them."""
+    """Settings of several robots that are one."""
 
-    robots: dict[str, Node]
-    hands: tuple[str, ...] = ()
-    more: dict[str, Node] = field(default_factory=dict[str, Node])
+    robots: dict[str, Node]  # node of each driver, by its prefix
+    hands: tuple[str, ...] = ()  # prefixes of the robots whose hand's opening is a joint
+    more: dict[str, Node] = field(default_factory=dict[str, Node])  # settings from an emulator
 
     def __post_init__(self) -> None:
         if len(self.robots) < 2:

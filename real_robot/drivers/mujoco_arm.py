@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mujoco
 import numpy as np
 
+from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile, read_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
@@ -33,19 +34,16 @@ ARMATURE = 0.01  # kg m^2: of the motors, where the file has none
 
 @dataclass(frozen=True)
 class Config:
-    """`file`: the MJCF or URDF; `arm`: the arm file of it (`embodied robot describe`); `meshes`:
-    the folder of the mesh files. `bandwidth` (Hz) of the joints, `noise` (rad, m; deviation) of
-    measured positions, `contacts`: whether the arm's parts can touch each other and the world.
-    `start`: joint positions where it is found (empty: its home pose)."""
+    """Settings of a simulated arm of your own file."""
 
-    file: str
-    arm: str
-    meshes: str | None = None
-    bandwidth: float = 5.0
-    noise: float = 0.0
-    contacts: bool = False
-    start: tuple[float, ...] = ()
-    seed: int = 0
+    file: str  # MJCF or URDF
+    arm: str  # arm file of it (`embodied robot describe`)
+    meshes: str | None = None  # folder of the mesh files; null: as the file says
+    bandwidth: Annotated[float, Bound(above=0.0, high=50.0)] = 5.0  # Hz of the joints
+    noise: Annotated[float, Bound(0.0, 10.0)] = 0.0  # deviation of measured positions, rad (m)
+    contacts: bool = False  # whether the arm's parts touch each other and the world
+    start: tuple[Number, ...] = ()  # joints [n] where it is found, rad (m); empty: its home pose
+    seed: CountOrZero = 0  # of the noise
 
     def __post_init__(self) -> None:
         if not (0 < self.bandwidth <= 50 and self.noise >= 0):

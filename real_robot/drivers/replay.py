@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats
@@ -21,15 +22,13 @@ from embodied.real_robot.drivers.driver import Driver, DriverError
 
 @dataclass(frozen=True)
 class Config:
-    """`file`: a black box (.npz), or the folder of a dataset, of which `episode` is played.
-    `sensed`: the names of what a black box kept of the things; `again`: from the start at its end,
-    where it otherwise stays."""
+    """Settings of a recording that is played as a robot."""
 
-    file: str
-    episode: int = 0
-    joints: tuple[str, ...] = fr3.JOINTS
-    sensed: tuple[str, ...] = ()
-    again: bool = False
+    file: str  # black box (.npz), or the folder of a dataset
+    episode: CountOrZero = 0  # number of the dataset's episode
+    joints: tuple[str, ...] = fr3.JOINTS  # names of the joints
+    sensed: tuple[str, ...] = ()  # names of what a black box kept of the things
+    again: bool = False  # whether it begins again at its end; false: it stays there
 
 
 @dataclass(frozen=True)

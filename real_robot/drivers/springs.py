@@ -7,26 +7,27 @@ force  = K (x_d - x) - D v             tool:    x, y, z (N/m, N s/m), then the t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 
 Frame = Literal["joints", "tool"]
+Gain = Annotated[float, Bound(above=0.0, high=3000.0)]
 
 
 @dataclass(frozen=True)
 class Tool:
-    """`stiffness` of the tool's place (N/m) and of its turn (N m/rad), critically damped; the pull
-    of each is at most `force` (N) and `torque` (N m). `elbow` (N m/rad): what holds the rest."""
+    """Springs on the tool's pose, critically damped."""
 
-    stiffness: float = 500.0
-    turning: float = 30.0
-    force: float = 30.0
-    torque: float = 5.0
-    elbow: float = 10.0
+    stiffness: Gain = 500.0  # of the tool's place, N/m
+    turning: Gain = 30.0  # of the tool's turn, N m/rad
+    force: Gain = 30.0  # largest pull on the place, N
+    torque: Gain = 5.0  # largest pull on the turn, N m
+    elbow: Gain = 10.0  # of the motion that leaves the tool where it is, N m/rad
 
     def __post_init__(self) -> None:
         values = (self.stiffness, self.turning, self.force, self.torque, self.elbow)

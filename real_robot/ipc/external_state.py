@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import DriverError
@@ -53,12 +54,11 @@ class ExternalStateWriter:
 
 @dataclass(frozen=True)
 class Config:
-    """`folder` that the writer made, `names` of its values, and the `age` (s) after which a
-    measurement is no longer one."""
+    """Settings of measurements that another process writes."""
 
-    folder: str
-    names: tuple[str, ...]
-    age: float = 0.5
+    folder: str  # folder that the writer made
+    names: tuple[str, ...]  # of its values
+    age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # s: older ones are none any more
 
     def __post_init__(self) -> None:
         if not self.names or not self.age > 0:

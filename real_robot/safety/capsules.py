@@ -13,26 +13,27 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import yaml
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments.kinematics.arms_file import ArmsFile, Placed, read_arms_file
 from embodied.embodiments.kinematics.chain import Joint
 from embodied.real_robot.control.arm_state import Floats
 
-Point = tuple[float, float, float]
+Point = tuple[Number, Number, Number]
 
 
 @dataclass(frozen=True)
 class Capsule:
-    """From `start` to `end` (m, in the frame of what its body moves with), `radius` m thick."""
+    """A segment with a radius, in the frame of what its body moves with."""
 
-    start: Point
-    end: Point
-    radius: float
+    start: Point  # one end, m
+    end: Point  # other end, m
+    radius: Annotated[float, Bound(above=0.0, below=10.0)]  # m
 
     def __post_init__(self) -> None:
         if not (0 < self.radius < 10 and np.isfinite([*self.start, *self.end]).all()):
@@ -41,21 +42,20 @@ class Capsule:
 
 @dataclass(frozen=True)
 class Body:
-    """`capsules` that move with joint number `joint` (-1: they stay with the base)."""
+    """A part of an arm that moves with one joint, or stays with the base."""
 
-    name: str
-    joint: int
-    capsules: tuple[Capsule, ...]
+    name: str  # as in the arm's model
+    joint: Annotated[int, Bound(-1)]  # number of the joint that moves it; -1: the base
+    capsules: tuple[Capsule, ...]  # its shape
 
 
 @dataclass(frozen=True)
 class Model:
-    """An arm: its `joints` in the driver's order, its `bodies`, and the `pairs` of bodies that can
-    come near each other, or touch."""
+    """The shape of an arm."""
 
-    joints: tuple[Joint, ...]
-    bodies: tuple[Body, ...]
-    pairs: tuple[tuple[str, str], ...]
+    joints: tuple[Joint, ...]  # in the driver's order
+    bodies: tuple[Body, ...]  # what moves with them
+    pairs: tuple[tuple[str, str], ...]  # pairs of bodies that can come near each other
 
     def __post_init__(self) -> None:
         for i, joint in enumerate(self.joints):

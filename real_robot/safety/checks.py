@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from embodied.core.bounds import Bound, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Limits
 from embodied.real_robot.safety.chain import Tick
@@ -32,17 +33,13 @@ class Finite:
 
 @dataclass(frozen=True)
 class FreshConfig:
-    """Ages in s: from `hold` on the arm comes to rest and waits for a newer command, from `stop` on
-    that is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a
-    measurement may repeat itself to the last bit (0: any number; a noisy sensor never does).
-    `pause`: two ticks further apart than that are a fault, the arm was unwatched meanwhile (0: the
-    missed ticks are counted, and that is all)."""
+    """Ages and pauses (s) from which commands and measurements are not trusted."""
 
-    hold: float
-    stop: float
-    state: float
-    frozen: int = 0
-    pause: float = 0.0
+    hold: Annotated[float, Bound(above=0.0, high=60.0)]  # s: older commands are not followed
+    stop: Annotated[float, Bound(above=0.0, high=120.0)]  # s: an older command is a fault
+    state: Annotated[float, Bound(above=0.0, high=60.0)]  # s: an older measurement is a fault
+    frozen: CountOrZero = 0  # ticks in which a measurement may repeat to the last bit; 0: any
+    pause: Annotated[float, Bound(0.0, 60.0)] = 0.0  # s between ticks that is a fault; 0: none is
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused, and infinity: it would switch the check off.
@@ -101,12 +98,11 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Silence of the daemon in s: from `hold` on a moving arm comes to rest and waits until the
-    daemon is back, from `stop` on that is a fault. A daemon beats every 0.05 s; with the
-    default an arm is at rest 0.5 s after the last beat."""
+    """How long the daemon may be silent while the arm moves. A daemon beats every 0.05 s; with the
+    defaults the arm is at rest 0.5 s after the last beat."""
 
-    hold: float = 0.25
-    stop: float = 2.0
+    hold: Annotated[float, Bound(above=0.0, high=60.0)] = 0.25  # s: then the arm brakes and waits
+    stop: Annotated[float, Bound(above=0.0, high=120.0)] = 2.0  # s: then the stop is latched
 
     def __post_init__(self) -> None:
         if not 0 < self.hold <= self.stop < float("inf"):

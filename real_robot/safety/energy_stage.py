@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.embodiments.fr3 import rotation_error
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
@@ -18,18 +19,18 @@ from embodied.real_robot.safety.energy_tank import SHARES, Held, Tank, TankConfi
 
 Poses = Callable[[Floats], Floats]
 """The places of the springs' ends [k, p] at joint positions [k, n]."""
+Gain = Annotated[float, Bound(above=0.0, high=1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TankConfig):
-    """And what the driver holds the arm with: springs and dampers on each joint (N m/rad,
-    N m s/rad), or with `frame: tool` on the tool (x, y, z: N/m, N s/m; the turn about them).
-    `stretch` (rad; m): beyond it a spring's pull grows no more (empty: no bound)."""
+    """The tank, and the springs and dampers that the driver holds the arm with: on each joint, or
+    with `frame: tool` on the tool's place (x, y, z) and the turn about these axes."""
 
-    stiffness: tuple[float, ...]
-    damping: tuple[float, ...]
-    stretch: tuple[float, ...] = ()
-    frame: Literal["joints", "tool"] = "joints"
+    stiffness: tuple[Gain, ...]  # N m/rad of each joint; of the tool N/m (3), N m/rad (3)
+    damping: tuple[Annotated[float, Bound(0.0, 1e6)], ...]  # N m s/rad; of the tool N s/m (3) too
+    stretch: tuple[Gain, ...] = ()  # rad (m) beyond which a spring pulls no more; empty: no bound
+    frame: Literal["joints", "tool"] = "joints"  # what the springs are on
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 
@@ -40,27 +41,23 @@ CHANGES = ("_old", "_new", "_soft", "_hard", "_worst", "_guess")
 Error = Callable[[Floats, Floats], Floats]
 """How far springs whose rest is at `s` [..., p] are stretched at `x` [..., p]: [..., m]."""
 
+Energy = Annotated[float, Bound(above=0.0, high=1e6)]
+"""J."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TankConfig:
-    """J: `start`, `most` and `least` in the tank; `power` (W) that it gives at most; `share` of
-    what damping dissipates that goes back into it.
+    """The books of an energy tank."""
 
-    `noise`: standard deviation of a measured position (rad, m). `delay` (s): the most that may pass
-    from sending a set-point until the measurement of the moment when it took effect is here;
-    `speed` (rad/s, m/s): the fastest that the arm then moves.
-    `late` (s): how late the springs themselves know where the arm is (0: the robot's own springs).
-    """
-
-    start: float
-    most: float
-    least: float
-    power: float
-    share: float = 1.0
-    noise: float = 0.0
-    delay: float = 0.0
-    speed: float = 0.0
-    late: float = 0.0
+    start: Energy  # J in the tank at the start
+    most: Energy  # J that the tank holds at most
+    least: Energy  # J that always stay in the tank
+    power: Annotated[float, Bound(above=0.0, high=1e6)]  # W that the tank gives at most
+    share: Fraction = 1.0  # share of what damping dissipates that goes back into the tank
+    noise: Fraction = 0.0  # standard deviation of a measured position, rad (m)
+    delay: Fraction = 0.0  # most time from a set-point to the measurement of its effect, s
+    speed: Annotated[float, Bound(0.0, 1e4)] = 0.0  # fastest motion in that time, rad/s (m/s)
+    late: Fraction = 0.0  # age of the position that the springs know, s; 0: the robot's own
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused.

@@ -11,10 +11,11 @@ piecewise linear and never falls.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Number, Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.safety.capsules import Body, Capsule, Kinematics, Model, Point, read_model
@@ -27,22 +28,20 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Plane:
-    """The arm stays where a x + b y + c z >= d, `plane` being (a, b, c, d) in m and the base frame;
-    a table, a wall, a person's side. `exempt`: bodies that may touch it, as fingers a table."""
+    """A table, a wall, a person's side: the arm stays where a x + b y + c z >= d (base frame)."""
 
-    plane: tuple[float, float, float, float]
-    exempt: tuple[str, ...] = ()
+    plane: tuple[Number, Number, Number, Number]  # a, b, c (any length) and d (m, of length 1)
+    exempt: tuple[str, ...] = ()  # bodies that may touch it, as fingers a table
 
 
 @dataclass(frozen=True)
 class Box:
-    """A solid box, a bin's wall or a camera's post: `center`, half of its sides `half` (m, base
-    frame), turned by the rotation vector `turn` (rad). `exempt`: bodies that may touch it."""
+    """A solid box: a bin's wall or a camera's post."""
 
-    center: Point
-    half: Point
-    turn: Point = (0.0, 0.0, 0.0)
-    exempt: tuple[str, ...] = ()
+    center: Point  # middle of the box, m, base frame
+    half: tuple[Positive, Positive, Positive]  # half of its sides, m
+    turn: Point = (0.0, 0.0, 0.0)  # rotation vector from the base frame, rad
+    exempt: tuple[str, ...] = ()  # bodies that may touch it
 
     def __post_init__(self) -> None:
         if not (np.isfinite([*self.center, *self.half, *self.turn]).all() and min(self.half) > 0):
@@ -51,29 +50,25 @@ class Box:
 
 @dataclass(frozen=True)
 class Mounted:
-    """A capsule (m) mounted on `body`, in the frame of the joint that moves it: a camera, a
-    gripper."""
+    """A capsule that is mounted on a body, as a camera or a gripper."""
 
-    body: str
-    start: Point
-    end: Point
-    radius: float
+    body: str  # body that it is mounted on
+    start: Point  # one end, m, in the frame of the joint that moves the body
+    end: Point  # other end, m, in the same frame
+    radius: Annotated[float, Bound(above=0.0, below=10.0)]  # m
 
 
 @dataclass(frozen=True)
 class Config:
-    """`model`: an arm of this repository (fr3, so101, ur5e), or a file that
-    `python -m embodied.real_robot.safety.fit_capsules` wrote from your MJCF. `margin` (m): what
-    stays free between any two. `self_collision`: whether the arm is kept off itself too; `ignored`:
-    pairs of bodies that this leaves out."""
+    """The arm's shape, and what it is kept away from."""
 
-    model: str
-    planes: tuple[Plane, ...] = ()
-    boxes: tuple[Box, ...] = ()
-    mounted: tuple[Mounted, ...] = ()
-    margin: float = 0.01
-    self_collision: bool = True
-    ignored: tuple[tuple[str, str], ...] = ()
+    model: str  # fr3, so101, ur5e, or a file that safety.fit_capsules or robot describe wrote
+    planes: tuple[Plane, ...] = ()  # half-spaces that the arm stays in
+    boxes: tuple[Box, ...] = ()  # boxes that the arm stays out of
+    mounted: tuple[Mounted, ...] = ()  # capsules that are added to bodies of the arm
+    margin: Annotated[float, Bound(0.0, below=1.0)] = 0.01  # m that stay free between any two
+    self_collision: bool = True  # whether the arm is kept off itself too
+    ignored: tuple[tuple[str, str], ...] = ()  # pairs of bodies that self_collision leaves out
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:

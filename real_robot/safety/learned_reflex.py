@@ -17,13 +17,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
+from embodied.core.bounds import Bound, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.policies.wrappers.reflex_rule import reflexing
 from embodied.real_robot.control.arm_state import ArmState, Floats
@@ -36,19 +37,15 @@ OVERRIDE = "embodied.policies.wrappers.reflex_override.ReflexOverride"
 
 @dataclass(frozen=True)
 class Config:
-    """`run`: a training run whose policy has a reflex, or one of its checkpoints. `stride`: the
-    step that an action of 1 means, of each joint and tick (rad, m).
+    """The run of a reflex, and the springs that it was trained with.
 
-    `stiffness`: what the arm is held with while the reflex does not act (in [-1, 1]; one number for
-    each element of the action beyond the steps: none, one for all joints, or one for each).
-    `springs` (N m/rad): the driver's stiffness of each joint, which a stiffness of 1 means; at -1
-    it is `softest` times that."""
+    A `stiffness` s in [-1, 1] means the stiffness K = springs softest^((1 - s) / 2)."""
 
-    run: str
-    stride: tuple[float, ...]
-    stiffness: tuple[float, ...] = ()
-    springs: tuple[float, ...] = ()
-    softest: float = 0.1
+    run: str  # training run whose policy has a reflex, or one of its checkpoints
+    stride: tuple[Positive, ...]  # step that an action of 1 means, of each joint and tick, rad (m)
+    stiffness: tuple[Annotated[float, Bound(-1.0, 1.0)], ...] = ()  # while it does not act: 0, 1, n
+    springs: tuple[Positive, ...] = ()  # the driver's stiffness [n], N m/rad; empty: no stiffness
+    softest: PositiveFraction = 0.1  # lowest stiffness as a share of the springs
 
     def __post_init__(self) -> None:
         if not all(-1 <= value <= 1 for value in self.stiffness) or not 0 < self.softest <= 1:

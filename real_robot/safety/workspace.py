@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats, Place
 from embodied.real_robot.safety.region import Region
 
 Forward = Callable[[Floats], Floats]
@@ -21,11 +22,11 @@ Forward = Callable[[Floats], Floats]
 
 @dataclass(frozen=True)
 class Config:
-    """Base frame, m. `planes`: (a, b, c, d) each, the tool stays where a x + b y + c z >= d."""
+    """A box and half-spaces in the base frame that the tool stays in."""
 
-    low: tuple[float, float, float]
-    high: tuple[float, float, float]
-    planes: tuple[tuple[float, float, float, float], ...] = ()
+    low: tuple[Place, Place, Place]  # lower corner of the box, m
+    high: tuple[Place, Place, Place]  # upper corner of the box, m
+    planes: tuple[tuple[Number, Number, Number, Number], ...] = ()  # a, b, c, d: ax + by + cz >= d
 
     def __post_init__(self) -> None:
         numbers = [*self.low, *self.high, *(each for plane in self.planes for each in plane)]

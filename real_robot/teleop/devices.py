@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.driver import ServoBus
@@ -39,9 +40,9 @@ def _pygame() -> Any:
 
 @dataclass(frozen=True)
 class KeyboardConfig:
-    """`size` (pixels) of the window that has to be in front: without it no key is held."""
+    """Settings of a keyboard. Its window has to be in front: without it no key is held."""
 
-    size: tuple[int, int] = (360, 120)
+    size: tuple[Count, Count] = (360, 120)  # of the window, pixels
 
 
 class Keyboard(Device):
@@ -103,12 +104,12 @@ def _joystick(number: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class GamepadConfig:
-    """`number` of the gamepad; `hold`: the button that has to be kept down for anything to move."""
+    """Settings of a gamepad."""
 
-    number: int = 0
-    hold: int = 4
-    close: int = 0
-    open: int = 1
+    number: CountOrZero = 0  # which gamepad
+    hold: CountOrZero = 4  # button that has to be kept down for anything to move
+    close: CountOrZero = 0  # button that closes the hand
+    open: CountOrZero = 1  # button that opens the hand
 
 
 class Gamepad(Device, HoldDevice):
@@ -152,9 +153,9 @@ def _live(value: float) -> float:
 
 @dataclass(frozen=True)
 class SpaceMouseConfig:
-    """`path`: /dev/hidraw0 or such, that this user may read."""
+    """Settings of a SpaceMouse."""
 
-    path: str
+    path: str  # /dev/hidraw0 or such, that this user may read
 
 
 class SpaceMouse(Device):
@@ -202,17 +203,14 @@ class SpaceMouse(Device):
 
 @dataclass(frozen=True)
 class LeaderConfig:
-    """`arm`: a ServoBus' node, whose servos are read and never written to, torque off; `kinematics`
-    as in a deployment; the follower's tool goes where the leader's is, `scale` times as far from
-    `origin` (m); `step`: m that an action of 1 moves. Held while it has moved `still` m in the last
-    half second."""
+    """Settings of a leader arm of servos, which are read and never powered."""
 
-    arm: Node
-    kinematics: str
-    step: float = 0.025
-    scale: float = 1.0
-    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    still: float = 0.003
+    arm: Node  # node of the leader's ServoBus
+    kinematics: str  # as in a deployment
+    step: Annotated[float, Bound(above=0.0, high=1.0)] = 0.025  # m that an action of 1 moves
+    scale: Positive = 1.0  # the follower's way from origin per the leader's
+    origin: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # where both tools are at one place, m
+    still: Annotated[float, Bound(0.0, 1.0)] = 0.003  # m in half a second from which it is held
 
 
 class Leader(Device):

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT
 from embodied.real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
@@ -50,10 +52,10 @@ class HoldDevice(ABC):
 
 @dataclass(frozen=True)
 class TerminalKeyConfig:
-    """`key`: one character; `repeat` (s): two of them within that are a key that is kept down."""
+    """Settings of a key of this terminal."""
 
-    key: str = " "
-    repeat: float = 0.25
+    key: str = " "  # one character
+    repeat: Annotated[float, Bound(above=0.0, high=0.25)] = 0.25  # s: two in that time are held
 
     def __post_init__(self) -> None:
         if len(self.key) != 1 or not self.key.isascii() or not self.key.isprintable():
@@ -118,11 +120,10 @@ class TerminalKey(HoldDevice):
 
 @dataclass(frozen=True)
 class InputKeyConfig:
-    """`path`: /dev/input/by-id/... of a pedal, a button or a keyboard, that this user may read;
-    `code`: of its key (KEY_... of <linux/input-event-codes.h>; `evtest` shows it)."""
+    """Settings of a pedal, a button or a keyboard."""
 
-    path: str
-    code: int
+    path: str  # /dev/input/by-id/..., that this user may read
+    code: Annotated[int, Bound(0, 767)]  # of its key, KEY_... as evtest shows it
 
     def __post_init__(self) -> None:
         if not 0 <= self.code < 0x300:

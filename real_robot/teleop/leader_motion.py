@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Number, Positive
 from embodied.embodiments.kinematics.arms_file import forward_of
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.teleop.teleop import NO_INPUT, Held
@@ -16,15 +18,13 @@ HALF_SECOND = 0.5
 
 @dataclass(frozen=True)
 class Reach:
-    """The follower's tool goes where the leader's is, `scale` times as far from `origin` (m);
-    `step`: m that an action of 1 moves. Held while it has moved `still` m in the last half
-    second."""
+    """How a leader's tool leads the follower's."""
 
-    kinematics: str
-    step: float = 0.025
-    scale: float = 1.0
-    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    still: float = 0.003
+    kinematics: str  # as in a deployment
+    step: Annotated[float, Bound(above=0.0, high=1.0)] = 0.025  # m that an action of 1 moves
+    scale: Positive = 1.0  # the follower's way from origin per the leader's
+    origin: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # where both tools are at one place, m
+    still: Annotated[float, Bound(0.0, 1.0)] = 0.003  # m in half a second from which it is held
 
 
 class LeaderMotion:

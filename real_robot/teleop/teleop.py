@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, PositiveFraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -61,13 +62,11 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Config:
-    """`device`: a node of `embodied.real_robot.teleop.devices`; `linger` (s) after it was let go;
-    `speed`: the
-    largest action."""
+    """Settings of a person who moves the arm."""
 
-    device: Node
-    linger: float = 0.3
-    speed: float = 1.0
+    device: Node  # node of embodied.real_robot.teleop.devices
+    linger: Annotated[float, Bound(0.0, 3600.0)] = 0.3  # s until the person has let go
+    speed: PositiveFraction = 1.0  # largest action
 
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 1 or self.linger < 0:

@@ -331,7 +331,6 @@ def test_around_a_trained_policy_and_what_is_refused(tmp_path: Path) -> None:
         assert torch.equal(value, policy.base.state_dict()[name])
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"delay": 6}, r"delay=6 is not in 0\.\.5"),
-        ({"beta": -1.0}, "beta=-1.0 should not"),
         ({"base": {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 6}}, "mode=naive"),
     )
     for settings, line in refused:

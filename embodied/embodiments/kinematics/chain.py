@@ -10,28 +10,29 @@ control process needs NumPy and nothing else. Arrays may be numpy arrays or torc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, constant, namespace
 
 Array = NDArray[np.float64]
-Point = tuple[float, float, float]
+Point = tuple[Number, Number, Number]
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Its frame, at position 0, in the frame of joint `parent` (-1: the base): `place` (m) and
-    `turn` (3 x 3, row by row). `axis` is in its own frame; a sliding joint moves along it."""
+    """A joint; its frame at position 0 is in the frame of joint `parent`."""
 
-    name: str
-    parent: int
-    place: Point
-    turn: tuple[float, ...]
-    axis: Point
-    slides: bool = False
+    name: str  # of the joint
+    parent: Annotated[int, Bound(-1)]  # number of the joint before (-1: the base)
+    place: Point  # of its frame, m
+    turn: tuple[Number, ...]  # rotation matrix of its frame, row by row
+    axis: Point  # in its own frame; a sliding joint moves along it
+    slides: bool = False  # a sliding joint
 
     def __post_init__(self) -> None:
         numbers = np.array([*self.place, *self.turn, *self.axis])
@@ -43,10 +44,10 @@ class Joint:
 
 @dataclass(frozen=True)
 class Frame:
-    """A fixed frame: `place` (m) and `turn` (3 x 3, row by row)."""
+    """A fixed frame."""
 
-    place: Point
-    turn: tuple[float, ...]
+    place: Point  # m
+    turn: tuple[Number, ...]  # rotation matrix, row by row
 
     def __post_init__(self) -> None:
         if len(self.turn) != 9 or not np.isfinite([*self.place, *self.turn]).all():

@@ -22,6 +22,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
@@ -40,18 +41,14 @@ SLOW = 20.0  # microseconds per transition that are worth a warning
 
 @dataclass(frozen=True)
 class Config:
-    """`file`, or else `code`, holds the program. `require_lock` false runs it where the system
-    cannot lock its process, too: only for programs that you have read. `rows`: safetensors file
-    with transitions of this environment on which it is tested when loaded (None: random ones).
-    `peak`: bound of |reward|. Every `every` steps the components' means are appended to
-    `components.jsonl` in the run's reward folder."""
+    """Settings of a reward program; one of `file` and `code` holds it."""
 
-    file: str | None = None
-    code: str | None = None
-    require_lock: bool = True
-    rows: str | None = None
-    peak: float = 1000.0
-    every: int = 1000
+    file: str | None = None  # file with the program; null: `code`
+    code: str | None = None  # the program's text; null: `file`
+    require_lock: bool = True  # false: run programs you have read without a lock, too
+    rows: str | None = None  # safetensors file of transitions to test it on; null: random ones
+    peak: Positive = 1000.0  # bound of |reward|
+    every: Count = 1000  # steps between lines of `components.jsonl` in the run's reward folder
 
 
 class Program(Reward):
@@ -84,10 +81,6 @@ class Program(Reward):
     def components(self, rows: Tensors) -> Tensors:
         """The components [N], named by the program."""
         return self._output(rows).components
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
 
     def set_step(self, step: int) -> None:
         """Write the components' statistics since the last call."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError, named_function
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
@@ -20,16 +21,14 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`function`: dotted name of `f(transitions, weights, **settings) -> [N]`; `every`: environment
-    steps between increases; `start`, `factor` (default 1) and `limit` (default none) by the
-    weight's name; `settings`: further keyword arguments of the function."""
+    """Settings of the reward curriculum; weights are by name."""
 
-    function: str
-    start: dict[str, float]
-    factor: dict[str, float] = field(default_factory=dict)
-    limit: dict[str, float] = field(default_factory=dict)
-    every: int = 100_000
-    settings: dict[str, float] = field(default_factory=dict)
+    function: str  # dotted name of f(transitions, weights, **settings) -> [N]
+    start: dict[str, Number]  # initial weights
+    factor: dict[str, Number] = field(default_factory=dict)  # growth of a weight; default 1
+    limit: dict[str, Number] = field(default_factory=dict)  # largest weight; default none
+    every: Count = 100_000  # environment steps between increases
+    settings: dict[str, Number] = field(default_factory=dict)  # further arguments of `function`
 
 
 class ScheduledWeights(Reward):

@@ -27,12 +27,12 @@ from embodied.policies.scripted.intervener import Intervener
 
 @dataclass(frozen=True)
 class Config:
-    """`intervener`: embodied.policies.scripted.intervener.ProgressIntervener or, on a robot,
-    embodied.real_robot.teleop.teleop.TeleopIntervener. `pay`: the reward, "interventions" or "env"
-    (the environment's own)."""
+    """Settings of interventions. The intervener is a
+    `embodied.policies.scripted.intervener.ProgressIntervener` or, on a robot, a
+    `embodied.real_robot.teleop.teleop.TeleopIntervener`."""
 
-    intervener: Node
-    pay: Literal["interventions", "env"] = "interventions"
+    intervener: Node  # the operator
+    pay: Literal["interventions", "env"] = "interventions"  # reward; "env": the environment's
 
 
 class Interventions(Reward):
@@ -54,10 +54,6 @@ class Interventions(Reward):
         if self.config.pay != "interventions":
             return rows["reward"]
         return rows["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
 
 
 class InterventionWrapper(Wrapper):

@@ -25,9 +25,9 @@ from embodied.rewards.vision_language.video_reward import VideoConfig, VideoRewa
 
 @dataclass(frozen=True)
 class Config(VideoConfig):
-    """The settings of `VideoConfig`; `shuffle`: frames in random order (false: an ablation)."""
+    """Settings of GVL, besides those of `VideoConfig`."""
 
-    shuffle: bool = True
+    shuffle: bool = True  # frames in random order; false: an ablation
 
 
 class VlmProgress(VideoReward):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.llm.chat import Chat, ChatError, Message
@@ -37,12 +38,10 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Config(VideoConfig):
-    """The settings of `VideoConfig`; `ask`: for a probability or for a score. `prefixes`: questions
-    per episode, about growing parts of it (1: only about all of it, and only its last transition is
-    rewarded)."""
+    """Settings of the success question, besides those of `VideoConfig`."""
 
-    ask: Literal["probability", "score"] = "probability"
-    prefixes: int = 1
+    ask: Literal["probability", "score"] = "probability"  # from log probabilities, or a grade
+    prefixes: Count = 1  # questions per episode, about growing parts; 1: only the last step is paid
 
 
 class VlmSuccess(VideoReward):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.reward import AugmentsEnv, Reward
@@ -80,9 +81,9 @@ class RenderObservation(Wrapper):
 
 @dataclass(frozen=True)
 class Config:
-    """Images of `size` x `size` pixels for each camera view."""
+    """Settings of the rendered images."""
 
-    size: int = 64
+    size: Count = 64  # side of the image of each camera view, pixels
 
 
 class AddRenderObservation(RenderObservation):

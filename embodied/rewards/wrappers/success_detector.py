@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
@@ -62,12 +63,11 @@ class SuccessDetector(Wrapper):
 
 @dataclass(frozen=True)
 class Config:
-    """`trained`: a folder from `embodied reward classifier`; success is a probability above
-    `threshold` (None: the calibrated one) in `steps` consecutive steps."""
+    """Settings of the success detector."""
 
-    trained: str
-    steps: int = 3
-    threshold: float | None = None
+    trained: str  # folder of `embodied reward classifier`
+    steps: Count = 3  # consecutive steps in which a success must be detected
+    threshold: Fraction | None = None  # probability above which it is one; null: the calibrated one
 
 
 class DetectSuccess(SuccessDetector):

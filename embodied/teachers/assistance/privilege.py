@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -24,16 +25,15 @@ from embodied.teachers.teacher import Teacher
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`name`: the task parameter that is the assistance; `first`: the initial p; `below`: an
-    episode gets up to this much less than p (at least 0)."""
+    """Settings of the privileged-action curriculum."""
 
-    name: str = "help"
-    first: float = 1.0
-    step: float = 0.03
-    enough: float = 0.7
-    little: float = 0.3
-    batch: int = 100
-    below: float = 0.25
+    name: str = "help"  # the task parameter that is the assistance
+    first: Fraction = 1.0  # initial level p
+    step: PositiveFraction = 0.03  # change of p after success or failure
+    enough: Fraction = 0.7  # mean score above which p decreases
+    little: Fraction = 0.3  # mean score below which p increases
+    batch: Count = 100  # episodes of that mean
+    below: Fraction = 0.25  # an episode gets up to this much less than p, at least 0
 
 
 class Privilege(Teacher):

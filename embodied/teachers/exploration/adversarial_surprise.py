@@ -15,13 +15,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.episode_log import EpisodeLog
@@ -40,18 +42,18 @@ class Expecting(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """An episode of the environment has `turns` turns of `steps` steps, the first one Explore's;
-    then all parallel envs are reset. `free`: share of Control's turn without reward."""
+    """Settings of Adversarial Surprise. After `turns` all parallel envs are reset."""
 
-    turns: int = 4
-    steps: int = 32
-    free: float = 0.5
+    turns: Annotated[int, Bound(2)] = 4  # turns per episode, the first one Explore's; even
+    steps: Annotated[int, Bound(2)] = 32  # steps per turn
+    free: Annotated[float, Bound(0.0, below=1.0)] = 0.5  # share of Control's turn without reward
 
 
-class AdversarialSurprise(Curriculum):
+class AdversarialSurprise(Remembered, Curriculum):
     """A two-agent teacher (`TwoAgentTeacher`); it does not choose tasks."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})
+    remembered = ("games", "dropped", "found", "paid")
     node: dict[str, Any]
 
     def __init__(self, config: Config, env: VecEnv, seed: int = 0) -> None:
@@ -101,13 +103,6 @@ class AdversarialSurprise(Curriculum):
 
     def metrics(self) -> dict[str, float]:
         return {"games": float(self.games), "world_return": self.found, "control": self.paid}
-
-    def get_state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("games", "dropped", "found", "paid")}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
 
 
 class Control(Wrapper):

@@ -16,25 +16,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count, NonNegative, Positive
 from embodied.core.spec import Spec
-from embodied.teachers.levels import level_autoencoder, regret
+from embodied.nn.fit import gradient_step
+from embodied.teachers.levels import regret
 from embodied.teachers.levels.level_autoencoder import EDGE, LevelAutoencoder, train
+from embodied.teachers.levels.level_autoencoder import Settings as AutoencoderSettings
 from embodied.teachers.levels.level_generator import Grammar, normal, surrogate
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.levels.paired import spelled
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import gradient_step, tensor
+from embodied.teachers.torch_teacher import tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(regret.Config):
-    """`autoencoder`: trained before the first episode; the others are the adversary's PPO."""
+    """Settings of CLUTR; those after `autoencoder` are of the adversary's PPO."""
 
-    autoencoder: level_autoencoder.Settings = field(default_factory=level_autoencoder.Settings)
-    lr: float = 1e-2
-    epochs: int = 5
-    clip: float = 0.2
-    entropy: float = 0.01
+    autoencoder: AutoencoderSettings = field(default_factory=AutoencoderSettings)  # of the levels
+    lr: Positive = 1e-2  # Adam's learning rate
+    epochs: Count = 5  # gradient steps per round
+    clip: Positive = 0.2  # PPO's clip range of the probability ratio
+    entropy: NonNegative = 0.01  # weight of the entropy bonus
 
 
 class LatentGaussian(nn.Module):
@@ -53,7 +56,7 @@ class LatentGaussian(nn.Module):
 class Clutr(regret.RegretTeacher):
     """The autoencoder is trained when the first level is generated, with the teacher's seed."""
 
-    remembered = (*regret.RegretTeacher.remembered, "z", "learned", "noted")
+    remembered = ("z", "learned", "noted")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0

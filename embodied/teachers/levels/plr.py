@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.levels import level_teacher
@@ -33,20 +34,17 @@ NEW, AGAIN, EDIT = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
-    """`size`: of the level buffer, which is sampled from once a share `fill` is filled. `beta`:
-    temperature of the rank prioritisation; `staleness`: weight of the staleness distribution.
-    `first`: kind of new levels, random or plain (simplest). `edits` (ACCEL): a copy of each
-    replayed level with so many edits is played next (0: none)."""
+    """Settings of prioritized level replay."""
 
     robust: bool = False  # the student learns from replayed levels only
-    score: Literal["maxmc", "gain", "error"] = "maxmc"
-    replay: float = 0.5
-    size: int = 4_000
-    fill: float = 0.5
-    beta: float = 0.1
-    staleness: float = 0.3
-    first: Literal["random", "plain"] = "random"
-    edits: int = 0
+    score: Literal["maxmc", "gain", "error"] = "maxmc"  # estimate of the regret
+    replay: Fraction = 0.5  # share of episodes on levels of the buffer
+    size: Count = 4_000  # size of the level buffer
+    fill: Fraction = 0.5  # share of the buffer that is filled before it is sampled from
+    beta: Positive = 0.1  # temperature of the rank prioritisation
+    staleness: Fraction = 0.3  # weight of staleness in the sampling probabilities
+    first: Literal["random", "plain"] = "random"  # kind of new levels; plain: the simplest
+    edits: CountOrZero = 0  # ACCEL: edits of a copy of a replayed level, played next; 0: none
 
 
 class Plr(level_teacher.LevelTeacher):
@@ -54,7 +52,7 @@ class Plr(level_teacher.LevelTeacher):
     buffer (-1: not from the buffer)."""
 
     needs = level_teacher.LevelTeacher.needs | {"estimates"}
-    remembered = (*level_teacher.LevelTeacher.remembered, "queue", "kinds", "taken")
+    remembered = ("library", "queue", "kinds", "taken")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
@@ -139,13 +137,6 @@ class Plr(level_teacher.LevelTeacher):
             "again": float((kinds == AGAIN).mean()) if len(kinds) else 0.0,
             "taken": float(self.taken),
         }
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"library": self.library.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.library.set_state(state["library"])
 
 
 def _check(config: Config) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
@@ -36,12 +37,12 @@ STUDENT, RIVAL = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
-    """`every`: levels per round, generated together. The generator is updated when both agents have
-    played each level at least `plays` times; the faster agent plays more episodes meanwhile."""
+    """Settings of rounds of levels. The generator is updated when both agents have played each
+    level at least `plays` times; the faster agent plays more episodes meanwhile."""
 
-    every: int = 32
-    plays: int = 1
-    flexible: bool = False
+    every: Count = 32  # levels per round, generated together
+    plays: Count = 1  # least number of episodes of each agent per level
+    flexible: bool = False  # the antagonist is whichever agent did better
 
 
 class RegretTeacher(LevelTeacher, TorchTeacher):
@@ -51,7 +52,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
     """
 
     needs = LevelTeacher.needs | {"rival"}
-    remembered = (*LevelTeacher.remembered, "round", "made", "given", "returns", "how")
+    remembered = ("round", "made", "given", "returns", "how")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0

@@ -15,12 +15,13 @@ these steps count too, and the tests are the random levels that the student trai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.levels import level_teacher
@@ -32,16 +33,14 @@ TRAIN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Config(level_teacher.Config):
-    """`candidates`: levels that are tested in a round, `plays` episodes each; `size`: how many are
-    kept; `every`: episodes between rounds; `replay`: share of them on kept levels;
-    `train_on_tests`: whether the student learns from the tests too."""
+    """Settings of sampling for learnability."""
 
-    candidates: int = 4_000
-    plays: int = 4
-    size: int = 400
-    every: int = 8_000
-    replay: float = 1.0
-    train_on_tests: bool = True
+    candidates: Count = 4_000  # levels that are tested in a round
+    plays: Annotated[int, Bound(2)] = 4  # episodes on each of them; 1 cannot tell p (1 - p) from 0
+    size: Count = 400  # candidates that are kept, at most `candidates`
+    every: Count = 8_000  # episodes between rounds
+    replay: Fraction = 1.0  # share of these on kept levels
+    train_on_tests: bool = True  # the student learns from the tests too
 
 
 class Sfl(level_teacher.LevelTeacher):
@@ -53,8 +52,8 @@ class Sfl(level_teacher.LevelTeacher):
     # Only with estimates does the student leave episodes out of its training.
     needs = level_teacher.LevelTeacher.needs | {"estimates"}
     remembered = (
-        *level_teacher.LevelTeacher.remembered,
-        *("kept", "tested", "waiting", "wins", "plays", "trained", "rounds", "learnability"),
+        *("kept", "tested", "waiting", "wins", "plays"),
+        *("trained", "rounds", "learnability"),
     )
 
     def __init__(

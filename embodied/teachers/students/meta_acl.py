@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.students.student_archive import (
@@ -40,41 +41,36 @@ class HasTestScores(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(alpgmm.Config):
-    """`archive`: the folder of past students. `stepping` to the next stage: "return" when the mean
-    of the last `recent` scores in this stage reaches the past student's times `tolerance`; "time"
-    after `stay` episodes; "pool" samples all stages at once; "none" uses no past student.
+    """Settings of Meta-ACL.
 
-    `join`: this run is added to the archive (always with "none"), as `name` (default: its seed).
-    The test is at `probes` tasks after every `epoch` episodes; a student without `HasTestScores`
-    is evaluated by its episodes near them. A share `random` of the tasks comes from the whole box
-    before `pretest` epochs and after the last stage, `random_taught` between them. `lively`: the
-    least learning progress of a component that is kept; after the last stage the progress of the
-    components is updated every `refresh` episodes.
+    A stage ends by `stepping`: "return" when the mean of the last `recent` scores in it reaches the
+    past student's times `tolerance`; "time" after `stay` episodes; "pool" samples all stages at
+    once; "none" uses no past student. A student without `HasTestScores` is tested by its episodes
+    near the tasks.
     """
 
-    archive: str
-    name: str = ""
-    join: bool = False
-    stepping: Literal["return", "time", "pool", "none"] = "return"
+    archive: str  # folder of past students
+    name: str = ""  # name of this run in the archive; empty: its seed
+    join: bool = False  # this run is added to the archive; always with stepping=none
+    stepping: Literal["return", "time", "pool", "none"] = "return"  # what ends a stage
     choice: Literal["knowledge", "random"] = "knowledge"  # which of the nearest past students
-    neighbours: int = 5  # nearest past students to choose from
-    epoch: int = 1_000
-    pretest: int = 1
-    probes: int = 64
-    recent: int = 50
-    tolerance: float = 1.0
-    stay: int = 250
-    lively: float = 0.2
-    refresh: int = 100
-    random: float = 0.1
-    random_taught: float = 0.02
+    neighbours: Count = 5  # nearest past students to choose from
+    epoch: Count = 1_000  # episodes between tests
+    pretest: Count = 1  # tests before a past student is chosen
+    probes: Count = 64  # tasks of a test
+    recent: Count = 50  # scores of a stage that are averaged
+    tolerance: NonNegative = 1.0  # factor of the past student's score that has to be reached
+    stay: Count = 250  # episodes of a stage with stepping=time
+    lively: NonNegative = 0.2  # least learning progress of a component that is kept
+    refresh: Count = 100  # episodes between updates of the progress after the last stage
+    random: Fraction = 0.1  # share of tasks of the whole box outside of the curriculum
+    random_taught: Fraction = 0.02  # share of tasks of the whole box during the curriculum
 
 
 class MetaAcl(alpgmm.AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
-        *alpgmm.AlpGmm.remembered,
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
         *("scored", "stayed", "recent_progress"),
     )
@@ -225,11 +221,6 @@ class MetaAcl(alpgmm.AlpGmm):
             fit=history[:, width + 1],
             component=history[:, width + 2],
         )
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        old = {"album": "own_fits", "story": "history", "lately": "recent_progress"}
-        own = {old.get(name, name): value for name, value in state["own"].items()}
-        super().set_state({**state, "own": own})
 
     def metrics(self) -> dict[str, float]:
         taught = {"stage": float(self.stage), "stages": float(len(self.expert))}

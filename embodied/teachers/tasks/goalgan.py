@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, points, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
 OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped
@@ -27,38 +29,28 @@ OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """Each goal gets `rollouts` episodes; it is labelled good if their mean score is from `low` to
-    `high`. After `every` labelled goals, both networks are trained for `iterations` steps on
-    batches of `batch`.
+    """Settings of Goal GAN. A share `old` of the goals comes from the good ones so far, a share
+    `random` is uniform (0 in the paper; it finds a first good goal if the generator proposes none),
+    the others come from the generator. `pretrain` imitates the box of half-width `spread` around
+    `easy`."""
 
-    Sources of goals: a share `old` from the good goals so far (stored if at least `apart` of the
-    cube's diagonal from the others), a share `random` uniform (0 in the paper; it finds a first
-    good goal if the generator proposes none), the others from the generator. Goals that are not
-    uniform get Gaussian `noise` (std). Before the first episode the generator is trained for
-    `pretrain` steps to imitate the box of half-width `spread` around `easy` (values of task
-    parameters by name; empty: the whole cube).
-
-    `full_range`: the generator's output in (-1, 1) is scaled to the range (-0.5, 1.5) and clipped,
-    as in the paper; otherwise to (0, 1).
-    """
-
-    rollouts: int = 2
-    low: float = 0.25
-    high: float = 0.75
-    every: int = 100
-    iterations: int = 250
-    batch: int = 64
-    lr: float = 1e-3
-    old: float = 0.2
-    random: float = 0.1
-    noise: float = 0.01
-    apart: float = 0.01
-    pretrain: int = 500
-    easy: Mapping[str, float] = field(default_factory=dict)
-    spread: float = 0.1
-    full_range: bool = False
-    generator_width: int = 256  # units of a hidden layer
-    discriminator_width: int = 128  # units of a hidden layer
+    rollouts: Count = 2  # episodes per goal
+    low: Fraction = 0.25  # least mean score of a good goal
+    high: Fraction = 0.75  # largest mean score of a good goal
+    every: Count = 100  # labelled goals between trainings
+    iterations: Count = 250  # gradient steps of a training
+    batch: Count = 64  # goals per gradient step
+    lr: Positive = 1e-3  # RMSprop's learning rate
+    old: Fraction = 0.2  # share of goals from the good ones so far
+    random: Fraction = 0.1  # share of uniform goals
+    noise: NonNegative = 0.01  # standard deviation of noise on the other goals
+    apart: NonNegative = 0.01  # least distance of stored good goals, of the cube's diagonal
+    pretrain: CountOrZero = 500  # gradient steps before the first episode
+    easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; empty: the whole cube
+    spread: NonNegative = 0.1  # half-width of the box around `easy`
+    full_range: bool = False  # scale the generator's output to (-0.5, 1.5) and clip, as published
+    generator_width: Count = 256  # units of a hidden layer
+    discriminator_width: Count = 128  # units of a hidden layer
 
 
 class GoalGan(TorchTeacher):

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -39,32 +40,27 @@ class HasTaskValues(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`every`: episodes between updates. `value`, V of an episode: "critic" is the student's
-    estimate (`HasTaskValues`), "score" its score, "discounted" gamma^length times its score (the
-    discounted return if the reward comes at the end). The first `offset` updates have alpha = 0.
+    """Settings of SPDL. `value` "critic" is the student's estimate (`HasTaskValues`), "score" the
+    score of an episode, "discounted" gamma^length times it (the discounted return if the reward
+    comes at the end). The target's task parameters that `hard` does not name are in the middle.
+    With `clipped` importance ratios are computed after clipping to the box, as in the paper,
+    instead of before it."""
 
-    Initial distribution: mean `easy`, values of task parameters by name (the others are random),
-    standard deviation `width`. Target: mean `hard` (the others in the middle), standard deviation
-    `spread`. While the KL to the target is above `apart`, standard deviations are at least `floor`.
-    `clipped`: importance ratios are computed at the tasks after clipping to the box, as in the
-    paper, instead of before it.
-    """
-
-    every: int = 100
-    value: Literal["critic", "score", "discounted"] = "score"
-    gamma: float = 0.99
-    eps: float = 0.1
-    zeta: float = 0.05
-    offset: int = 0
-    easy: Mapping[str, float] = field(default_factory=dict)
-    width: float = 0.1
-    hard: Mapping[str, float] = field(default_factory=dict)
-    spread: float = 0.25
-    floor: float = 0.0
-    apart: float = 0.0
-    damping: float = 1e-2  # added to the Fisher matrix's diagonal
-    tries: int = 10  # halved steps of a line search
-    clipped: bool = False
+    every: Annotated[int, Bound(2)] = 100  # episodes between updates
+    value: Literal["critic", "score", "discounted"] = "score"  # V of an episode
+    gamma: Fraction = 0.99  # discount per step, for value=discounted
+    eps: Positive = 0.1  # largest KL divergence of an update
+    zeta: NonNegative = 0.05  # weight of the KL divergence to the target
+    offset: CountOrZero = 0  # first updates, with alpha = 0
+    easy: Mapping[str, Fraction] = field(default_factory=dict)  # initial mean; others are random
+    width: Positive = 0.1  # initial standard deviation
+    hard: Mapping[str, Fraction] = field(default_factory=dict)  # mean of the target, by name
+    spread: Positive = 0.25  # standard deviation of the target
+    floor: NonNegative = 0.0  # least standard deviation while the KL to the target is above `apart`
+    apart: NonNegative = 0.0  # that KL
+    damping: NonNegative = 1e-2  # added to the Fisher matrix's diagonal
+    tries: Count = 10  # halved steps of a line search
+    clipped: bool = False  # importance ratios at clipped tasks
 
 
 class SelfPaced(teacher.Teacher):

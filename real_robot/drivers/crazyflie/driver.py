@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
@@ -37,7 +38,7 @@ from embodied.real_robot.drivers.crazyflie.commands import (
 )
 from embodied.real_robot.drivers.crazyflie.link import Link
 from embodied.real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
 LIFT = 0.05  # m
@@ -50,29 +51,24 @@ BRIEF = 2.0  # s that a low voltage may last: motors that speed up pull it down
 
 @dataclass(frozen=True)
 class Config:
-    """`uri`: radio://0/80/2M/E7E7E7E7E7 or udp://HOST:PORT. `command`: how set-points are sent:
-    `position`; `full_state`, which also says how fast they move (for the Mellinger controller);
-    `hover`, velocities and height, for a drone that knows no place but what its flow deck sees.
+    """Settings of a Crazyflie.
 
-    `low` (V): below it, it lands; no default, because only you know your battery. `tracker`:
-    what sees it from outside (`embodied.real_robot.ipc.external_state`: drone_x, drone_y, drone_z
-    in m), None where it
-    knows its place by itself (flow deck, Lighthouse, Loco). `hover` (s): how long it stays in the
-    air when it is not moved. `silence` (s) without news is a lost link; `arming` (s) for arming;
-    `patience` (s) for what is asked before anything moves; `certain` (m^2): most variance of its
-    own estimate of its place at the start; `place_gain` (1/s): of `hover`."""
+    `command` says how set-points are sent: `position`; `full_state`, which also says how fast they
+    move (for the Mellinger controller); `hover`, velocities and height, for a drone that knows no
+    place but what its flow deck sees. `tracker` is a node such as
+    `embodied.real_robot.ipc.external_state` that knows drone_x, drone_y, drone_z (m)."""
 
-    uri: str
-    low: float
-    command: Literal["position", "full_state", "hover"] = "position"
-    tracker: Node | None = None
-    hover: float = 5.0
-    silence: float = 0.5
-    arming: float = 3.0
-    patience: float = 30.0
-    certain: float = 0.01
-    place_gain: float = 1.0
-    onboard: str = ""
+    uri: str  # radio://0/80/2M/E7E7E7E7E7 or udp://HOST:PORT
+    low: Annotated[float, Bound(2.5, 20.0)]  # V: below it, it lands; yours, from your battery
+    command: Literal["position", "full_state", "hover"] = "position"  # how set-points are sent
+    tracker: Node | None = None  # what sees it from outside; null: it knows its place by itself
+    hover: Annotated[float, Bound(0.0, 3600.0)] = 5.0  # s in the air without motion; then it lands
+    silence: Wait = 0.5  # s without news after which the link is lost
+    arming: Wait = 3.0  # s that arming may take
+    patience: Wait = 30.0  # s for what is asked before anything moves
+    certain: Positive = 0.01  # largest variance of its own place at the start, m^2
+    place_gain: Annotated[float, Bound(0.0, 100.0)] = 1.0  # gain of `hover` towards a place, 1/s
+    onboard: str = ""  # 8 digits (0 to f) of the hash of the policy in its firmware; empty: none
 
     def __post_init__(self) -> None:
         if not 2.5 <= self.low <= 20:

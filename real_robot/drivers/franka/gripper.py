@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.franka.errors import FAILED, call, explain, franky
@@ -24,10 +25,10 @@ OPEN, CLOSE, STILL = "open", "close", "still"
 
 @dataclass(frozen=True)
 class Config:
-    """`speed` (m/s) of the width, `force` (N) to hold things with."""
+    """Settings of a Franka's hand."""
 
-    speed: float
-    force: float
+    speed: Annotated[float, Bound(above=0.0, high=0.2)]  # m/s of its opening
+    force: Annotated[float, Bound(above=0.0, high=140.0)]  # N to hold things with; 70 continuously
 
     def __post_init__(self) -> None:
         if not (0 < self.speed <= 0.2 and 0 < self.force <= 140):

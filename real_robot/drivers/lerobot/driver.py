@@ -34,10 +34,10 @@ __all__ = ["Config", "LeRobotDriver"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Source):
-    """`joints` in the order of the limits, and the `hand` (None: none)."""
+    """Settings of a robot of LeRobot."""
 
-    joints: tuple[Joint, ...]
-    hand: Hand | None = None
+    joints: tuple[Joint, ...]  # in the order of the limits
+    hand: Hand | None = None  # the gripper; null: none
 
     def __post_init__(self) -> None:
         super().__post_init__()

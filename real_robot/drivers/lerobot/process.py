@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import last_words
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.driver import DriverError, Wait
 from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
 from embodied.real_robot.ipc.mailbox import memory_folder
 
@@ -28,23 +29,16 @@ INSTALL = "pip install lerobot in a virtual environment, and give its interprete
 
 @dataclass(frozen=True)
 class Source:
-    """Which of LeRobot's devices, and where LeRobot is.
+    """Which of LeRobot's devices, and where LeRobot is."""
 
-    `type` and `settings` are those of LeRobot's commands (`--robot.type`, `--robot.NAME`);
-    `modules` are imported first (packages that register devices). `python`: the interpreter that
-    has LeRobot (empty: this one). `port` replaces `settings.port`, where it is not empty. `hertz`:
-    how often it is read (a robot: and written), the control loop's rate or less. `silence` (s): how
-    long it may give no measurement, or hear no order. `patience` (s): to import it and connect.
-    """
-
-    type: str
-    settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    python: str = ""
-    modules: tuple[str, ...] = ()
-    port: str = ""
-    hertz: float = 50.0
-    silence: float = 0.25
-    patience: float = 90.0
+    type: str  # as in LeRobot's --robot.type or --teleop.type
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # LeRobot's --robot.NAME
+    python: str = ""  # interpreter that has LeRobot; empty: this one
+    modules: tuple[str, ...] = ()  # packages to import first, which register devices
+    port: str = ""  # replaces settings.port; empty: it stays
+    hertz: Annotated[float, Bound(1.0, 1000.0)] = 50.0  # reads (and writes) a second; loop or less
+    silence: Annotated[float, Bound(above=0.0, high=10.0)] = 0.25  # s without measurement or order
+    patience: Wait = 90.0  # s to import it and connect
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 1000 or not 0 < self.silence <= 10 or not self.patience > 0:

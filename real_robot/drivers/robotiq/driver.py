@@ -11,8 +11,9 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
@@ -26,19 +27,17 @@ ACTIVATING = 10.0  # s: it opens and closes once
 
 @dataclass(frozen=True)
 class Config:
-    """`arm`: the node of the arm's driver. `wire`: "serial" at `port` (/dev/serial/by-id/...), or
-    "ur" at `host`. `stroke` (m): how far it opens, 0.085 of a 2F-85, 0.14 of a 2F-140. `speed` and
-    `force`: shares of the fastest and the strongest. `silence` (s)."""
+    """Settings of an arm with a Robotiq gripper."""
 
-    arm: Node
-    wire: Literal["serial", "ur"]
-    port: str = ""
-    host: str = ""
-    socket: int = PORT
-    stroke: float = 0.085
-    speed: float = 0.5
-    force: float = 0.2
-    silence: float = 0.5
+    arm: Node  # node of the arm's driver
+    wire: Literal["serial", "ur"]  # serial, at `port`, or a UR's socket, at `host`
+    port: str = ""  # /dev/serial/by-id/...
+    host: str = ""  # address of the UR's controller
+    socket: Annotated[int, Bound(1, 65535)] = PORT  # TCP port of the UR's socket
+    stroke: Annotated[float, Bound(above=0.0, below=1.0)] = 0.085  # opening, m; 0.14 of a 2F-140
+    speed: Fraction = 0.5  # share of the fastest
+    force: Fraction = 0.2  # share of the strongest
+    silence: Annotated[float, Bound(above=PERIOD, high=60.0)] = 0.5  # s: then the gripper is lost
 
     def __post_init__(self) -> None:
         if self.wire == "serial" and not self.port:
