@@ -68,6 +68,27 @@ class Critic(QFunction):
         return q.unflatten(1, (-1, count))
 
 
+@dataclass(frozen=True)
+class CriticConfig:
+    """An ensemble of critics, each an MLP."""
+
+    critics: Count = 2  # number of critics
+    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    layer_norm: bool = False  # layer normalisation in the critics
+
+
+def ensemble(config: CriticConfig, spec: Spec, size: int, activation: str = "relu") -> Critic:
+    """The critics of `config` for actions of `size` numbers, with all observations of `spec`."""
+    return Critic(
+        spec,
+        size,
+        config.critics,
+        config.hidden,
+        layer_norm=config.layer_norm,
+        activation=activation,
+    )
+
+
 def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:
     """Sum over critics of the mean squared error; `q` [E, N], `backup` and `weight` [N]."""
     error = (q - backup).square()

@@ -27,6 +27,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.finetune import ppo_on_chain
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy.gae import clip_loss, normalized, value_loss
 from embodied.learners.on_policy.ppo import PIECE, Before, piece
 
@@ -49,14 +50,9 @@ class Dppo(ppo_on_chain.PpoOnChain):
     fades: Tensor
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         links = self.policy.links
         clips = clip_schedule(links, config.first_clip, config.clip, config.growth)
         fades = config.fade ** torch.arange(links - 1.0, -1.0, -1.0)

@@ -26,12 +26,12 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.actor_critic import (
     ActorCritic,
-    CriticConfig,
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
 )
-from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.steering import dsrl_na
@@ -60,31 +60,25 @@ class DsrlNa(ActorCritic):
     """
 
     data = "off_policy"
+    losses = ("_critic_loss", "_actor_loss", "_distil_loss")
     policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic
     noise_critic: Critic
 
-    def __init__(self, config: Config, policy: Policy, execute: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
         if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
             raise ConfigError("this learner needs finetune=dsrl_na with policy=gaussian")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.execute = policy.chunk if execute is None else execute
-        self.add_critic(self._critic(self.execute * policy.spec.act.size))
-        self.noise_critic = self._critic(self.actor.size)
-        self.add_temperature(config.initial_temperature, config.target_entropy * self.actor.size)
+        execute = policy.chunk if run.execute is None else run.execute
+        actor = policy.inner
+        size = execute * policy.spec.act.size
+        critic = ensemble(config, actor.spec, size, config.activation)
+        entropy = config.target_entropy * actor.size
+        super().__init__(config, policy, critic, actor.parameters(), entropy)
+        self.execute = execute
+        self.noise_critic = ensemble(config, actor.spec, actor.size, config.activation)
         self.noise_critic_params: list[Tensor] = list(self.noise_critic.parameters())
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "noise_critic": Adam(self.noise_critic_params, config.critic_lr),
-            "actor": Adam(self.actor.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.compile_losses()
-        self._distil = self.compiled(self._distil_loss)
-        self.steps = self.recorded(self._steps)
+        self.optims["noise_critic"] = Adam(self.noise_critic_params, config.critic_lr)
 
     @property
     def actor(self) -> Gaussian:
@@ -92,25 +86,11 @@ class DsrlNa(ActorCritic):
         assert isinstance(self.policy.inner, Gaussian)
         return self.policy.inner
 
-    def _critic(self, size: int) -> Critic:
-        config, spec = self.config, self.policy.inner.spec
-        return Critic(
-            spec,
-            size,
-            config.critics,
-            config.hidden,
-            layer_norm=config.layer_norm,
-            activation=config.activation,
-        )
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.steps(batch)
-
-    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
+    def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch, self.config.tau)
         obs = under(batch, "obs")
         for _ in range(self.config.distil):
-            distilled = self._distil(obs)
+            distilled = self._distil_loss(obs)
             self.descend("noise_critic", distilled)
         metrics["distil"] = distilled.detach()
         return metrics | self.soft_actor_step(obs, fixed=self.noise_critic_params)

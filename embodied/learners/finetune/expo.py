@@ -67,38 +67,25 @@ class Expo(ActorCritic):
     online: Edit
 
     def __init__(self, config: Config, policy: Policy) -> None:
-        super().__init__()
         if not isinstance(policy, Edit):
             raise ConfigError("learner=expo needs policy=edit (or finetune=expo)")
         critics = policy.critic.ensemble.n
         if not 1 <= config.subset <= critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{critics} (critics)")
-        self.config = config
-        self.gamma, self.batch_size = config.gamma, config.utd * config.batch_size
-        self.online = policy.requires_grad_(True)
-        self.policy = twin(policy)
-        self.add_critic(policy.critic)
+        acting = twin(policy.requires_grad_(True))
         entropy = (config.target_entropy + math.log(policy.scale)) * policy.size
-        self.add_temperature(config.initial_temperature, entropy)
+        super().__init__(config, acting, policy.critic, policy.edit.parameters(), entropy)
+        self.batch_size = config.utd * config.batch_size
+        self.online = policy
         self.base_params: list[Tensor] = list(policy.base.parameters())
         self.ema_base_params: list[Tensor] = list(self.policy.base.parameters())
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "base": Adam(self.base_params, config.base_lr),
-            "edit": Adam(policy.edit.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.compile_losses()
-        self.steps = self.recorded(self._steps)
+        self.optims["base"] = Adam(self.base_params, config.base_lr)
 
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.steps(batch)
-
-    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
+    def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         for part in self.slices(batch, self.config.batch_size):
             metrics |= self.critic_step(part, self.config.tau)
-        return metrics | self._base_step(part) | self.soft_actor_step(part, "edit")
+        return metrics | self._base_step(part) | self.soft_actor_step(part)
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])

@@ -17,6 +17,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Value, ValueConfig
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
@@ -49,19 +50,14 @@ class PpoOnChain(ppo.Ppo):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
         if not isinstance(policy, DenoisingMDP):
             raise ConfigError(
                 "this learner fine-tunes the denoising steps of a base policy: set init=RUN and "
                 "policy=noisy_flow or policy=noisy_diffusion"
             )
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         self.part, self.played = self.played, None  # the network needs all of x
         self.updates = 0
         if len(self.optims) == 1:  # critic-only updates need separate optimisers

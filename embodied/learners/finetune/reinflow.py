@@ -28,6 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.finetune import ppo_on_chain
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 
 FALL = 0.3  # of the way from the upper bound of the noise to the lower
@@ -50,17 +51,12 @@ class Reinflow(ppo_on_chain.PpoOnChain):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         if not isinstance(policy, NoisyFlow):
             raise ConfigError("learner=reinflow needs policy=noisy_flow (or finetune=reinflow)")
-        if config.narrow and not total_decisions:
+        if config.narrow and not run.decisions:
             raise ConfigError("narrow=true anneals over the run: it needs the length of the run")
         self.clone = copy.deepcopy(policy.inner).requires_grad_(False) if config.stay else None
 

@@ -25,7 +25,7 @@ from embodied.core.bounds import Bound, Count, NonNegative, Positive
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.gradient_learner import soft_update
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.nn.optim import Optimizer
 
 
@@ -45,10 +45,9 @@ class BehaviorCloning(Learner):
 
     data = "offline"
     usual_policy = "flow"
-    usual_discrete_policy = "categorical"
     rows = "chunks"
 
-    def __init__(self, config: Config, policy: Policy, total_steps: int) -> None:
+    def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
         super().__init__()
         self.config, self.batch_size = config, config.batch_size
         self.online = policy
@@ -56,7 +55,8 @@ class BehaviorCloning(Learner):
         self.adam = torch.optim.AdamW(
             policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
-        self.done, self.total = 0, max(total_steps, 1)
+        self.done = 0
+        self.total = max(run.updates, 1)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)

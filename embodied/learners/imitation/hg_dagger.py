@@ -37,13 +37,17 @@ class HgDagger(Learner):
     true; if a batch has no such column, all of them."""
 
     data = "off_policy"
-    extra_columns = ("intervened",)
+    extra_columns: tuple[str, ...] = ("intervened",)
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
         self.config, self.policy, self.spec = config, policy, spec
         self.batch_size, self.gamma = config.batch_size, config.gamma
         self.adam = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+
+    @classmethod
+    def imitates(cls) -> bool:
+        return True
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         action = batch["action"].unflatten(1, (self.policy.chunk, -1))

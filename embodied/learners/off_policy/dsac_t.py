@@ -37,7 +37,6 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import (
-    SOFT_METRICS,
     DelayedActorCritic,
     OffPolicyConfig,
     TemperatureConfig,
@@ -45,7 +44,6 @@ from embodied.learners.actor_critic import (
 )
 from embodied.learners.critics import Critic
 from embodied.learners.gradient_learner import soft_update
-from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
@@ -84,36 +82,27 @@ class DsacT(DelayedActorCritic):
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, Gaussian):
             raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        critics, activation = 2 if config.twin else 1, config.activation
+        critics = 2 if config.twin else 1
+        activation = config.activation
         critic = Critic(spec, policy.size, critics, config.hidden, activation=activation, out=2)
-        self.add_critic(critic)
+        entropy = config.target_entropy * policy.size
+        super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         self.register_buffer("scale", torch.zeros(critics))  # S; 0 until the first batch
-        self.add_temperature(config.initial_temperature, config.target_entropy * policy.size)
-        self.online_params: list[Tensor] = [*self.critic_params, *policy.parameters()]
+        self.online_params: list[Tensor] = [*self.critic_params, *self.actor_params]
         self.target_params: list[Tensor] = [
             *self.target.parameters(),
             *self.target_policy.parameters(),
         ]
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.count_updates([(False,), (True,)])
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
-        act = self.updates % self.config.delay == 0
-        return self.delayed((act,), batch, SOFT_METRICS)
+        return self.with_last_actor(self._step(self.is_due(self.config.delay), batch))
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
-        loss, q, sigma, clipped = self._critic_loss_fn(batch)
+        loss, q, sigma, clipped = self._critic_loss(batch)
         self.descend("critic", loss)
         metrics = {
             "critic_loss": loss.detach(),
@@ -171,8 +160,8 @@ class DsacT(DelayedActorCritic):
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 
     def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
+        super().fit(rows)
+        self.target_policy.fit(rows)
 
 
 RIM = (0.1, 10.0)  # bounds of the weights w_i in the Huber form

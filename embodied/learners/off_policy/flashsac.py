@@ -35,7 +35,6 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import (
-    SOFT_METRICS,
     DelayedActorCritic,
     OffPolicyConfig,
     TemperatureConfig,
@@ -43,7 +42,6 @@ from embodied.learners.actor_critic import (
 )
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import soft_update
-from embodied.nn.optim import Adam
 from embodied.policies.block_gaussian import BlockGaussian
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.networks.residual_blocks import Blocks
@@ -103,28 +101,18 @@ class Flashsac(DelayedActorCritic):
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, BlockGaussian):
             raise ConfigError("learner=flashsac needs policy=block_gaussian")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        self.support = Support(-config.high, config.high, config.atoms)
         critic = BlockCritic(spec, policy.size, 2, config)
-        self.add_critic(critic)
+        entropy = policy.size * target_entropy(config)
+        super().__init__(config, policy, critic, policy.parameters(), entropy)
+        self.support = Support(-config.high, config.high, config.atoms)
         start = 0.0 if config.scale is None else config.scale  # 0 until the first batch
         self.register_buffer("scale", torch.tensor(start))
-        self.add_temperature(config.initial_temperature, policy.size * target_entropy(config))
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.count_updates([(False,), (True,)])
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
-        act = self.updates % self.config.policy_delay == 0
-        return self.delayed((act,), batch, SOFT_METRICS)
+        return self.with_last_actor(self._step(self.is_due(self.config.policy_delay), batch))
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         self._rescale(batch)
@@ -179,10 +167,6 @@ class Flashsac(DelayedActorCritic):
         )
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
-
-    def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
 
 
 def target_entropy(config: Config) -> float:

@@ -7,6 +7,7 @@ The reference is `Td3._step`; parameters agree to 1e-5 after 300 updates
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,26 +76,22 @@ class Networks(ctypes.Structure):
 
 
 class NativeTd3:
-    """Updates of a learner; knows where its tensors are. A copy of it knows nothing yet."""
+    """The updates of `learner`, in place of its `_step`; knows where its tensors are."""
 
-    def __init__(self) -> None:
-        self.usable: bool | None = None  # None: not known yet
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
         self.places: tuple[int, ...] = ()
         self.networks = Networks()
         self.norms: list[tuple[int, ...]] = []
 
     def __deepcopy__(self, memo: Any) -> NativeTd3:
-        return NativeTd3()
-
-    def can_update(self, learner: Learner) -> bool:
-        """Whether there is no obstacle; found out once."""
-        if self.usable is None:
-            self.usable = obstacle(learner) is None
-        return self.usable
+        """A copy for the copied learner, whose tensors are elsewhere."""
+        return NativeTd3(copy.deepcopy(self.learner, memo))
 
     @torch.no_grad()
-    def update(self, learner: Learner, follows: bool, acts: bool, batch: Tensors) -> Tensors:
+    def __call__(self, follows: bool, acts: bool, batch: Tensors) -> Tensors:
         """One update; what it trains besides the critics as in `Td3._step`."""
+        learner = self.learner
         self._find(learner)
         rows, metrics = table(learner, batch), torch.empty(3)
         places = (native.address(rows[key]) for key in INPUTS)
@@ -128,6 +125,11 @@ class NativeTd3:
             tuple(members(learner.target.ensemble, {}, 0)),
         )
         self.norms = [norm_places(part.encoder) for part in (learner.policy, learner.critic)]
+
+
+def use(learner: Learner) -> None:
+    """Let native code do the updates of `learner`."""
+    setattr(learner, "_step", NativeTd3(learner))  # noqa: B010 - it replaces a method
 
 
 def is_vectors(encoder: Encoder) -> bool:

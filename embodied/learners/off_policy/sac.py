@@ -26,13 +26,11 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import (
     ActorCritic,
-    CriticConfig,
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
 )
-from embodied.learners.critics import Critic, critic_loss
-from embodied.nn.optim import Adam
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
 from embodied.policies.gaussian import Gaussian
 
 
@@ -55,32 +53,19 @@ class Sac(ActorCritic):
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic
+    priority: Tensor | None = None
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, Gaussian):
             raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
         if not 1 <= config.subset <= config.critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{config.critics} (critics)")
-        self.config, self.policy = config, policy
-        self.gamma, self.n_step = config.gamma, config.n_step
+        critic = ensemble(config, spec, policy.size)
+        entropy = config.target_entropy * policy.size
+        super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.batch_size = config.utd * config.batch_size
-        self.add_critic(
-            Critic(spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm)
-        )
-        self.add_temperature(config.initial_temperature, config.target_entropy * policy.size)
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.compile_losses()
-        self.steps = self.recorded(self._steps)
 
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.steps(batch)
-
-    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
+    def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         self.td_errors: list[Tensor] = []  # of each slice
         for part in self.slices(batch, self.config.batch_size):
@@ -119,7 +104,3 @@ class Sac(ActorCritic):
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
-
-    def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        self.fit_encoders(rows)

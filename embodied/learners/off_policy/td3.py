@@ -33,8 +33,6 @@ from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import frozen, soft_update
-from embodied.learners.off_policy.native_td3 import NativeTd3, obstacle
-from embodied.nn.optim import Adam
 from embodied.policies.deterministic import Deterministic
 
 
@@ -68,11 +66,8 @@ class Td3(DelayedActorCritic):
     target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, Deterministic):
             raise ConfigError("this learner needs a deterministic policy: policy=deterministic")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         critic = Critic(
             spec,
             policy.size,
@@ -83,32 +78,19 @@ class Td3(DelayedActorCritic):
             obs=config.critic_obs,
             out=max(config.atoms, 1),
         )
-        self.add_critic(critic)
+        decay = config.weight_decay
+        super().__init__(config, policy, critic, policy.parameters(), weight_decay=decay)
         self.support = Support(*config.values, config.atoms) if config.atoms else None
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
-        self.actor_params: list[Tensor] = list(policy.parameters())
         self.target_actor_params: list[Tensor] = list(self.target_policy.parameters())
-        decay = config.weight_decay
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr, weight_decay=decay),
-            "actor": Adam(self.actor_params, config.actor_lr, weight_decay=decay),
-        }
-        self.count_updates(KINDS)
-        self.native_step = NativeTd3()
-
-    def native_obstacle(self) -> str | None:
-        return obstacle(self) if type(self) is Td3 else ""
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
-        due = self.updates % self.config.policy_delay == 0
-        act = due and self.updates > self.config.actor_start
-        follows = self.updates % self.config.target_delay == 0
-        return self.delayed((follows, act), batch, ["actor_loss"])
+        act = self.is_due(self.config.policy_delay) and self.updates > self.config.actor_start
+        follows = self.is_due(self.config.target_delay)
+        return self.with_last_actor(self._step(follows, act, batch))
 
     def _step(self, follows: bool, act: bool, batch: Tensors) -> dict[str, Tensor]:
-        if self.native and type(self) is Td3 and self.native_step.can_update(self):
-            return self.native_step.update(self, follows, act, batch)
         metrics = self.critic_step(batch)
         if act:
             metrics |= self._actor_step(batch)
@@ -142,7 +124,7 @@ class Td3(DelayedActorCritic):
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
         with frozen(self.critic_params):
-            loss = self._actor_loss_fn(batch)
+            loss = self._actor_loss(batch)
             self.descend("actor", loss)
         return {"actor_loss": loss.detach()}
 
@@ -153,8 +135,5 @@ class Td3(DelayedActorCritic):
         return -self.support.mean(self.critic(obs, self.policy(obs))).amin(0).mean()
 
     def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
-
-
-KINDS = [(follows, act) for follows in (False, True) for act in (False, True)]
+        super().fit(rows)
+        self.target_policy.fit(rows)

@@ -28,11 +28,10 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic, CriticConfig, OffPolicyConfig
-from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
 from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.nn.optim import Adam
 from embodied.policies.generative.one_step import OneStep
 
 
@@ -58,28 +57,15 @@ class Fql(ActorCritic):
     target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, OneStep):
             raise ConfigError("learner=fql needs a one-step policy: policy=one_step")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.add_critic(
-            Critic(spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm)
-        )
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.requires_grad_(True).parameters(), config.actor_lr),
-        }
-        self.compile_losses()
-        self.step = self.recorded(self._step)
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.step(batch)
+        critic = ensemble(config, spec, policy.size)
+        super().__init__(config, policy, critic, policy.requires_grad_(True).parameters())
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch)
         with frozen(self.critic_params):
-            flow, distil, value = self._actor_loss_fn(batch)
+            flow, distil, value = self._actor_loss(batch)
             self.descend("actor", flow + self.config.alpha * distil + value)
         soft_update(self.target_params, self.critic_params, self.config.tau)
         parts = {"flow_loss": flow, "distil_loss": distil, "value_loss": value}
@@ -109,10 +95,6 @@ class Fql(ActorCritic):
             (action - self.policy.teacher(obs, noise)).square().mean(),
             value_loss(q, self.config.normalize_q),
         )
-
-    def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
 
 
 def value_loss(q: Tensor, normalize: bool) -> Tensor:

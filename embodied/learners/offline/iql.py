@@ -14,7 +14,6 @@ use regression losses. Each transition has its own discount d (gamma^k, 0 after 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ from torch import Tensor, nn
 
 from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError
-from embodied.core.cuda_graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import CriticConfig, OffPolicyConfig
-from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import GradientLearner, soft_update
+from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import valid_steps
+from embodied.learners.learner import RunPlan
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
@@ -61,52 +60,41 @@ class Value(nn.Module):
         return self.net(self.encoder(obs)).flatten()
 
 
-class Iql(GradientLearner):
+class Iql(ActorCritic):
     """`update` is one step of the value function, the policy and the critics on the same
     transitions."""
 
     data = "offline"
+    losses = ("_loss",)
     uses_executed_steps = True
     usual_policy = "deterministic"
     critic: Critic
     target: Critic
 
-    def __init__(self, config: Config, policy: Policy, spec: Spec, total_steps: int) -> None:
-        super().__init__()
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if spec.act.dtype != "float32":
             raise ConfigError("this learner needs continuous actions")
         if type(policy).loss is Policy.loss:
             raise ConfigError(
                 "learner=iql extracts the policy by imitation: the policy needs a loss"
             )
-        self.config, self.policy, self.act = config, policy, spec.act
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        self.done, self.total = 0, max(total_steps, 1)
-        size = policy.chunk * spec.act.size
-        self.critic = Critic(
-            spec, size, config.critics, config.hidden, layer_norm=config.layer_norm
-        )
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        critic = ensemble(config, spec, policy.chunk * spec.act.size)
+        super().__init__(config, policy, critic, policy.parameters())
+        self.act = spec.act
+        self.done = 0
+        self.total = max(run.updates, 1)
         self.value = Value(spec, config.hidden, config.layer_norm)
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
-        self.optims = {
-            "value": Adam(self.value.parameters(), config.value_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "critic": Adam(self.critic_params, config.critic_lr),
-        }
-        self._losses = self.compiled(self._loss)
-        self.steps = self.recorded(self._step)
+        self.optims["value"] = Adam(self.value.parameters(), config.value_lr)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if self.config.cosine:
             self._schedule(self.config.actor_lr * falling(self.done / self.total), batch["reward"])
         self.done += 1
-        return self.steps(batch)
+        return self._step(batch)
 
     def _schedule(self, lr: float, like: Tensor) -> None:
         group = self.optims["actor"].param_groups[0]
-        if not isinstance(self.steps, Graph):
+        if not self.config.cuda_graph:
             group["lr"] = lr
         elif isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -114,7 +102,7 @@ class Iql(GradientLearner):
             group["lr"] = torch.tensor(lr, device=like.device)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
-        losses, metrics = self._losses(batch)
+        losses, metrics = self._loss(batch)
         losses.sum().backward()  # their parameters are disjoint
         for adam in self.optims.values():
             adam.step()
@@ -155,9 +143,8 @@ class Iql(GradientLearner):
         return {**batch, "action": action, "valid": valid_steps(batch, self.policy.chunk)}
 
     def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        for part in (self.critic, self.target, self.value):
-            part.encoder.fit(rows)
+        super().fit(rows)
+        self.value.encoder.fit(rows)
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "done": self.done}

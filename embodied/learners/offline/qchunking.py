@@ -28,7 +28,6 @@ from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.nn.optim import Adam
 from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
 
@@ -48,25 +47,14 @@ class QChunking(ActorCritic):
     policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy) -> None:
-        super().__init__()
         if type(policy) is not BestOfN:
             raise ConfigError("learner=qchunking needs candidate chunks: policy=best_of_n")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.add_critic(policy.critic.requires_grad_(True))
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.base.requires_grad_(True).parameters(), config.actor_lr),
-        }
-        self.compile_losses()
-        self.step = self.recorded(self._step)
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.step(batch)
+        policy.requires_grad_(True)
+        super().__init__(config, policy, policy.critic, policy.base.parameters())
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch)
-        clone = self._actor_loss_fn(batch)
+        clone = self._actor_loss(batch)
         self.descend("actor", clone)
         soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics | {"clone_loss": clone.detach()}

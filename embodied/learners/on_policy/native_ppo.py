@@ -7,6 +7,7 @@ The reference is `Ppo._step`; parameters agree to 1e-5 after 300 updates
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,7 +74,7 @@ class NativePpo:
         for adam in learner.optims.values():
             adam.prepare()
 
-    def epoch(self, order: Tensor, size: int) -> Tensors:
+    def __call__(self, order: Tensor, size: int) -> Tensors:
         """Minibatches of `size` in `order` [N]; returns the metrics of each, [count]."""
         count, learner = len(order) // size, self.learner
         metrics, scale = torch.zeros(count, len(METRICS)), ctypes.c_double(learner.lr.scale)
@@ -131,6 +132,11 @@ class NativePpo:
 
     def _moments(self) -> Moments:
         return moments(self.learner.optims.values())
+
+
+def use(learner: Learner) -> None:
+    """Let native code train on the minibatches of `learner`."""
+    setattr(learner, "_epochs", partial(NativePpo, learner))  # noqa: B010 - it replaces a method
 
 
 def obstacle(learner: Learner) -> str | None:

@@ -27,9 +27,9 @@ from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.gradient_learner import GradientLearner
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
 from embodied.learners.on_policy.learning_rates import LearningRates, Schedule, clip_norm
-from embodied.learners.on_policy.native_ppo import NativePpo, obstacle
 from embodied.learners.on_policy.protocols import HasEncoder, RecurrentPolicy, StochasticPolicy
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.nn.optim import Adam
@@ -72,15 +72,9 @@ class Ppo(GradientLearner):
 
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
-    usual_discrete_policy = "categorical"
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
         super().__init__()
         if not isinstance(policy, StochasticPolicy | RecurrentPolicy):
@@ -88,14 +82,15 @@ class Ppo(GradientLearner):
                 "this learner needs a policy with log-probabilities: policy=diagonal_gaussian or "
                 "policy=categorical"
             )
-        if config.schedule in ("linear", "cosine") and not total_decisions:
+        if config.schedule in ("linear", "cosine") and not run.decisions:
             raise ConfigError(f"schedule={config.schedule} needs the length of the run")
         self.config, self.policy = config, policy
         self.horizon, self.batch_size = config.horizon, config.batch_size
         self.gamma = config.gamma
-        self.total, self.done = total_decisions, 0
+        self.total = run.decisions
+        self.done = 0
         # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
-        self.played = None if execute is None else execute * spec.act.size
+        self.played = None if run.execute is None else run.execute * spec.act.size
         self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
         self.actor_stats, self.critic_stats = (
@@ -103,7 +98,7 @@ class Ppo(GradientLearner):
             ObservationStats(self.value.encoder),
         )
         self.returns = RewardScaler(config.reward_clip)
-        self.estimates = None if config.scale_rewards else {}
+        self.estimates: Tensors | None = None if config.scale_rewards else {}
         self.memory = torch.empty(0)  # hidden state of the critic before the next batch, [B, width]
         rates = (config.lr, config.critic_lr or config.lr)
         self.lr = LearningRates(rates, config.schedule)
@@ -113,8 +108,6 @@ class Ppo(GradientLearner):
         if rates[0] != rates[1]:
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
-        self._loss_fn = self.compiled(self._loss)
-        self.step = self.recorded(self._step)
 
     def _critic(self, spec: Spec) -> Value | RecurrentValue:
         if isinstance(self.policy, RecurrentPolicy):
@@ -229,24 +222,17 @@ class Ppo(GradientLearner):
 
     def _epochs(self, table: Tensors) -> Callable[[Tensor, int], Tensors]:
         """A function that trains on the minibatches of one epoch, of an order and a size."""
-        if self.native and self.native_obstacle() is None:
-            return NativePpo(self, table).epoch
         return partial(self._epoch, table)
-
-    def native_obstacle(self) -> str | None:
-        if type(self) is not Ppo:
-            return f"{type(self).__name__} has other losses"
-        return obstacle(self)
 
     def _epoch(self, table: Tensors, order: Tensor, size: int) -> Tensors:
         """The steps of one epoch; returns the metrics of each minibatch, [count]."""
         shuffled = take(table, order)
         places = range(0, len(order) - size + 1, size)
-        seen = [self.step(each(shuffled, partial(piece, at, size))) for at in places]
+        seen = [self._step(each(shuffled, partial(piece, at, size))) for at in places]
         return {key: torch.stack([metrics[key] for metrics in seen]) for key in seen[0]}
 
     def _step(self, rows: Tensors) -> dict[str, Tensor]:
-        loss, metrics = self._loss_fn(rows)
+        loss, metrics = self._loss(rows)
         loss.backward()
         weights = [p for adam in self.optims.values() for p in adam.param_groups[0]["params"]]
         if self.config.grad_clip:

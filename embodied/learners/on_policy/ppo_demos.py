@@ -27,6 +27,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, take
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
@@ -55,19 +56,14 @@ class PpoDemos(Ppo):
     free: Tensor
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         if self.recurrent or not hasattr(policy, "loss"):
             raise ConfigError(
                 "this learner needs a policy without memory and with an imitation loss"
             )
-        if config.bc_decay and not total_decisions:
+        if config.bc_decay and not run.decisions:
             raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
         self.register_buffer("free", torch.ones(()))  # 0 during critic-only updates

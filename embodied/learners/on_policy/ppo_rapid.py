@@ -29,6 +29,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, nest, take, under
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_demos import fit_step, remaining
@@ -54,17 +55,12 @@ class PpoRapid(Ppo):
     """RAPID. Checkpoints hold the buffer, the counts and running episodes, for an exact resume."""
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         if self.recurrent:
             raise ConfigError("this learner needs a policy without memory, not a recurrent one")
-        if config.bc_decay and not total_decisions:
+        if config.bc_decay and not run.decisions:
             raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
         weights = [p for p in policy.parameters() if p.requires_grad]

@@ -56,7 +56,6 @@ class PpoShared(Ppo):
     """As Ppo; ConfigError for a policy without memory, and for observations of the critic's own."""
 
     usual_policy = "recurrent"
-    usual_discrete_policy = "recurrent_categorical"
 
     def _critic(self, spec: Spec) -> Value:
         if not hasattr(self.policy, "evaluate_memory"):

@@ -174,7 +174,7 @@ def test_what_each_step_moves() -> None:
     for old, new, average in zip(slow, learner.base_params, learner.ema_base_params, strict=True):
         torch.testing.assert_close(average, 0.75 * old + 0.25 * new.detach())
     base_before, slow = copies(base.parameters()), copies(learner.ema_base_params)
-    learner.soft_actor_step(rows(16), "edit")
+    learner.soft_actor_step(rows(16))
     assert all(moved(before[1], edit.parameters()))
     assert not any(moved(base_before, base.parameters()) + moved(before[2], learner.critic_params))
     edit_before = copies(edit.parameters())
