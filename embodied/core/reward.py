@@ -134,7 +134,7 @@ class HasComponents(Protocol):
 
 @runtime_checkable
 class NeedsColumns(Protocol):
-    """A reward or learner that reads flags of `Step.log` beside the standard columns of a transition."""
+    """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
     extra_columns: tuple[str, ...]
     """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,

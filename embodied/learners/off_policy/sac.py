@@ -78,7 +78,7 @@ class Sac(ActorCritic):
         q = self.critic(under(batch, "obs"), batch["action"])
         following = under(batch, "next_obs")
         backup = self._backup(batch["reward"], batch["discount"], following)
-        loss = critic_loss(q, backup, batch.get("weight"))
+        loss = critic_loss(q, backup, batch.get("weight")) + self.critic_terms(batch, q)
         if "weight" in batch:
             self.td_errors.append((q.detach() - backup).abs().mean(0))
         return loss, q.detach().mean()
@@ -93,8 +93,10 @@ class Sac(ActorCritic):
             # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
             scores = torch.rand(self.config.critics, device=q.device)
             q = q.index_select(0, scores.topk(self.config.subset).indices)
-        alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0
-        return reward + discount * (q.amin(0) - alpha * log_prob)
+        value = q.amin(0)
+        if self.config.entropy_in_backup:
+            value = value - self.log_alpha.exp() * log_prob + self.prior(following, action)
+        return reward + discount * value
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
@@ -103,4 +105,16 @@ class Sac(ActorCritic):
         )
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
+        value = value + self.prior(obs, action)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
+
+    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
+        """Further terms of the critics' loss, a scalar, from the transitions and their Q-values `q`
+        [E, N]. None by default; a hook for subclasses (Cal-QL)."""
+        return 0.0
+
+    def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
+        """lambda log rho(a|s), [N], of a prior rho over actions: added to their values in the
+        policy's loss and, with `entropy_in_backup`, in the critics' target. None by default; a hook
+        for subclasses."""
+        return 0.0

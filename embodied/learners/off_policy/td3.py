@@ -105,8 +105,9 @@ class Td3(DelayedActorCritic):
         following = under(batch, "next_obs")
         backup = self._backup(batch["reward"], batch["discount"], following)
         if self.support is None:
-            return critic_loss(q, backup), q.detach().mean()
-        return cross_entropy(q, backup), self.support.mean(q.detach()).mean()
+            return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+        loss = cross_entropy(q, backup) + self.critic_terms(batch, q)
+        return loss, self.support.mean(q.detach()).mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
@@ -130,9 +131,23 @@ class Td3(DelayedActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
+        action = self.policy(obs)
         if self.support is None:
-            return -self.critic(obs, self.policy(obs), 1).mean()
-        return -self.support.mean(self.critic(obs, self.policy(obs))).amin(0).mean()
+            value = self.critic(obs, action, 1)
+        else:
+            value = self.support.mean(self.critic(obs, action)).amin(0)
+        return -(value + self.prior(obs, action)).mean()
+
+    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
+        """Further terms of the critics' loss, a scalar, from the transitions and their Q-values `q`
+        [E, N] (categorical critics: logits [E, N, atoms]). None by default; a hook for subclasses.
+        """
+        return 0.0
+
+    def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
+        """lambda log rho(a|s), [N], of a prior rho over actions: added to the value of the policy's
+        actions in its loss. None by default; a hook for subclasses."""
+        return 0.0
 
     def fit(self, rows: Tensors) -> None:
         super().fit(rows)

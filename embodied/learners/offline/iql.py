@@ -121,7 +121,7 @@ class Iql(ActorCritic):
         q = self.critic(obs, batch["action"])
         losses = torch.stack(
             [
-                expectile_loss(best - value, config.expectile),
+                self.value_loss(best, value),
                 (weight * self.policy.loss(self._shown(batch))).mean(),
                 critic_loss(q, backup),
             ]
@@ -136,6 +136,11 @@ class Iql(ActorCritic):
             "weight": weight.mean(),
         }
         return losses, metrics
+
+    def value_loss(self, best: Tensor, value: Tensor) -> Tensor:
+        """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]: the
+        expectile loss. Subclasses may use another implicit maximum (f-DVL)."""
+        return expectile_loss(best - value, self.config.expectile)
 
     def _shown(self, batch: Tensors) -> Tensors:
         """The transitions in the form of the policy's imitation loss."""
