@@ -135,11 +135,11 @@ class ActorCritic(GradientLearner):
         for at in range(0, self.batch_size, size):
             yield each(batch, lambda v, at=at: v[at : at + size])
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         """Set the normalisers of the policy, the critic and its target from transitions."""
-        self.policy.fit(rows)
-        self.critic.encoder.fit(rows)
-        self.target.encoder.fit(rows)
+        self.policy.fit(transitions)
+        self.critic.encoder.fit(transitions)
+        self.target.encoder.fit(transitions)
 
 
 class DelayedActorCritic(ActorCritic):

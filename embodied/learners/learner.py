@@ -78,9 +78,9 @@ class Learner(nn.Module):
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not implement update")
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         """Set the normalisers of the policy (and of the critics, if any) from data."""
-        self.policy.fit(rows)
+        self.policy.fit(transitions)
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimisers by name, for saving and resuming."""
@@ -102,7 +102,7 @@ class Learner(nn.Module):
 class TakesDemonstrations(Protocol):
     """An on-policy learner that also learns from demonstrations."""
 
-    def set_demonstrations(self, rows: Tensors) -> None:
+    def set_demonstrations(self, demonstrations: Tensors) -> None:
         """Set the demonstrations, as chunks: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]
         (bool)."""
         ...
@@ -121,7 +121,7 @@ class HasStateValues(Protocol):
     """An on-policy learner that estimates values in units of environment rewards."""
 
     estimates: Tensors | None
-    """Of the last batch: `advantage` and `value` [T, B]; None if their unit is another one."""
+    """`advantage` and `value` [T, B] of the last batch; None if their unit is another one."""
 
     def state_values(self, obs: Tensors) -> Tensor:
         """V [N] of observations [N, ...] at the start of episodes."""

@@ -135,12 +135,12 @@ class DsrlNa(ActorCritic):
         value = self.noise_critic(obs, u).amin(0)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         """Set the normalisers; ConfigError if the base's actions hardly depend on its noise."""
-        self.actor.fit(rows)
+        self.actor.fit(transitions)
         for critic in (self.critic, self.target, self.noise_critic):
-            critic.encoder.fit(rows)
-        spread = self.spread(each(under(rows, "obs"), lambda v: v[:64]))
+            critic.encoder.fit(transitions)
+        spread = self.spread(each(under(transitions, "obs"), lambda v: v[:64]))
         if spread < STEERABLE:
             raise ConfigError(
                 f"the base policy's actions do not depend on its noise (std {spread:.1e}): "

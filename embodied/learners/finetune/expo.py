@@ -117,19 +117,22 @@ class Expo(ActorCritic):
         return {"base_loss": loss.detach()}
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        obs, action = under(batch, "obs"), batch["action"]
+        obs = under(batch, "obs")
+        action = batch["action"]
         edited, log_prob = self.online.revise(obs, action, torch.randn_like(action))
         value = self.critic(obs, edited).mean(0)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         for part in (self.online, self.policy, self.target.encoder):
-            part.fit(rows)
+            part.fit(transitions)
 
 
 def twin(policy: Edit) -> Edit:
     """A policy with the same edit policy and critics and a frozen copy of the base."""
     other = build(policy.node, Edit, spec=policy.spec)
-    other.edit, other.critic, other.fresh = policy.edit, policy.critic, policy.fresh
+    other.edit = policy.edit
+    other.critic = policy.critic
+    other.fresh = policy.fresh
     other.base = copy.deepcopy(policy.base).requires_grad_(False)
     return other

@@ -58,7 +58,8 @@ class PpoOnChain(ppo.Ppo):
                 "policy=noisy_flow or policy=noisy_diffusion"
             )
         super().__init__(config, policy, spec, run)
-        self.part, self.played = self.played, None  # the network needs all of x
+        self.part = self.played
+        self.played = None  # the network needs all of x
         self.updates = 0
         if len(self.optims) == 1:  # critic-only updates need separate optimisers
             actor = [p for p in policy.parameters() if p.requires_grad]
@@ -66,7 +67,8 @@ class PpoOnChain(ppo.Ppo):
             self.optims = {name: Adam(g, config.lr, eps=ppo.EPS) for name, g in groups.items()}
 
     def _critic(self, spec: Spec) -> Value:
-        value, clone = Value(self.config.value, spec), self.policy.encoder
+        value = Value(self.config.value, spec)
+        clone = self.policy.encoder
         if value.encoder.vectors == clone.vectors:
             value.encoder.norm.load_state_dict(clone.norm.state_dict())
         return value

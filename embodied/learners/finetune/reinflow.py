@@ -67,17 +67,17 @@ class Reinflow(ppo_on_chain.PpoOnChain):
             cast(NoisyFlow, self.policy).narrow(bound)
         return metrics
 
-    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, minibatch: Tensors) -> tuple[Tensor, Tensor]:
         log_prob, entropy = self.policy.evaluate_actions(
-            under(rows, "obs"), rows["action"], self.part
+            under(minibatch, "obs"), minibatch["action"], self.part
         )
         return log_prob.clamp(*self.config.limits), entropy
 
-    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = super()._loss(rows)
+    def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super()._loss(minibatch)
         if self.clone is None:
             return loss, metrics
-        left = self.left(under(rows, "obs"), torch.randn_like(rows["action"][:, 0]))
+        left = self.left(under(minibatch, "obs"), torch.randn_like(minibatch["action"][:, 0]))
         return loss + self.config.stay * left, metrics | {"left_clone": left.detach()}
 
     def left(self, obs: Tensors, z: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ class BehaviorCloning(Learner):
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
         super().__init__()
-        self.config, self.batch_size = config, config.batch_size
+        self.config = config
+        self.batch_size = config.batch_size
         self.online = policy
         self.policy = copy.deepcopy(policy).requires_grad_(False)
         self.adam = torch.optim.AdamW(
@@ -71,9 +72,9 @@ class BehaviorCloning(Learner):
         soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
         return {"loss": loss.detach(), "grad_norm": norm}
 
-    def fit(self, rows: Tensors) -> None:
-        self.online.fit(rows)
-        self.policy.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        self.online.fit(transitions)
+        self.policy.fit(transitions)
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {"adam": self.adam}

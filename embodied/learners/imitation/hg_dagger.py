@@ -41,8 +41,11 @@ class HgDagger(Learner):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
-        self.config, self.policy, self.spec = config, policy, spec
-        self.batch_size, self.gamma = config.batch_size, config.gamma
+        self.config = config
+        self.policy = policy
+        self.spec = spec
+        self.batch_size = config.batch_size
+        self.gamma = config.gamma
         self.adam = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     @classmethod

@@ -111,9 +111,11 @@ class Held(Sac):
     held_steps: int
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        action, following = batch["action"], under(batch, "next_obs")
+        action = batch["action"]
+        following = under(batch, "next_obs")
         q = self.critic(under(batch, "obs"), action)
-        reward, discount = batch["reward"], batch["discount"]
+        reward = batch["reward"]
+        discount = batch["discount"]
         new = self._backup(reward, discount, following)
         with torch.no_grad():
             same = reward + discount * self.target(following, action).amin(0)
@@ -139,14 +141,17 @@ class Bresa(GradientLearner):
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1:
             raise ConfigError("task.utd must be 1; set data.utd_ratio instead")
-        self.config, self.batch_size, self.gamma = config, config.batch_size, config.gamma
+        self.config = config
+        self.batch_size = config.batch_size
+        self.gamma = config.gamma
         self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
         if config.task_run is not None:
             self.policy.use_task_of(load_policy(config.task_run, spec))
         self.held_steps = self.policy.held_calls
         """Transitions that a decision lasts."""
         self.task = Held(task, self.policy.base, self.policy.base.spec)
-        self.n_step, self.keep_single = task.n_step, task.n_step > 1
+        self.n_step = task.n_step
+        self.keep_single = task.n_step > 1
         if self.keep_single and (
             task.n_step < self.held_steps or config.rate == "decision" or config.violation_penalty
         ):
@@ -183,10 +188,10 @@ class Bresa(GradientLearner):
         chosen = batch["action"][:, : self.policy.base.spec.act.size]
         task = {**batch, "action": chosen, "reward": batch["reward"] - cost}
         metrics = self.task.update(task) if self.config.task_run is None else {}
-        rows = self._risk_rows(self._single(batch))
-        self._remember(rows)
+        transitions = self._risk_transitions(self._single(batch))
+        self._remember(transitions)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
-        metrics |= self._risk_step(rows, slots) | self._recovery_step(rows, slots)
+        metrics |= self._risk_step(transitions, slots) | self._recovery_step(transitions, slots)
         self.updates += 1
         if self.config.reflex:
             self.policy.armed.copy_(self.updates >= self.config.reflex_start)
@@ -201,9 +206,10 @@ class Bresa(GradientLearner):
             raise ConfigError("task.n_step above 1 is for a run's own transitions: demos=null")
         return batch | under(batch, "single")
 
-    def _risk_rows(self, batch: Tensors) -> Tensors:
+    def _risk_transitions(self, batch: Tensors) -> Tensors:
         """The safety critic's batch, with observations as flat vectors."""
-        flat, action = self.policy.encoder.flat, batch["action"]
+        flat = self.policy.encoder.flat
+        action = batch["action"]
         following = under(batch, "next_obs")
         executed = batch.get("executed", action)  # demonstrations: same as the proposed action
         with torch.no_grad():
@@ -220,25 +226,25 @@ class Bresa(GradientLearner):
             "next_action": torch.where(again[:, None], new, action),
         }
 
-    def _remember(self, rows: Tensors) -> None:
+    def _remember(self, transitions: Tensors) -> None:
         """Add violations to their buffer; no device synchronisation, so their number stays
         unknown here."""
-        bad, at = rows["violated"].topk(min(NEWEST, self.batch_size))
+        bad, at = transitions["violated"].topk(min(NEWEST, self.batch_size))
         slots = (self.cursor + torch.arange(len(at), device=at.device)) % len(self.seen)
-        for kept, new in ((self.seen, rows["seen"]), (self.done, rows["executed"])):
+        for kept, new in ((self.seen, transitions["seen"]), (self.done, transitions["executed"])):
             kept[slots] = torch.where(bad[:, None] > 0, new[at], kept[slots])
         count = bad.sum().long()
         self.cursor.copy_((self.cursor + count) % len(self.seen))
         self.stored.copy_((self.stored + count).clamp(max=len(self.seen)))
 
-    def _risk_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
+    def _risk_step(self, transitions: Tensors, slots: Tensor) -> dict[str, Tensor]:
         policy = self.policy
-        seen = policy.encoder.norm(torch.cat([rows["seen"], self.seen[slots]]))
-        action = torch.cat([rows["executed"], self.done[slots]])
-        target = self._risk_target(rows)
+        seen = policy.encoder.norm(torch.cat([transitions["seen"], self.seen[slots]]))
+        action = torch.cat([transitions["executed"], self.done[slots]])
+        target = self._risk_target(transitions)
         target = torch.cat([target, torch.ones_like(target[:1]).expand(self.extra)])
         logits = policy.risk_logits(seen, action)
-        weight = self._risk_weights(rows["violated"])
+        weight = self._risk_weights(transitions["violated"])
         risk = torch.sigmoid(logits)
         loss = (
             cross_entropy(logits, target, weight)
@@ -261,24 +267,25 @@ class Bresa(GradientLearner):
         return torch.cat([torch.where(violated > 0, each, 1.0), each * known])
 
     @torch.no_grad()
-    def _risk_target(self, rows: Tensors) -> Tensor:
+    def _risk_target(self, transitions: Tensors) -> Tensor:
         """Targets y_risk [n] of the safety critic."""
-        x = torch.cat([self.policy.encoder.norm(rows["next_seen"]), rows["next_action"]], 1)
+        seen = self.policy.encoder.norm(transitions["next_seen"])
+        x = torch.cat([seen, transitions["next_action"]], 1)
         later = torch.sigmoid(self.target(x).squeeze(-1)).amax(0)
         gamma = self.config.risk_gamma ** (1 / self.held_steps)
-        return risk_target(rows["violated"], rows["goes_on"], gamma, later)
+        return risk_target(transitions["violated"], transitions["goes_on"], gamma, later)
 
-    def _recovery_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
+    def _recovery_step(self, transitions: Tensors, slots: Tensor) -> dict[str, Tensor]:
         with frozen(self.critic_params):
-            seen = self.policy.encoder.norm(torch.cat([rows["seen"], self.seen[slots]]))
+            seen = self.policy.encoder.norm(torch.cat([transitions["seen"], self.seen[slots]]))
             loss = self.policy.risks_of(seen, self.policy.recover(seen)).amax(0).mean()
             self.descend("recovery", loss)
         return {"recovery_risk": loss.detach()}
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         if self.config.task_run is None:
-            self.task.fit(rows)
-        self.policy.encoder.fit(rows)
+            self.task.fit(transitions)
+        self.policy.encoder.fit(transitions)
 
 
 def reflexive(base: Policy, config: Config) -> ReflexOverride:

@@ -159,9 +159,9 @@ class DsacT(DelayedActorCritic):
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
-        super().fit(rows)
-        self.target_policy.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.target_policy.fit(transitions)
 
 
 RIM = (0.1, 10.0)  # bounds of the weights w_i in the Huber form
@@ -190,7 +190,8 @@ def value_loss(
 ) -> Tensor:
     """Sum over critics of the mean of L_i; `q`, `sigma`, `weight` [E, N], `mean`, `sample` [N],
     `bound` [E, 1]. `weight` multiplies the loss of the mean."""
-    error, fixed = q - mean, sigma.detach()
+    error = q - mean
+    fixed = sigma.detach()
     near = (sample - q.detach()).clamp(-bound, bound)
     if form == "squares":
         # S^2 from weight = S^2 / (sigma^2 + eps)

@@ -132,7 +132,8 @@ class Flashsac(DelayedActorCritic):
             self.scale.copy_(torch.maximum(self.scale, seen))
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        n, following = len(batch["reward"]), under(batch, "next_obs")
+        n = len(batch["reward"])
+        following = under(batch, "next_obs")
         with torch.no_grad():
             action, log_prob = self.policy.sample(following, self.policy.sample_noise(n, True))
         obs = {

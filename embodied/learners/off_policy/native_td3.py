@@ -93,10 +93,11 @@ class NativeTd3:
         """One update; what it trains besides the critics as in `Td3._step`."""
         learner = self.learner
         self._find(learner)
-        rows, metrics = table(learner, batch), torch.empty(3)
-        places = (native.address(rows[key]) for key in INPUTS)
+        inputs = table(learner, batch)
+        metrics = torch.empty(3)
+        places = (native.address(inputs[key]) for key in INPUTS)
         native.load(SOURCE).td3_update(
-            ctypes.byref(settings(learner, rows["action"], follows, acts)),
+            ctypes.byref(settings(learner, inputs["action"], follows, acts)),
             ctypes.byref(Table(*places, *self.norms)),
             ctypes.byref(self.networks),
             ctypes.c_void_p(metrics.data_ptr()),
@@ -117,7 +118,8 @@ class NativeTd3:
         places = tuple(tensor.data_ptr() for tensor in tensors)
         if places == self.places:
             return
-        self.places, known = places, moments(learner.optims.values())
+        self.places = places
+        known = moments(learner.optims.values())
         self.networks = Networks(
             network(learner.policy.net, known, OPTIMIZERS.index("actor")),
             network(learner.target_policy.net, {}, 0),
@@ -138,7 +140,7 @@ def is_vectors(encoder: Encoder) -> bool:
 
 
 def norm_places(encoder: Encoder) -> tuple[int, ...]:
-    """Of its normalizer, or none where `table` has normalized."""
+    """The addresses of the encoder's normaliser; none where `table` has normalised."""
     if not is_vectors(encoder):
         return ()
     return tuple(
@@ -147,7 +149,7 @@ def norm_places(encoder: Encoder) -> tuple[int, ...]:
 
 
 def settings(learner: Learner, action: Tensor, follows: bool, acts: bool) -> Settings:
-    """Of this update."""
+    """The settings of this update as native code reads them."""
     adams = [learner.optims[name] for name in OPTIMIZERS]
     groups = [adam.param_groups[0] for adam in adams]
     betas = [(*group["betas"], group["eps"], group["weight_decay"]) for group in groups]
@@ -161,9 +163,9 @@ def settings(learner: Learner, action: Tensor, follows: bool, acts: bool) -> Set
 
 
 def table(learner: Learner, batch: Tensors) -> Tensors:
-    """What the update reads, one line per transition."""
-    rows: Tensors = {key: batch[key] for key in ("action", "reward", "discount")}
-    rows["noise"] = learner.target_noise(batch["action"])
+    """The inputs of an update [n, ...], one row per transition."""
+    inputs: Tensors = {key: batch[key] for key in ("action", "reward", "discount")}
+    inputs["noise"] = learner.target_noise(batch["action"])
     for prefix, name in (("", "obs"), ("next_", "next_obs")):
         obs = under(batch, name)
         for part, encoder in (
@@ -171,13 +173,14 @@ def table(learner: Learner, batch: Tensors) -> Tensors:
             ("critic", learner.critic.encoder),
         ):
             features = encoder.flat if is_vectors(encoder) else encoder
-            rows[f"{prefix}{part}_input"] = features(obs)
-    return {key: leaf.contiguous() for key, leaf in rows.items()}
+            inputs[f"{prefix}{part}_input"] = features(obs)
+    return {key: leaf.contiguous() for key, leaf in inputs.items()}
 
 
 def obstacle(learner: Learner) -> str | None:
     """Why `learner` cannot be trained by native code; None if it can."""
-    policy, config = learner.policy, learner.config
+    policy = learner.policy
+    config = learner.config
     if type(policy) is not Deterministic:
         return f"the policy is {type(policy).__name__}, not Deterministic"
     if distributed.world() > 1 or torch.get_num_threads() > 1:

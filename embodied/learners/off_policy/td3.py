@@ -149,6 +149,6 @@ class Td3(DelayedActorCritic):
         actions in its loss. None by default; a hook for subclasses."""
         return 0.0
 
-    def fit(self, rows: Tensors) -> None:
-        super().fit(rows)
-        self.target_policy.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.target_policy.fit(transitions)

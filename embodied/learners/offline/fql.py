@@ -86,12 +86,12 @@ class Fql(ActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """The three terms of L_pi, without alpha."""
-        obs, rows = under(batch, "obs"), behaviour(batch, self.policy)
+        obs = under(batch, "obs")
         noise = self.policy.sample_noise(batch["reward"].shape[0], True)
         action = self.policy(obs, noise)
         q = self.critic(obs, action.clamp(-1, 1)).mean(0)
         return (
-            self.policy.flow.loss(rows).mean(),
+            self.policy.flow.loss(behaviour(batch, self.policy)).mean(),
             (action - self.policy.teacher(obs, noise)).square().mean(),
             value_loss(q, self.config.normalize_q),
         )

@@ -111,7 +111,8 @@ class Iql(ActorCritic):
 
     def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
         """The losses [3] of value function, policy and critics, and metrics."""
-        obs, config = under(batch, "obs"), self.config
+        obs = under(batch, "obs")
+        config = self.config
         with torch.no_grad():
             best = self.target(obs, batch["action"]).amin(0)
             backup = batch["reward"] + batch["discount"] * self.value(under(batch, "next_obs"))
@@ -147,9 +148,9 @@ class Iql(ActorCritic):
         action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
         return {**batch, "action": action, "valid": valid_steps(batch, self.policy.chunk)}
 
-    def fit(self, rows: Tensors) -> None:
-        super().fit(rows)
-        self.value.encoder.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.value.encoder.fit(transitions)
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "done": self.done}

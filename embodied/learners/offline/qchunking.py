@@ -78,6 +78,6 @@ class QChunking(ActorCritic):
     def _actor_loss(self, batch: Tensors) -> Tensor:
         return self.policy.base.loss(behaviour(batch, self.policy)).mean()
 
-    def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        self.target.encoder.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        self.policy.fit(transitions)
+        self.target.encoder.fit(transitions)

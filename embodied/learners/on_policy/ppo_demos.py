@@ -73,12 +73,13 @@ class PpoDemos(Ppo):
         self.updates = 0
         self.estimates = None  # the first batch is of an untrained policy
 
-    def set_demonstrations(self, rows: Tensors) -> None:
+    def set_demonstrations(self, demonstrations: Tensors) -> None:
         """Set the demonstrations: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
-        self.shown = {key: value for key, value in rows.items() if key != "episode"}
+        self.shown = {key: value for key, value in demonstrations.items() if key != "episode"}
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        first, self.updates = self.updates == 0, self.updates + 1
+        first = self.updates == 0
+        self.updates = self.updates + 1
         if first and self.shown is not None and self.config.bc_pretrain_steps:
             self._observe({key: v for key, v in batch.items() if not key.startswith("carry/")})
             self.done += batch["valid"].numel()
@@ -95,7 +96,8 @@ class PpoDemos(Ppo):
         """Do `steps` BC steps; returns the mean loss."""
         assert self.shown is not None
         device = self.free.device
-        count, losses = tt.length(self.shown), []
+        count = tt.length(self.shown)
+        losses = []
         for _ in range(steps):
             index = torch.randint(count, (self.config.bc_batch_size,))
             loss = self.policy.loss(tt.to(take(self.shown, index), device)).mean()  # type: ignore[attr-defined]

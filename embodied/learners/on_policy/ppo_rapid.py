@@ -86,8 +86,10 @@ class PpoRapid(Ppo):
         if self.played is not None and rows["action"].ndim > 2:
             rows["action"] = rows["action"][..., : self.played]
         valid = batch["valid"] & batch["learn"] if "learn" in batch else batch["valid"]
-        valid, reward = valid.cpu(), batch["reward"].cpu()
-        over, first = batch["ended"].cpu(), batch["first"].cpu()
+        valid = valid.cpu()
+        reward = batch["reward"].cpu()
+        over = batch["ended"].cpu()
+        first = batch["first"].cpu()
         count = valid.shape[1]
         self.open = self.open if len(self.open) == count else [Episode() for _ in range(count)]
         ended: list[Episode] = []
@@ -107,7 +109,8 @@ class PpoRapid(Ppo):
         begun = 0
         for at, (new, end) in enumerate(zip(first, over, strict=True)):
             if new:  # the running episode was aborted
-                self.open[row], begun = Episode(), at
+                self.open[row] = Episode()
+                begun = at
             if end or at == len(first) - 1:
                 piece = slice(begun, at + 1)
                 part = tt.each(mine, lambda leaf, piece=piece: leaf[piece])
@@ -156,7 +159,8 @@ class Episode:
         seen: Tensor | None = None,
     ) -> None:
         self.rows: Tensors = {} if rows is None else rows
-        self.ret, self.local = ret, local
+        self.ret = ret
+        self.local = local
         self.seen = torch.zeros(0, dtype=torch.int64) if seen is None else seen
 
     def __len__(self) -> int:
@@ -177,7 +181,8 @@ class EpisodeBuffer:
     """
 
     def __init__(self, size: int, weights: tuple[float, float, float]) -> None:
-        self.size, self.weights = size, weights
+        self.size = size
+        self.weights = weights
         self.episodes: list[Episode] = []
         self.scores: list[float] = []
         self.table: Tensors = {}
@@ -196,7 +201,9 @@ class EpisodeBuffer:
         known = [*self.episodes, *ended]
         scores = self.rated(known)
         order = sorted(range(len(known)), key=lambda at: (-scores[at], -at))  # ties: newer first
-        self.episodes, self.scores, room = [], [], self.size
+        self.episodes = []
+        self.scores = []
+        room = self.size
         for at in order:
             if room <= 0:
                 break
