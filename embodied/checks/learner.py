@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 ROWS = 8  # transitions of one gradient step
@@ -50,7 +50,9 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     for make_policy in tries:
         torch.manual_seed(seed)
         try:
-            return build(settings, Learner, policy=make_policy(), spec=SPEC, total_steps=100)
+            return build(
+                settings, Learner, policy=make_policy(), spec=SPEC, run=RunPlan(updates=100)
+            )
         except ConfigError as error:
             reason = str(error)
     raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")

@@ -134,7 +134,7 @@ class HasComponents(Protocol):
 
 @runtime_checkable
 class NeedsColumns(Protocol):
-    """A reward that reads flags of `Step.log` beside the standard columns of a transition."""
+    """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
     extra_columns: tuple[str, ...]
     """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
@@ -154,6 +154,6 @@ def needs_local_env(reward: Reward) -> bool:
     return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
 
 
-def extra_columns(reward: Reward | None) -> tuple[str, ...]:
-    """The boolean columns that `reward` needs beside the standard ones; none for most."""
-    return reward.extra_columns if isinstance(reward, NeedsColumns) else ()
+def extra_columns(part: object) -> tuple[str, ...]:
+    """The flags that a reward or learner needs beside the standard columns; none for most."""
+    return part.extra_columns if isinstance(part, NeedsColumns) else ()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, cast
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import on_device, pick_device, without_native
 from embodied.datasets.ranges import Statistics
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 
 Regime = Literal["offline", "off_policy", "on_policy"]
 
@@ -237,6 +237,11 @@ class RunConfig:
     def total_steps(self) -> int:
         """The final value of the run's step counter."""
         return self.pretrain_steps + self.steps
+
+    def plan(self, chunk: int) -> RunPlan:
+        """What the learner may know of the run, whose policy decides `chunk` steps at once."""
+        decisions = self.steps // (self.execute or chunk)
+        return RunPlan(self.total_steps, decisions, self.execute)
 
 
 def require_dataset(config: RunConfig) -> None:

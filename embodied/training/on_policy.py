@@ -18,7 +18,7 @@ from embodied.core.reward import Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.learners.learner import Learner, TakesDemonstrations
+from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.teacher import Curriculum
@@ -135,9 +135,12 @@ class OnPolicyLoop:
 
     def _update_teacher(self, batch: Tensors) -> None:
         """Pass the learner's estimates of the batch to the teacher."""
-        if self.estimates is None or self.learner.estimates is None:
+        learner = self.learner
+        if self.estimates is None or not isinstance(learner, HasStateValues):
             return
-        parts = {"ticket": batch["ticket"], **self.learner.estimates}
+        if learner.estimates is None:
+            return
+        parts = {"ticket": batch["ticket"], **learner.estimates}
         self.estimates.add_steps(**{key: part[batch["valid"]] for key, part in parts.items()})
 
     def get_state(self) -> dict[str, Any]:
@@ -186,8 +189,6 @@ def build_on_policy(
     """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
     _give_demonstrations(learner, policy, episodes, config.execute)
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
-    if tasks.second_agent is not None:
-        tasks.second_agent.learner.native = learner.native
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
     collector = Collector(
@@ -222,15 +223,8 @@ def build_second_agent(
     env = teacher.antagonist_env(env, lambda: build(config.environment, VecEnv))
     assert config.policy is not None, "two-agent teachers have no finetune"
     policy = build(config.policy, Policy, spec=env.spec)
-    learner = build(
-        config.learner,
-        Learner,
-        policy=policy,
-        spec=policy.spec,
-        total_steps=config.steps,
-        execute=config.execute,
-        total_decisions=config.steps // (config.execute or policy.chunk),
-    ).to(device)
+    plan = config.plan(policy.chunk)
+    learner = build(config.learner, Learner, policy=policy, spec=policy.spec, run=plan).to(device)
     seed = config.seed + SEED_OFFSET
     collector = Collector(env, policy, learner.gamma, 1, config.execute, seed, device=device)
     return SecondAgent(teacher, learner, OnPolicyLoop(collector, learner))

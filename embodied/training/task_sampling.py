@@ -13,7 +13,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import HasLevels, VecEnv
 from embodied.core.reward import Stateful
 from embodied.core.wrapper import find_protocol
-from embodied.learners.learner import Learner
+from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_distribution import ResetDistribution
@@ -105,8 +105,13 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
     )
 
 
+def gives_estimates(learner: Learner) -> bool:
+    """Whether the learner estimates advantages and values in units of the environment's reward."""
+    return isinstance(learner, HasStateValues) and learner.estimates is not None
+
+
 def _require_estimates(config: RunConfig, learner: Learner) -> None:
-    if not isinstance(config.data, OnPolicy) or learner.estimates is None:
+    if not isinstance(config.data, OnPolicy) or not gives_estimates(learner):
         raise ConfigError(
             "this teacher needs advantages and values in units of the environment's reward: an "
             "on-policy learner that provides them (where it scales rewards, turn that off)"

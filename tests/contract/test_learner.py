@@ -25,7 +25,7 @@ from embodied.checks.subjects import candidates, learner_subject
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.policy import Policy, PolicyWrapper
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering.steered import Steered
 from tests.tiers import once_per_class
 
@@ -66,4 +66,4 @@ def test_unknown_settings_get_the_nearest_name(file: Path) -> None:
     policy = build(node("policy", "gaussian"), Policy, spec=SPEC)
     wrong = node("learner", file.stem) | {"batch_sise": ROWS}
     with pytest.raises(ConfigError, match='did you mean "batch_size"'):
-        build(wrong, Learner, policy=policy, spec=SPEC, total_steps=100)
+        build(wrong, Learner, policy=policy, spec=SPEC, run=RunPlan(100))

@@ -82,7 +82,7 @@ def test_what_was_interrupted_is_decided_anew_and_the_rest_goes_on() -> None:
     learner = made(decision_steps=10**9)
     batch = rows(4, violated=torch.zeros(4, dtype=torch.bool))
     batch["executed"] = torch.where(torch.arange(4)[:, None] < 2, batch["action"], -0.5)
-    risk_rows = learner._risk_rows(batch)
+    risk_rows = learner._risk_transitions(batch)
     assert torch.equal(risk_rows["next_action"][:2], batch["action"][:2])
     assert not torch.equal(risk_rows["next_action"][2:], batch["action"][2:])
     assert torch.equal(risk_rows["executed"], batch["executed"])
@@ -95,7 +95,7 @@ def test_violations_are_remembered_the_newest_of_them() -> None:
         bad[:] = False
         bad[where] = True
         batch = rows(64, violated=bad, action=torch.full((64, 1), number / 10))
-        learner._remember(learner._risk_rows(batch))
+        learner._remember(learner._risk_transitions(batch))
     assert learner.stored == 8 and learner.cursor == 2
     kept = torch.tensor([0.4, 0.4, 0.2, 0.2, 0.2, 0.3, 0.3, 0.4])
     assert torch.allclose(learner.done[:, 0], kept)
@@ -292,7 +292,7 @@ def test_n_steps_for_the_task_and_single_steps_for_the_risk() -> None:
     single = {f"single/{k}": torch.randn_like(v) for k, v in batch.items() if "next_obs" in k}
     single["single/discount"] = torch.zeros(n)
     learner.update(batch | single)
-    rows_ = learner._risk_rows(learner._single(batch | single))
+    rows_ = learner._risk_transitions(learner._single(batch | single))
     assert torch.equal(rows_["next_seen"], single["single/next_obs/joints"])
     assert (rows_["goes_on"] == 0).all()
     with pytest.raises(ConfigError, match=r"task\.n_step=3 should be 1, or at least"):

@@ -116,7 +116,8 @@ def test_what_each_term_moves() -> None:
 
 
 def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
-    learner = make(tau=0.3, critic_lr=0.0)
+    learner = make(tau=0.3)
+    learner.optims["critic"].param_groups[0]["lr"] = 0.0
     before = [weight.detach().clone() for weight in learner.critic_params]
     torch._foreach_add_(learner.target_params, 1.0)
     learner.update(two_modes(16))

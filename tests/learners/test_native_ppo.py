@@ -14,7 +14,8 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.acceleration import accelerate, native_obstacle
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
 
@@ -51,7 +52,7 @@ def make(learner: dict[str, Any], policy: dict[str, Any], seed: int = 0, **build
     node = {**usual, **policy}
     given = {"_target_": PPO, "horizon": TIMES, "batch_size": 20, "epochs": 10, **learner}
     made = build(node, Policy, spec=spec)
-    return build(given, Learner, policy=made, spec=spec, total_decisions=4000, **build_with)
+    return build(given, Learner, policy=made, spec=spec, run=RunPlan(decisions=4000), **build_with)
 
 
 def batch(learner: Ppo, some: bool = False) -> Tensors:
@@ -87,8 +88,8 @@ def distance(one: Tensor, other: Tensor) -> float:
 def both(learner: Ppo, updates: int, some: bool = False) -> tuple[Ppo, Ppo, list[Any]]:
     """The learner by the reference and by native code, from the same batches and generator."""
     fast = copy.deepcopy(learner)
-    fast.native = True
-    assert fast.native_obstacle() is None
+    accelerate(fast, native=True)
+    assert native_obstacle(fast) is None
     found: list[Any] = []
     for i in range(updates):
         torch.manual_seed(100 + i)
@@ -195,12 +196,12 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_is_not_supported_says_so(name: str) -> None:
     settings, policy, reason = UNSUPPORTED[name]
-    assert reason in (make(settings, policy).native_obstacle() or "")
+    assert reason in (native_obstacle(make(settings, policy)) or "")
 
 
 def test_an_unsupported_learner_is_trained_by_the_reference() -> None:
     slow, fast = (make({}, {"activation": "gelu"}) for _ in range(2))
-    fast.native = True
+    accelerate(fast, native=True)
     rows = batch(slow)
     for learner in (slow, fast):
         torch.manual_seed(0)
@@ -212,10 +213,10 @@ def test_without_a_compiler_the_reason_is_one_line(monkeypatch: pytest.MonkeyPat
     native.load.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     learner = make({}, {})
-    assert learner.native_obstacle() == "no C++ compiler was found (no-such-compiler)"
+    assert native_obstacle(learner) == "no C++ compiler was found (no-such-compiler)"
     monkeypatch.undo()
     native.load.cache_clear()
-    assert learner.native_obstacle() is None
+    assert native_obstacle(learner) is None
 
 
 def test_a_compiler_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

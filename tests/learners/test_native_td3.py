@@ -13,6 +13,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.nn import native
@@ -71,8 +72,8 @@ def distance(one: Learner, other: Learner) -> float:
 
 def update_both(slow: Td3, fast: Td3, updates: int, first: int = 0) -> list[tuple[Any, Any]]:
     """Update by the reference and by native code, from the same batches and generator."""
-    fast.native = True
-    assert fast.native_obstacle() is None
+    accelerate(fast, native=True)
+    assert native_obstacle(fast) is None
     found = []
     for i in range(first, first + updates):
         torch.manual_seed(100 + i)
@@ -124,14 +125,14 @@ def test_normalized_observations_and_unbounded_actions() -> None:
 
 def test_resumed_updates_are_exact() -> None:
     whole = make(TANH, TANH)
-    whole.native = True
+    accelerate(whole, native=True)
     half = copy.deepcopy(whole)
     for learner in (whole, half):
         for i in range(5):
             torch.manual_seed(i)
             learner.update(batch(learner))
     resumed = make(TANH, TANH, seed=9)
-    resumed.native = True
+    accelerate(resumed, native=True)
     resumed.update(batch(resumed))  # so that it has looked where its tensors are
     resumed.set_state(copy.deepcopy(half.get_state()))
     for learner in (whole, resumed):
@@ -170,9 +171,9 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_what_is_not_supported_says_so_and_runs_the_reference(name: str) -> None:
     settings, policy, reason = UNSUPPORTED[name]
     slow, fast = make(settings, policy), make(settings, policy)
-    assert reason in (fast.native_obstacle() or "")
+    assert reason in (native_obstacle(fast) or "")
     if name != "compile":
-        fast.native = True
+        accelerate(fast, native=True)
         rows = batch(slow)
         for learner in (slow, fast):
             torch.manual_seed(0)
@@ -184,8 +185,8 @@ def test_without_a_compiler_the_reference_learns(monkeypatch: pytest.MonkeyPatch
     native.load.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     slow, fast = make({}, {}), make({}, {})
-    fast.native = True
-    assert "no C++ compiler" in str(fast.native_obstacle())
+    accelerate(fast, native=True)
+    assert "no C++ compiler" in str(native_obstacle(fast))
     rows = batch(slow)
     for learner in (slow, fast):
         torch.manual_seed(0)

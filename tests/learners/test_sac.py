@@ -14,6 +14,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.acceleration import accelerate
 from embodied.learners.actor_critic import actor_loss, temperature_gradient
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.sac import Sac, critic_loss
@@ -273,7 +274,7 @@ def test_refusals() -> None:
             {"_target_": "embodied.learners.off_policy.sac.Sac"}, Learner, policy=policy, spec=SPEC
         )
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        make(cuda_graph=True).update(batch_of(4))
+        accelerate(make(cuda_graph=True)).update(batch_of(4))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -281,7 +282,7 @@ def test_a_recorded_update_learns_like_a_plain_one() -> None:
     spec = SPEC
     for settings in ({}, {"critics": 4, "layer_norm": True, "utd": 2}):
         learner = make(spec, cuda_graph=True, entropy_in_backup=False, tau=0.05, **settings)
-        learner.to("cuda")
+        accelerate(learner.to("cuda"))
         for _ in range(900):
             batch = batch_of(learner.batch_size)
             batch |= {"reward": torch.ones(learner.batch_size)}

@@ -174,7 +174,7 @@ def test_what_each_step_moves() -> None:
     for old, new, average in zip(slow, learner.base_params, learner.ema_base_params, strict=True):
         torch.testing.assert_close(average, 0.75 * old + 0.25 * new.detach())
     base_before, slow = copies(base.parameters()), copies(learner.ema_base_params)
-    learner.soft_actor_step(rows(16), "edit")
+    learner.soft_actor_step(rows(16))
     assert all(moved(before[1], edit.parameters()))
     assert not any(moved(base_before, base.parameters()) + moved(before[2], learner.critic_params))
     edit_before = copies(edit.parameters())
@@ -199,7 +199,7 @@ def test_who_acts_shares_all_but_the_base() -> None:
 def test_climbs_beyond_what_it_imitates() -> None:
     """The data are around 0 (deviation 0.15), the reward peaks at 0.4. The best of four of the base
     would be at 0.15 on average; edits get nearer."""
-    rates = {"base_lr": 3e-3, "edit_lr": 3e-3, "critic_lr": 3e-3, "base_tau": 0.05}
+    rates = {"base_lr": 3e-3, "actor_lr": 3e-3, "critic_lr": 3e-3, "base_tau": 0.05}
     learner = make(batch_size=64, n=4, initial_temperature=0.005, **rates)
     for _ in range(400):
         learner.update(rows(64))
