@@ -54,7 +54,9 @@ class Deterministic(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)

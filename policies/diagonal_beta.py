@@ -59,7 +59,9 @@ class DiagonalBeta(Policy):
                 "this policy's actions have bounds, and normalised ones do not: "
                 "policy=diagonal_gaussian"
             )
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
@@ -68,7 +70,7 @@ class DiagonalBeta(Policy):
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
-        """alpha and beta of each action element, [n, size, 2]."""
+        """Return alpha and beta of each action element, [n, size, 2]."""
         raw = self.net(self.encoder(obs))
         return 1 + functional.softplus(raw).unflatten(1, (self.size, 2))
 

@@ -48,7 +48,9 @@ class DiagonalGaussian(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(

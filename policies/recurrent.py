@@ -41,7 +41,8 @@ class Memory(nn.Module):
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         super().__init__()
-        self.encoder, self.width = encoder, width
+        self.encoder = encoder
+        self.width = width
         self.enter = nn.Linear(encoder.size, width)
         self.cell = nn.GRUCell(width, width)
         for weight in (self.enter.weight, self.cell.weight_ih, self.cell.weight_hh):
@@ -76,7 +77,9 @@ class Recurrent(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.chunk, self.width = spec, config.chunk, config.width
+        self.spec = spec
+        self.chunk = config.chunk
+        self.width = config.width
         self.memory = Memory(Encoder(spec.obs, config.images, points=config.points), config.width)
         self.inner = build_inner(config.inner, config.chunk, config.width, spec)
 

@@ -33,7 +33,8 @@ class Joined(Controller):
                 f"controllers needs {', '.join(table.arms)}, in this order; it has "
                 f"{', '.join(config.controllers)}"
             )
-        self.arms, self.config = table.arms, config
+        self.arms = table.arms
+        self.config = config
         for name, node in config.controllers.items():
             if node.get("dt", config.dt) != config.dt:
                 raise ConfigError(f"controllers.{name}.dt={node['dt']} should be dt={config.dt:g}")
@@ -59,7 +60,8 @@ class Joined(Controller):
         """Joint targets [B, n] of all arms (rad, m; hands included), the width as it was and the
         moved reference, for `action` [B, A] and measured positions `q` [B, n]."""
         targets: list[Floats] = []
-        moved, at = {"width": reference["width"]}, 0
+        moved = {"width": reference["width"]}
+        at = 0
         for name, (joints, _) in self._split(q).items():
             part = self.parts[name]
             own = {k.partition("/")[2]: v for k, v in reference.items() if k.startswith(f"{name}/")}

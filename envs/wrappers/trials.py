@@ -24,7 +24,9 @@ from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.envs.row_rng import RowRng
 
-ACTION, REWARD, FIRST = "last_action", "last_reward", "first"
+ACTION = "last_action"
+REWARD = "last_reward"
+FIRST = "first"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Trials(Wrapper):
         if not tasks:
             raise ConfigError("Trials needs an environment with a task vector")
         self.episodes = config.episodes
-        n, device = self.num_envs, self.device
+        n = self.num_envs
+        device = self.device
         self.streams = RowRng(self.depth << 40, n, device)
         self.memory["generator"] = self.streams.state
         self.memory["task"] = torch.zeros(n, tasks, device=device)
@@ -78,8 +81,10 @@ class Trials(Wrapper):
         return self.transform_obs(self.env.reset(seed, self.memory["task"], mask))
 
     def step(self, action: Tensor) -> Step:
-        step, memory = self.env.step(action), self.memory
-        trial, ended = memory["trial"], step.ended
+        step = self.env.step(action)
+        memory = self.memory
+        trial = memory["trial"]
+        ended = step.ended
         given = functional.one_hot(action, self.choices) if self.choices else action.flatten(1)
         memory[ACTION] = given.to(memory[ACTION].dtype)
         memory[REWARD] = step.reward[:, None].to(memory[REWARD].dtype)
@@ -99,7 +104,8 @@ class Trials(Wrapper):
 
     def _begin(self, rows: Tensor, task: Tensor | None) -> None:
         """Start lifetimes in `rows` [B] (bool), of the tasks `task` [B, D] (None: drawn)."""
-        memory, index = self.memory, rows.nonzero().flatten()
+        memory = self.memory
+        index = rows.nonzero().flatten()
         if len(index):
             chosen = self._draw(index) if task is None else task.to(self.device)[index].float()
             memory["task"] = memory["task"].index_copy(0, index, chosen)

@@ -56,8 +56,11 @@ class Act(Policy):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        self.spec, self.chunk, self.config = spec, config.chunk, config
-        width, self.length = config.width, config.chunk
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
+        width = config.width
+        self.length = config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.tokens = nn.ModuleList(nn.Linear(size, width) for size in self.encoder.sizes)
@@ -134,7 +137,8 @@ class Act(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean absolute error over the valid steps plus beta KL, [n]."""
-        seen, valid = self.observed(under(batch, "obs")), batch["valid"]
+        seen = self.observed(under(batch, "obs"))
+        valid = batch["valid"]
         action = self.range(batch["action"]).flatten(2)
         mean, log_std = self.posterior(seen, action, valid)
         z = mean + log_std.exp() * torch.randn_like(mean)

@@ -76,7 +76,7 @@ class Consistency(flow.Flow):
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """f(x, t, o) [n, D] at times `t` [n]: the predicted chunk."""
+        """Return f(x, t, o) [n, D] at times `t` [n], the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
     def loss(self, batch: Tensors) -> Tensor:
@@ -85,7 +85,8 @@ class Consistency(flow.Flow):
         target = self.range(batch["action"]).flatten(1)
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)
-        t, s = level / self.levels, (level + 1) / self.levels
+        t = level / self.levels
+        s = (level + 1) / self.levels
         with torch.no_grad():
             goal = self.clean(torch.lerp(z, target, s[:, None]), s, features)
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)

@@ -66,7 +66,8 @@ class Flow(ChunkSampler):
         """Mean squared error of the velocity over the valid steps, [n]."""
         features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
-        x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
+        x0 = torch.randn_like(target)
+        t = torch.rand(len(target), device=target.device)
         x = torch.lerp(x0, target, t[:, None])
         error = (self.net(x, t, features) - (target - x0)).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])

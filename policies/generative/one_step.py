@@ -50,7 +50,8 @@ class OneStep(PolicyWrapper):
         require_continuous(spec)
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
-        self.spec, self.chunk = spec, self.flow.chunk
+        self.spec = spec
+        self.chunk = self.flow.chunk
         self.size = self.chunk * spec.act.size
         if self.flow.sample_noise(1).shape[1:] != (self.size,):
             raise ConfigError("flow must be a policy whose noise is as large as its chunk")
@@ -75,7 +76,7 @@ class OneStep(PolicyWrapper):
         return policy
 
     def forward(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
+        """Return mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
         return self.net(torch.cat([self.encoder(obs), noise], 1))
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

@@ -19,7 +19,9 @@ from torch.nn import functional
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors, each
 
-KEYS, VALUES, KNOWN = "keys", "values", "known"
+KEYS = "keys"
+VALUES = "values"
+KNOWN = "known"
 
 
 class CausalAttention(nn.Module):

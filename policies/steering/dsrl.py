@@ -25,7 +25,8 @@ from embodied.core.tensors import Tensors
 from embodied.policies.abilities import ProbesNoise
 from embodied.policies.steering import steered
 
-PROBES, LEAST = 8, 1e-6  # noise samples of the test for an effect, and the least effect
+PROBES = 8  # noise samples of the test for an effect
+LEAST = 1e-6  # the least effect
 
 
 @dataclass(frozen=True)

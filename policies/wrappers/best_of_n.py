@@ -50,7 +50,9 @@ class BestOfN(PolicyWrapper):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
         require_continuous(spec)
-        self.spec, self.n, self.value = spec, config.n, config.value
+        self.spec = spec
+        self.n = config.n
+        self.value = config.value
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.base = build({**config.base, **chunk}, Policy, spec=spec)
         self.chunk = self.base.chunk

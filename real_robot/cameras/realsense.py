@@ -64,14 +64,17 @@ class RealSense(Source):
     """Colour only: the bridge has no place for depth."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.name = f"RealSense {config.serial}".strip()
         self._sensor: Any = None
         self._taken: float | None = None
 
     def open(self) -> None:
         self._sdk = sdk = _sdk()
-        device, self._device_clock, self._timeout = self._device(), DeviceClock(), FIRST * TIMEOUT
+        device = self._device()
+        self._device_clock = DeviceClock()
+        self._timeout = FIRST * TIMEOUT
         sensor, profile = self._profile(device)
         self._queue = sdk.frame_queue(NEWEST)
         try:
@@ -98,7 +101,8 @@ class RealSense(Source):
         return self._taken
 
     def close(self) -> None:
-        sensor, self._sensor = self._sensor, None
+        sensor = self._sensor
+        self._sensor = None
         if sensor is None:
             return
         for end in (sensor.stop, sensor.close):

@@ -59,7 +59,8 @@ class Video(Source):
     """OpenCV's reader; a film is played at its `fps`, and ends with an error."""
 
     def __init__(self, config: VideoConfig) -> None:
-        self.config, self.name = config, config.device
+        self.config = config
+        self.name = config.device
         self._due = 0.0
 
     def open(self) -> None:
@@ -71,7 +72,8 @@ class Video(Source):
             raise CameraError(f"camera {self.name} cannot be opened: is it there, is it in use?")
         if not self._film:
             self._set(cv2, reader)
-        self._reader, self._due = reader, time.monotonic()
+        self._reader = reader
+        self._due = time.monotonic()
 
     def grab(self) -> Frame:
         if self._film:
@@ -127,7 +129,8 @@ class Folder(Source):
     """Files of pictures as a camera, to try out what sees without one."""
 
     def __init__(self, config: FolderConfig) -> None:
-        self.config, self.name = config, config.path
+        self.config = config
+        self.name = config.path
         self._files: list[Path] = []
 
     def open(self) -> None:
@@ -137,7 +140,8 @@ class Folder(Source):
         self._files = [file for file in found if file.suffix.lower() in endings]
         if not self._files:
             raise CameraError(f"camera {self.name}: no PNG or JPEG files are there")
-        self._next, self._due = 0, time.monotonic()
+        self._next = 0
+        self._due = time.monotonic()
 
     def grab(self) -> Frame:
         if self._next == len(self._files):
@@ -178,7 +182,8 @@ class Rendered(Source):
     name = "rendered"
 
     def __init__(self, config: RenderedConfig) -> None:
-        self.config, self.scene = config, build(config.scene, Scene)
+        self.config = config
+        self.scene = build(config.scene, Scene)
         self.random = np.random.default_rng(config.seed)
 
     def open(self) -> None:

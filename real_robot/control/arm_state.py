@@ -12,7 +12,8 @@ from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 
 Floats = NDArray[np.float64]
-SHORTEST, LONGEST = 1e-7, 1000.0  # s
+SHORTEST = 1e-7  # s of a motion between limits
+LONGEST = 1000.0  # s of a motion between limits
 
 Place = Annotated[float, Bound(-1e3, 1e3)]
 """A position in rad or m."""
@@ -20,14 +21,16 @@ Place = Annotated[float, Bound(-1e3, 1e3)]
 
 @dataclass(slots=True)
 class ArmState:
-    """A measurement: joint positions `q` [n] (rad; m for sliding joints), velocities `dq` [n],
-    torques `tau` [n] (N m, N; zero where they are not measured), and when it was true, `t` (s,
-    monotonic clock of the control process)."""
+    """A measurement of the arm."""
 
     q: Floats
+    """Joint positions [n], rad (m for sliding joints)."""
     dq: Floats
+    """Joint velocities [n], rad/s (m/s)."""
     tau: Floats
+    """Joint torques [n], N m (N); zero where they are not measured."""
     t: float
+    """Time (s) at which this was true, on the control process's monotonic clock."""
 
 
 @dataclass(frozen=True)

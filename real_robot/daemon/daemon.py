@@ -75,7 +75,8 @@ class Daemon:
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.clock = make_private(folder), clock
+        self.folder = make_private(folder)
+        self.clock = clock
         self.names = build_chain(deployment).names
         self.server = RpcServer(folder, clock, token)
         self.processes = Processes(folder, deployment, clock)
@@ -88,7 +89,8 @@ class Daemon:
         self.endpoint: Endpoint | None = None
         self.systemd = Notifier(clock=clock)
         self.metrics_at = 0.0
-        self.heard, self.needs_session = clock(), False
+        self.heard = clock()
+        self.needs_session = False
 
     @property
     def deployment(self) -> Deployment:

@@ -35,7 +35,8 @@ class DaemonProcess:
     """
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder, self.token = make_private(folder), secrets.token_hex(16)
+        self.folder = make_private(folder)
+        self.token = secrets.token_hex(16)
         # Not a file in the folder: another daemon may live there.
         self._errors = tempfile.TemporaryFile(dir=memory_folder())  # noqa: SIM115
         self._process = subprocess.Popen(

@@ -28,7 +28,8 @@ class Processes:
     def __init__(
         self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.folder, self.deployment = folder, deployment
+        self.folder = folder
+        self.deployment = deployment
         self.control = Child("control", "embodied.real_robot.control.main", folder)
         self.policy = Child("policy", "embodied.real_robot.policy.main", folder)
         self.recorder = Child("recorder", "embodied.real_robot.recording.main", folder)

@@ -24,8 +24,10 @@ class Restarts:
         start: Callable[[], None],
         policy_started: Callable[[str], None],
     ) -> None:
-        self.processes, self.answer = processes, answer
-        self.start, self.policy_started = start, policy_started
+        self.processes = processes
+        self.answer = answer
+        self.start = start
+        self.policy_started = policy_started
         self._task: Iterator[None] | None = None
         self._loading: tuple[Client, Request] | None = None
 

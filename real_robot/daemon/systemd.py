@@ -21,7 +21,8 @@ class Notifier:
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock, self.next = clock, -float("inf")
+        self.clock = clock
+        self.next = -float("inf")
         place = environment.get("NOTIFY_SOCKET", "")
         self.place = f"\0{place[1:]}" if place.startswith("@") else place
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())

@@ -16,6 +16,7 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of, unloaded
 
 
 @dataclass(frozen=True)
@@ -86,22 +87,27 @@ class JoinedDriver(Driver):
                     other.driver.close()
                 raise _named(part, error) from error
             opened.append(part)
-            part.lost, part.t = False, 0.0
+            part.lost = False
+            part.t = 0.0
         self.read()
         for part in self.parts:
             part.sent = part.driver.width
 
     def read(self) -> ArmState:
         """All robots; DriverError with what was measured where one does not answer."""
-        before, times, problem = self._state, list[float](), None
+        before = self._state
+        times = list[float]()
+        problem = None
         state = ArmState(before.q.copy(), before.dq.copy(), before.tau.copy(), before.t)
         for part in self.parts:
             try:
                 self._measure(part, state, times, before)
             except DriverError as error:
-                part.lost, problem = True, problem or _named(part, error)
+                part.lost = True
+                problem = problem or _named(part, error)
         if times:
-            state.t, self._skew = min(times), max(times) - min(times)
+            state.t = min(times)
+            self._skew = max(times) - min(times)
         self._state = state
         if problem is not None:
             raise DriverError(str(problem), state if times else None)
@@ -109,7 +115,9 @@ class JoinedDriver(Driver):
 
     def _measure(self, part: Part, state: ArmState, times: list[float], before: ArmState) -> None:
         arm = part.driver.read()
-        state.q[part.at], state.dq[part.at], state.tau[part.at] = arm.q, arm.dq, arm.tau
+        state.q[part.at] = arm.q
+        state.dq[part.at] = arm.dq
+        state.tau[part.at] = arm.tau
         times.append(arm.t)
         if part.hand:
             at, width = part.at.stop, part.driver.width
@@ -137,7 +145,8 @@ class JoinedDriver(Driver):
             try:
                 do(part)
             except DriverError as error:
-                part.lost, problem = True, problem or _named(part, error)
+                part.lost = True
+                problem = problem or _named(part, error)
         if problem is not None:
             raise problem
 
@@ -154,14 +163,14 @@ class JoinedDriver(Driver):
         """A hand that holds something is kept where it was sent: it is no arm that presses."""
         found = np.zeros(len(self.joints))
         for part in self.parts:
-            found[part.at] = part.driver.droop(q[part.at])
+            found[part.at] = droop_of(part.driver)(q[part.at])
             if part.hand:
                 found[part.at.stop] = part.sent - q[part.at.stop]
         return found
 
     def unloaded(self, stretch: Floats) -> None:
         for part in self.parts:
-            part.driver.unloaded(stretch[part.at])
+            unloaded(part.driver, stretch[part.at])
 
     def reach(self) -> tuple[Floats, Floats] | None:
         found = [part.driver.reach() for part in self.parts]

@@ -57,7 +57,9 @@ class MujocoArm(Driver):
     """A simulation: results of calibration are not kept."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.table = config, clock, read_arm_file(config.arm)
+        self.config = config
+        self.clock = clock
+        self.table = read_arm_file(config.arm)
         self.joints = tuple(joint.name for joint in self.table.joints)
         if config.start and len(config.start) != len(self.joints):
             raise ConfigError(f"driver.start needs {len(self.joints)} joint positions")
@@ -188,4 +190,5 @@ def _add_servo(spec: Any, name: str, effort: float) -> None:
     servo.trntype = mujoco.mjtTrn.mjTRN_JOINT
     servo.set_to_position(kp=1.0, kv=1.0)
     if effort:
-        servo.forcelimited, servo.forcerange = True, [-effort, effort]
+        servo.forcelimited = True
+        servo.forcerange = [-effort, effort]

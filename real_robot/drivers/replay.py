@@ -47,11 +47,14 @@ class Replay(Driver):
     """Commands are checked for their shape, kept in `sent`, and not followed."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
-        self.joints, self.sensed = config.joints, config.sensed
+        self.config = config
+        self.clock = clock
+        self.joints = config.joints
+        self.sensed = config.sensed
         self.sent: Floats = np.zeros(len(config.joints))
         self.recording: Recording | None = None
-        self._began, self._at = 0.0, 0
+        self._began = 0.0
+        self._at = 0
 
     def connect(self) -> None:
         path = Path(self.config.file)

@@ -20,9 +20,9 @@ from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Numb
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.sim_springs import Arm, Holds, JointHold, ToolHold
-from embodied.real_robot.drivers.springs import Springs, Tool, damped, span
+from embodied.real_robot.drivers.springs import Springs, Tool, check_stiffness, damped, span
 
 GUIDED = 0.1  # of its damping: what a released arm keeps
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late
@@ -73,7 +73,8 @@ class Sim(Driver):
     joints = fr3.JOINTS
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.random = np.random.default_rng(config.seed)
         self.kept: deque[tuple[ArmState, float]] = deque()
         self.connected = False
@@ -85,7 +86,9 @@ class Sim(Driver):
         self.model = _alone() if self.world is None else self.world.compile()
         self.data = mujoco.MjData(self.model)
         self.arm = Arm(self.model, self.data)
-        self.at, self.dof, self.servos = self.arm.at, self.arm.dof, self.arm.servos
+        self.at = self.arm.at
+        self.dof = self.arm.dof
+        self.servos = self.arm.servos
         self.fingers = [self.model.joint(name).qposadr[0] for name in fr3.FINGERS]
         start = fr3.HOME if self.config.start is None else np.asarray(self.config.start)
         self.data.qpos[self.at] = start

@@ -24,7 +24,8 @@ class BlackBoxFiles:
     """Of the daemon in `folder`; the newest files stay, as many as the deployment says."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder, self.newest = folder, deployment.keep
+        self.folder = folder
+        self.newest = deployment.keep
         self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
 
     def new_path(self, name: str = "") -> Path:

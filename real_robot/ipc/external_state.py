@@ -69,7 +69,9 @@ class ExternalStateReader:
     """The reader's side: `names`, `read`, `renew`. DriverError where nothing is measured."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.names = config, clock, config.names
+        self.config = config
+        self.clock = clock
+        self.names = config.names
         self._values = np.zeros(len(config.names))
         self._values_mailbox: Mailbox | None = None
         self._renew: Mailbox | None = None

@@ -55,7 +55,8 @@ class Mailbox:
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], version: int, create: bool) -> None:
-        self.path, self.size = path, HEAD.itemsize + dtype.itemsize
+        self.path = path
+        self.size = HEAD.itemsize + dtype.itemsize
         if create:
             # Other users may neither read nor write it.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

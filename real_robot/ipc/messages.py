@@ -14,7 +14,10 @@ TAKEOVER = "takeover"
 """The mailbox of a person who takes over from the policy: a PERSON of the operator's terminal."""
 READY = "policy.ready"
 """The file with the process id of a policy that is ready to take over from another."""
-MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 128, 32, 4096, 240
+MOST_STEPS = 128
+MOST_ACTION = 32
+MOST_NOISE = 4096
+TEXT = 240
 """Steps and numbers of a chunk, and of its noise: 128 steps of 32 numbers each."""
 MOST_CAMERAS = 8
 

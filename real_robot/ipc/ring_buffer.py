@@ -25,7 +25,10 @@ from numpy.typing import NDArray
 
 from embodied.real_robot.ipc.mailbox import MailboxError, checksum
 
-MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 3, 64, 1 << 16
+MAGIC = 0x626F7821
+VERSION = 3
+ALIGN = 64
+MOST_ABOUT = 1 << 16
 HEAD = np.dtype(
     [
         ("magic", "<u4"),
@@ -49,7 +52,9 @@ class BlackBox:
     def __init__(self, path: Path, dtype: np.dtype[Any], slots: int, create: bool) -> None:
         if slots < 2:
             raise ValueError(f"{slots} slots should be 2 or more")
-        self.path, self.slots, self.dtype = path, slots, dtype
+        self.path = path
+        self.slots = slots
+        self.dtype = dtype
         fields = json.dumps(dtype.descr).encode()
         texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
         sums = -(-texts.stop // ALIGN) * ALIGN

@@ -22,7 +22,8 @@ class HotSwap:
     """One newcomer at a time: `start`, `poll` until it is ready, then `begin` and `finish`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder, self.clock = folder, clock
+        self.folder = folder
+        self.clock = clock
         self.child: Child | None = None
 
     def start(self, policy: str, acting: Child) -> None:
@@ -55,7 +56,8 @@ class HotSwap:
     def finish(self) -> Child:
         """Who acts from now on."""
         assert self.child is not None
-        newcomer, self.child = self.child, None
+        newcomer = self.child
+        self.child = None
         newcomer.words = ()  # should it have to be started again
         newcomer.send(b"g")
         return newcomer

@@ -19,8 +19,10 @@ class Success:
     or sensed; else it is not known (None)."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self.sensed, self.within = deployment.sensed, deployment.goal_within
-        self.given, self.forward = deployment.given, forward_kinematics(deployment)
+        self.sensed = deployment.sensed
+        self.within = deployment.goal_within
+        self.given = deployment.given
+        self.forward = forward_kinematics(deployment)
         has = {*deployment.given, *deployment.sensed}
         self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
 

@@ -106,7 +106,8 @@ class Recorder:
             return
         if self.builder is not None:
             self._new_dataset()
-        self.spec, self.noise_size = spec, noise
+        self.spec = spec
+        self.noise_size = noise
         watch, target = observer(full, self.deployment), tool_target(self.deployment)
         success, before = Success(self.deployment), self.builder
         frames = self._frame_history(full, spec)
@@ -131,7 +132,8 @@ class Recorder:
         first, number = Path(self.deployment.recording), 2
         while first.with_name(f"{first.name}-{number}").exists():
             number += 1
-        self.writer, self.place = None, first.with_name(f"{first.name}-{number}")
+        self.writer = None
+        self.place = first.with_name(f"{first.name}-{number}")
 
     def _write_episode(self, episode: Episode) -> None:
         fields = self.status.fields

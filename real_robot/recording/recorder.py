@@ -67,7 +67,10 @@ class EpisodeBuilder:
         frames: FrameHistory | None = None,
     ) -> None:
         self.frames = FrameHistory({}, {}, (), 0.0) if frames is None else frames
-        self.spec, self.observer, self.target, self.noise = spec, observer, target, noise
+        self.spec = spec
+        self.observer = observer
+        self.target = target
+        self.noise = noise
         self.success = success
         self.ticks: OrderedDict[float, np.void] = OrderedDict()
         self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
@@ -93,11 +96,13 @@ class EpisodeBuilder:
         """The next tick; the episode that ended with it, if one did."""
         self.ticks[float(tick["measured"])] = tick
         _shorten(self.ticks)
-        before, self.last = self.last, tick
+        before = self.last
+        self.last = tick
         runs = int(tick["mode"]) == Mode.RUNNING
         ran = before is not None and int(before["mode"]) == Mode.RUNNING
         if runs and not ran:
-            self.rows, self.open = [], None
+            self.rows = []
+            self.open = None
         if runs and (self.open is None or tick["step"] != self.open["step"]):
             self._close_step(before if ran else None)
             self.open = tick if tick["size"] and not tick["starved"] else None
@@ -147,7 +152,9 @@ class EpisodeBuilder:
         return observe_state(self.observer, tick, self.target)
 
     def _finish_episode(self, last: np.void, after: np.void) -> Episode | None:
-        rows, self.rows, self.open = self.rows, [], None
+        rows = self.rows
+        self.rows = []
+        self.open = None
         if not rows:
             return None
         fault = bytes(after["fault"]).decode(errors="replace")

@@ -70,7 +70,8 @@ class RealEnv(VecEnv):
     def __init__(self, config: Config) -> None:
         if config.num_envs != 1:
             raise ConfigError("a real robot is one arm: num_envs=1 (and eval.num_envs=1)")
-        self.config, self.num_envs = config, 1
+        self.config = config
+        self.num_envs = 1
         self.random = np.random.default_rng(config.seed)
         inner = build({**config.world, "num_envs": 1}, VecEnv)
         self.spec = inner.spec

@@ -63,7 +63,8 @@ class Keyboard(Device):
         self.key: Key = ""
 
     def pressed(self) -> Key:
-        key, self.key = self.key, ""
+        key = self.key
+        self.key = ""
         return key
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
@@ -169,7 +170,8 @@ class SpaceMouse(Device):
                 f"the SpaceMouse at {config.path} cannot be read ({error.strerror}): see "
                 "/dev/hidraw*, and who may read it"
             ) from error
-        self.axes, self.grip = [0.0] * 6, 0.0
+        self.axes = [0.0] * 6
+        self.grip = 0.0
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         with suppress(BlockingIOError):

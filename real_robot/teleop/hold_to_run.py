@@ -27,7 +27,9 @@ from embodied.real_robot.teleop.terminal import Terminal
 
 LOOK = 0.02  # s between two looks at a button
 EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
-SYN, KEY, DROPPED = 0, 1, 3
+SYN = 0
+KEY = 1
+DROPPED = 3
 SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
 
 
@@ -75,7 +77,8 @@ class TerminalKey(HoldDevice):
         file: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.terminal = Terminal(file)
         name = {" ": "the space bar"}.get(config.key, f"the key {config.key!r}")
         self.hint = f"hold {name} down"
@@ -104,7 +107,8 @@ class TerminalKey(HoldDevice):
             return False
         if not came:
             return False
-        repeats, self.typed = now - self.typed <= self.config.repeat, now
+        repeats = now - self.typed <= self.config.repeat
+        self.typed = now
         return repeats
 
     def _typed(self) -> bool:
@@ -135,7 +139,8 @@ class InputKey(HoldDevice):
     kernel. Held only after a press that was seen, and no longer once an event was lost."""
 
     def __init__(self, config: InputKeyConfig) -> None:
-        self.config, self.down = config, False
+        self.config = config
+        self.down = False
         self.hint = f"hold key {config.code} of {config.path} down"
         try:
             self.file = os.open(config.path, os.O_RDONLY | os.O_NONBLOCK)
@@ -206,7 +211,8 @@ class HoldToRun(OperatorThread):
     """The device `node` (None: the space bar), while an operator holds it."""
 
     def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.node, self.last = SPACE if node is None else node, -1e9
+        self.node = SPACE if node is None else node
+        self.last = -1e9
         self.beats: Beats | None = None
         super().__init__(clock)
 

@@ -31,9 +31,11 @@ class LeaderMotion:
     """Actions towards the place of the leader's tool."""
 
     def __init__(self, reach: Reach, clock: Callable[[], float]) -> None:
-        self.reach, self.clock = reach, clock
+        self.reach = reach
+        self.clock = clock
         self.forward = forward_of(reach.kinematics)
-        self.moved, self.last = -np.inf, np.full(3, np.inf)
+        self.moved = -np.inf
+        self.last = np.full(3, np.inf)
 
     def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
         """For a leader at joints `q` [n] with its hand at `grip`, and a follower's tool at `tool`

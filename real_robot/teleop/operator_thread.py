@@ -26,7 +26,8 @@ class OperatorThread(ABC):
         self.clock = clock
         self.problem: Exception | None = None
         self._folder: Path | None = None
-        self._opened, self._go = threading.Event(), threading.Event()
+        self._opened = threading.Event()
+        self._go = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -101,7 +102,9 @@ class DaemonMailbox:
     """A mailbox of the daemon's folder, which a daemon that starts again makes anew."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.path, self.dtype, self.file = path, dtype, -1
+        self.path = path
+        self.dtype = dtype
+        self.file = -1
         self.mailbox: Mailbox | None = None
 
     def newest(self) -> Mailbox | None:

@@ -92,9 +92,13 @@ class Teleoperator(Policy):
             raise ConfigError(f"{unknown[0]} cannot be teleoperated (only {', '.join(MOTION)})")
         if not names:
             raise ConfigError("the actions have no names, so a device cannot be mapped to them")
-        self.config, self.spec, self.chunk, self.clock = config, spec, 1, clock
+        self.config = config
+        self.spec = spec
+        self.chunk = 1
+        self.clock = clock
         self.device = build(config.device, Device)
-        self.grip, self.until = OPEN, -1.0
+        self.grip = OPEN
+        self.until = -1.0
         self.held = NO_INPUT
 
     def initial(self, n: int) -> Tensors:

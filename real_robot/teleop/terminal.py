@@ -78,7 +78,8 @@ class Terminal:
             self._restore = None
         if self.ours is not None:
             os.close(self.ours)
-            self.file, self.ours = -1, None
+            self.file = -1
+            self.ours = None
 
 
 def restore(file: int, before: list[Any]) -> None:

@@ -46,7 +46,9 @@ class TerminalKeyboard(Device):
         file: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.clock, self.terminal = config, clock, Terminal(file)
+        self.config = config
+        self.clock = clock
+        self.terminal = Terminal(file)
         if not self.terminal.foreground:
             raise ConfigError(
                 "TerminalKeyboard: there is no terminal whose keys could drive the arm; run this "
@@ -73,7 +75,8 @@ class TerminalKeyboard(Device):
         return held_keys({name for name, typed in self.typed.items() if typed > until})
 
     def pressed(self) -> Key:
-        key, self.key = self.key, ""
+        key = self.key
+        self.key = ""
         return key
 
     def close(self) -> None:

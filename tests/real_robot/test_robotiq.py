@@ -12,7 +12,7 @@ from embodied.embodiments import fr3
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.robotiq.driver import Config, WithRobotiq
 from embodied.real_robot.drivers.robotiq.wires import Modbus, crc
-from embodied.real_robot.emulators.robotiq import SerialGripper, SocketGripper
+from tests.fakes.robotiq import SerialGripper, SocketGripper
 
 ARM = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
 TARGET = "embodied.real_robot.drivers.robotiq.driver.WithRobotiq"

@@ -15,7 +15,13 @@ from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Config, Sim
-from embodied.real_robot.drivers.springs import Tool, tool_springs
+from embodied.real_robot.drivers.springs import (
+    Tool,
+    springs_of,
+    stiffen,
+    stiffness_of,
+    tool_springs,
+)
 from embodied.real_robot.safety.chain import Chain, Tick
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.energy_stage import Energy
@@ -63,9 +69,9 @@ def test_a_stiffness_that_it_does_not_have_is_refused(wrong: np.ndarray) -> None
 
 def test_what_has_no_springs_says_so() -> None:
     driver: Driver = Replay(ReplayConfig("nothing.npz"))
-    assert driver.springs is None and driver.stiffness is None
+    assert springs_of(driver) is None and stiffness_of(driver) is None
     with pytest.raises(DriverError, match="Replay cannot change its stiffness"):
-        driver.stiffen(np.ones(7))
+        stiffen(driver, np.ones(7))
 
 
 class Softens:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -45,7 +45,9 @@ LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again
 SPEED = 0.4  # m/s that it lands with
 KALMAN = 2  # of stabilizer.estimator
-NEAR, CLEAR, STEADY = 0.15, 0.25, 25  # m, m, set-points: before a policy on board takes over
+NEAR = 0.15  # m from its set-point, before a policy on board takes over
+CLEAR = 0.25  # m above the ground, before a policy on board takes over
+STEADY = 25  # set-points in a row of which that is true
 BRIEF = 2.0  # s that a low voltage may last: motors that speed up pull it down
 
 
@@ -95,20 +97,24 @@ class Crazyflie(Driver):
     """`read`, `write` and `hold` never wait for the radio."""
 
     joints = JOINTS
-    rest: ClassVar[str] = "land"
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.link = Link(config.uri, clock)
         self.tracker = (
             None if config.tracker is None else build(config.tracker, ExternalStateReader)
         )
-        self.phase, self.ground = Phase.GROUND, 0.0
-        self._q, self._dq = np.zeros(4), np.zeros(4)
-        self._sent, self._sent_at = np.zeros(4), -math.inf
+        self.phase = Phase.GROUND
+        self.ground = 0.0
+        self._q = np.zeros(4)
+        self._dq = np.zeros(4)
+        self._sent = np.zeros(4)
+        self._sent_at = -math.inf
         self._since = self._asked = self._fine = 0.0
         self._held: float | None = None
-        self._steady, self._learned = 0, False
+        self._steady = 0
+        self._learned = False
         self._told: set[str] = set()
 
     def connect(self) -> None:
@@ -338,10 +344,13 @@ class Crazyflie(Driver):
 
     def _follow(self, q: Floats) -> None:
         """The set-point, as the drone is configured to take it."""
-        now, place, yaw = self.clock(), [float(each) for each in q[:3]], float(q[3])
+        now = self.clock()
+        place = [float(each) for each in q[:3]]
+        yaw = float(q[3])
         since = now - self._sent_at
         rate = (q - self._sent) / since if 0 < since < 0.2 else np.zeros(4)
-        self._sent[:], self._sent_at = q, now
+        self._sent[:] = q
+        self._sent_at = now
         if self.config.onboard:
             self._hand_over(q)
         if self.config.command == "position":
@@ -358,8 +367,10 @@ class Crazyflie(Driver):
 
     def _order_landing(self) -> None:
         seconds = max(1.5, (float(self._q[2]) - self.ground) / SPEED)
-        self._asked, learned = self.clock(), self._learned
-        self._learned, self._steady = False, 0
+        self._asked = self.clock()
+        learned = self._learned
+        self._learned = False
+        self._steady = 0
         self.link.tell(landing(self.ground, seconds, learned))
 
     def _come_down(self) -> None:

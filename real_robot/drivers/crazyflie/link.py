@@ -24,12 +24,14 @@ class Link:
     """`heard` holds, for each log block, its newest values and when they came (s)."""
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.uri, self.clock = uri, clock
+        self.uri = uri
+        self.clock = clock
         self.heard: dict[str, tuple[Mapping[str, float], float]] = {}
         self.lost = ""
         self._drone: Any = None
         self._ready = threading.Event()
-        self._wake, self._over = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._over = threading.Event()
         self._queue: deque[Command] = deque()
         self._newest: dict[str, Command] = {}
         self._sender: threading.Thread | None = None
@@ -43,7 +45,8 @@ class Link:
         crazyflie, crtp = _library()
         if not crtp.CLASSES:
             crtp.init_drivers()
-        self.lost, self._drone = "", crazyflie.Crazyflie()
+        self.lost = ""
+        self._drone = crazyflie.Crazyflie()
         self.heard.clear()
         self._ready.clear()
         drone = self._drone
@@ -102,7 +105,8 @@ class Link:
     def close(self, flying: bool) -> None:
         """Let go; safe to call twice. cflib takes leave with a set-point that stops the motors: one
         that is still `flying` is left without."""
-        drone, self._drone = self._drone, None
+        drone = self._drone
+        self._drone = None
         if drone is None:
             return
         self._flush()

@@ -20,7 +20,9 @@ from embodied.real_robot.drivers.franka.errors import FAILED, call, explain, fra
 BAND = 0.004  # m off the wish that set the hand in motion
 LATENCY = 0.03  # s that a stop needs
 PAUSE = 0.02  # s between two looks
-OPEN, CLOSE, STILL = "open", "close", "still"
+OPEN = "open"
+CLOSE = "close"
+STILL = "still"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Hand:
     failed, empty while nothing did."""
 
     def __init__(self, config: Config, host: str, patience: float) -> None:
-        self.config, self.host = config, host
+        self.config = config
+        self.host = host
         self._gripper: Any = call(host, lambda: franky.Gripper(host), patience, "find its hand")
         state = call(host, lambda: self._gripper.state, patience, "tell its hand's width")
         self.most: float = state.max_width
@@ -48,7 +51,9 @@ class Hand:
             raise DriverError(f"the hand of the Franka at {host} says it cannot open: home it")
         self.width = self.wish = float(state.width)
         self.fault = ""
-        self._going, self._number, self._busy = STILL, 0, False
+        self._going = STILL
+        self._number = 0
+        self._busy = False
         self._end = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -87,7 +92,9 @@ class Hand:
     def _go(self, way: str, do: Callable[[], bool]) -> None:
         if self._busy:
             self._halt()
-        self._going, self._busy, self._number = way, True, self._number + 1
+        self._going = way
+        self._busy = True
+        self._number = self._number + 1
         threading.Thread(target=self._run, args=(do, self._number), daemon=True).start()
 
     def _run(self, do: Callable[[], bool], number: int) -> None:
@@ -102,7 +109,8 @@ class Hand:
     def _halt(self) -> None:
         """Whatever runs is over: what it says after this is not listened to."""
         self._number += 1
-        self._going, self._busy = STILL, False
+        self._going = STILL
+        self._busy = False
         self._gripper.stop()
 
     def _failed(self, error: BaseException) -> None:

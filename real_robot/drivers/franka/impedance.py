@@ -67,13 +67,15 @@ class ToolSpring:
     """The same on the tool's pose."""
 
     def __init__(self, config: Tool) -> None:
-        self.config, self.springs = config, tool_springs(config)
+        self.config = config
+        self.springs = tool_springs(config)
         self.model: Any = None
         self.frames: tuple[Any, Any] | None = None
 
     def motion(self, robot: Any, own: Own, q: Floats) -> Any:
         state, config = robot.state, self.config
-        self.model, self.frames = robot.model, (state.F_T_EE, state.EE_T_K)
+        self.model = robot.model
+        self.frames = (state.F_T_EE, state.EE_T_K)
         motion = franky.CartesianImpedanceTrackingMotion(
             translational_stiffness=config.stiffness,
             rotational_stiffness=config.turning,

@@ -33,7 +33,10 @@ from typing import Any
 
 STATE = struct.Struct("=2d")
 """When the measurement began (s, monotonic clock) and how long it took (s)."""
-MEASURED, REASON, READY, ORDER = b"m", b"!", b"r", b"o"
+MEASURED = b"m"
+REASON = b"!"
+READY = b"r"
+ORDER = b"o"
 MEASUREMENTS = 40  # at the start, to know how long one takes
 CONNECTS = 5  # LeRobot's `connect` gives up on one packet of about a hundred
 RETRIES = 5  # for one packet, meanwhile
@@ -147,7 +150,8 @@ class Bridge:
     """`about`: the settings; `device`: LeRobot's object."""
 
     def __init__(self, wire: socket.socket, about: dict[str, Any]) -> None:
-        self.wire, self.about = wire, about
+        self.wire = wire
+        self.about = about
         self.role: str = about["role"]
         self.keys: list[str] = about["keys"]
         self.device = made(about)

@@ -59,7 +59,8 @@ class LeRobotDriver(Driver):
     falls_when_released = True
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.joints = tuple(joint.name or motor(joint.key) for joint in config.joints)
         self.process = LeRobotProcess(config, "robot", config.keys)
         self._droop = np.zeros(len(config.joints))

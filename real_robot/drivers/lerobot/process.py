@@ -61,7 +61,9 @@ class LeRobotProcess:
     DriverError with the reason in one line."""
 
     def __init__(self, source: Source, role: str, keys: Sequence[str]) -> None:
-        self.source, self.role, self.keys = source, role, tuple(keys)
+        self.source = source
+        self.role = role
+        self.keys = tuple(keys)
         self.values: tuple[float, ...] = ()
         """The newest numbers [k], in LeRobot's units."""
         self.seen = -float("inf")
@@ -159,7 +161,9 @@ class LeRobotProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._wire, self._process, self.values = None, None, ()
+        self._wire = None
+        self._process = None
+        self.values = ()
         self._log.unlink(missing_ok=True)
 
     def _ended(self) -> str:

@@ -17,8 +17,9 @@ from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of, unloaded
 from embodied.real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
-from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
 
 CLOSED = 255
 PERIOD = 0.03  # s between exchanges
@@ -54,15 +55,20 @@ class WithRobotiq(Driver):
     """The arm's own in everything but the hand. Connecting activates the gripper: it moves."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, build(config.arm, Driver)
-        self.joints, self.sensed = self.arm.joints, self.arm.sensed
+        self.config = config
+        self.arm = build(config.arm, Driver)
+        self.joints = self.arm.joints
+        self.sensed = self.arm.sensed
         self.falls_when_released = self.arm.falls_when_released  # type: ignore[misc]
         self.wire: Wire = (
             Modbus(config.port) if config.wire == "serial" else UrSocket(config.host, config.socket)
         )
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._problem, self._position, self._wanted, self._heard = "", 0, 0, 0.0
+        self._problem = ""
+        self._position = 0
+        self._wanted = 0
+        self._heard = 0.0
 
     def connect(self) -> None:
         self.arm.connect()
@@ -81,7 +87,8 @@ class WithRobotiq(Driver):
             self._activate()
         status = self.wire.status()
         self._position = self._wanted = status.position
-        self._problem, self._heard = "", time.monotonic()
+        self._problem = ""
+        self._heard = time.monotonic()
         self._over.clear()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -106,7 +113,8 @@ class WithRobotiq(Driver):
             if status.fault >= 8:  # lower ones are notes
                 self._problem = f"the gripper reports fault {status.fault:#x}"
                 return
-            self._position, self._heard = status.position, time.monotonic()
+            self._position = status.position
+            self._heard = time.monotonic()
 
     def _end(self) -> None:
         self._over.set()
@@ -171,21 +179,21 @@ class WithRobotiq(Driver):
         self.arm.engage()
 
     def droop(self, q: Floats) -> Floats:
-        return self.arm.droop(q)
+        return droop_of(self.arm)(q)
 
     def unloaded(self, stretch: Floats) -> None:
-        self.arm.unloaded(stretch)
+        unloaded(self.arm, stretch)
 
     @property
     def springs(self) -> Springs | None:
-        return self.arm.springs
+        return springs_of(self.arm)
 
     @property
     def stiffness(self) -> tuple[Floats, Floats] | None:
-        return self.arm.stiffness
+        return stiffness_of(self.arm)
 
     def stiffen(self, stiffness: Floats) -> None:
-        self.arm.stiffen(stiffness)
+        stiffen(self.arm, stiffness)
 
     def sense(self) -> Floats:
         return self.arm.sense()

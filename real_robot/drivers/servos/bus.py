@@ -17,8 +17,11 @@ class ServoWire:
     def __init__(
         self, port: SerialPort, make: Make, names: Mapping[int, str], timeout: float, retries: int
     ) -> None:
-        self.port, self.make, self.names = port, make, dict(names)
-        self.timeout, self.retries = timeout, retries
+        self.port = port
+        self.make = make
+        self.names = dict(names)
+        self.timeout = timeout
+        self.retries = retries
         self.errors: dict[int, int] = {}
         """The error byte of every servo's last answer."""
         self.repeated = 0
@@ -37,7 +40,8 @@ class ServoWire:
     def find_echo(self) -> None:
         """Whether the adapter sends back what is written: what comes first is then the request."""
         question = self.make.read(min(self.names), self.make.mode, 1)
-        self.port.echo, seen = False, b""
+        self.port.echo = False
+        seen = b""
         self.send(question)
         end = time.monotonic() + self.timeout
         while len(seen) < len(question) and (data := self.port.read(end)):

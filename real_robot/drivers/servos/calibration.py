@@ -21,7 +21,11 @@ from embodied.real_robot.drivers.servos.registers import MAKES, TICKS
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
-OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
+# Registers of a Feetech STS servo.
+OFFSET = 31
+LOW = 9
+HIGH = 11
+LOCK = 55
 MOST_OFFSET = 2047
 LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
 Ask = Callable[[str], None]
@@ -161,10 +165,13 @@ class Calibration:
         ask: Ask,
         wait: Callable[[str, Step], None],
     ) -> None:
-        self.make, self.port = MAKES["feetech"], SerialPort(path, 1_000_000)
+        self.make = MAKES["feetech"]
+        self.port = SerialPort(path, 1_000_000)
         names = {id: name for name, id in ids.items()}
         self.wire = ServoWire(self.port, self.make, names, 0.1, 5)
-        self.file, self.ask, self.wait = progress, ask, wait
+        self.file = progress
+        self.ask = ask
+        self.wait = wait
         self.progress = Progress.load(progress, ids)
 
     def run(self, stages: Sequence[str] = ("middle", "range", "zero")) -> Progress:
@@ -215,7 +222,8 @@ class Calibration:
             low, high = ends[motor.id]
             if high - low < LEAST_RANGE:
                 raise DriverError(f"{name} was moved by {high - low} ticks only: calibrate again")
-            motor.range_min, motor.range_max = low, high
+            motor.range_min = low
+            motor.range_max = high
         self._keep({LOW: {id: _word(low) for id, (low, _) in ends.items()}})
         self._keep({HIGH: {id: _word(high) for id, (_, high) in ends.items()}})
 

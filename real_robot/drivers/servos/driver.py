@@ -34,7 +34,9 @@ class ServoBus(Driver):
     falls_when_released = True
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.make = config, clock, MAKES[config.protocol]
+        self.config = config
+        self.clock = clock
+        self.make = MAKES[config.protocol]
         self.joints = tuple(joint.name for joint in config.joints)
         names = {joint.id: f"joint {joint.name}" for joint in config.joints}
         names |= {hand.id: "the hand" for hand in some(config.hand)}

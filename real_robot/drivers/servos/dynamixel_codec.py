@@ -14,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from embodied.real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Packet, Reply
 
 HEADER = b"\xff\xff\xfd\x00"
-PING, READ, WRITE, STATUS, SYNC_READ, SYNC_WRITE = 0x01, 0x02, 0x03, 0x55, 0x82, 0x83
-ALERT = 0x80  # of the error byte: the servo has a hardware error; the other bits number a refusal
+PING = 0x01
+READ = 0x02
+WRITE = 0x03
+STATUS = 0x55
+SYNC_READ = 0x82
+SYNC_WRITE = 0x83
 LONGEST = 1024  # bytes of one frame: anything that claims more is noise
 
 

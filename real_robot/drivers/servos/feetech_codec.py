@@ -14,7 +14,11 @@ from collections.abc import Mapping, Sequence
 from embodied.real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Packet, Reply
 
 HEADER = b"\xff\xff"
-PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 0x01, 0x02, 0x03, 0x82, 0x83
+PING = 0x01
+READ = 0x02
+WRITE = 0x03
+SYNC_READ = 0x82
+SYNC_WRITE = 0x83
 MOST = 253  # bytes of data that one frame can carry
 
 

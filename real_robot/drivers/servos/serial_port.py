@@ -20,8 +20,11 @@ class SerialPort:
     dropped of what is read after a write."""
 
     def __init__(self, path: str, baud: int) -> None:
-        self.path, self.baud, self.echo = path, baud, False
-        self._file, self._skip = -1, 0
+        self.path = path
+        self.baud = baud
+        self.echo = False
+        self._file = -1
+        self._skip = 0
         self._poll = select.poll()
 
     def open(self) -> None:

@@ -71,7 +71,10 @@ class UrRtde(driver.UR):
                 self._process.wait(0.0 if hangs else GONE)
             self._process.kill()
             self._process.wait()
-        self._wire, self._process, self._state, self._free = None, None, {}, False
+        self._wire = None
+        self._process = None
+        self._state = {}
+        self._free = False
 
     def _start(self) -> None:
         if find_spec("rtde_control") is None or find_spec("rtde_receive") is None:

@@ -45,7 +45,8 @@ class Client:
     """Both interfaces of ur_rtde; RuntimeError and ValueError are theirs."""
 
     def __init__(self, wire: socket.socket, settings: dict[str, Any]) -> None:
-        self.wire, self.settings = wire, settings
+        self.wire = wire
+        self.settings = settings
         self.tick: float = 1 / settings["frequency"]
         place: tuple[str, float] = (settings["host"], settings["frequency"])
         receiver = import_module("rtde_receive").RTDEReceiveInterface
@@ -100,7 +101,8 @@ class Client:
         stamp, numbers = self._look()
         if stamp == self.stamp:
             return
-        self.stamp, self.playing = stamp, numbers[-1] == PLAYING
+        self.stamp = stamp
+        self.playing = numbers[-1] == PLAYING
         with suppress(OSError):  # not read for long, or closed: the next order says so
             state = STATE.pack(time.monotonic(), *numbers, self.control is not None)
             self.wire.send(MEASURED + state)
