@@ -50,8 +50,8 @@ def _saved(value: Any) -> Any:
         return value.get_state()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _saved(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if _holds_parts(value):
-        return {key: _saved(part) for key, part in value.items()}
+    if parts := _parts(value):
+        return {key: _saved(part) for key, part in parts.items()}
     return copy.deepcopy(pack(value))
 
 
@@ -68,17 +68,18 @@ def _restored(current: Any, saved: Any) -> Any:
         return current
     if dataclasses.is_dataclass(current) and not isinstance(current, type):
         return type(current)(**unpack(copy.deepcopy(saved)))
-    if _holds_parts(current):
-        return {key: _restored(part, saved[key]) for key, part in current.items()}
+    if parts := _parts(current):
+        return {key: _restored(part, saved[key]) for key, part in parts.items()}
     value = unpack(copy.deepcopy(saved))
     if isinstance(current, Counter):
         return Counter(cast(dict[Any, int], value))
     return value.to(current.device) if isinstance(current, Tensor) else value
 
 
-def _holds_parts(value: Any) -> bool:
-    """Whether `value` is a dict of objects that have a state of their own."""
+def _parts(value: Any) -> dict[Any, Any]:
+    """`value` if it is a dict of objects that have a state of their own, else {}."""
     if not isinstance(value, dict):
-        return False
-    parts = cast(dict[Any, Any], value).values()
-    return any(hasattr(part, "get_state") or hasattr(part, "state_dict") for part in parts)
+        return {}
+    parts = cast(dict[Any, Any], value)
+    held = (hasattr(part, "get_state") or hasattr(part, "state_dict") for part in parts.values())
+    return parts if any(held) else {}

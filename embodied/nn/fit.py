@@ -1,4 +1,4 @@
-"""Fitting a small model to data: a gradient step, the loop over batches, held-out indices."""
+"""Fitting a small model: a gradient step, loops over batches and minibatches, held-out indices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
+
+from embodied.core.tensors import Tensors, length, take
 
 
 def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -41,3 +43,22 @@ def held_out(count: int, share: float, random: torch.Generator) -> Tensor:
     """Random indices of about `share` of `count` items, at least one; none of no items."""
     order = torch.randperm(count, generator=random)
     return order[: max(1, round(share * count))]
+
+
+def minibatches(
+    learn: Callable[[Tensors], dict[str, Tensor]],
+    transitions: Tensors,
+    size: int,
+    generator: torch.Generator,
+    share: float = 1.0,
+) -> dict[str, Tensor]:
+    """Call `learn` on random minibatches of `size` transitions and average its metrics.
+
+    Uses a random fraction `share` of the transitions (at least one), each once. The batch of an
+    on-policy learner is too large for a single gradient step.
+    """
+    count = length(transitions)
+    order = torch.randperm(count, generator=generator, device=generator.device)
+    order = order[: max(round(share * count), 1)]
+    seen = [learn(take(transitions, part)) for part in order.split(size)]
+    return {key: torch.stack([each[key] for each in seen]).mean() for key in seen[0]}

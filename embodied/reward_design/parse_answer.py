@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embodied.llm.reasoning import without_reasoning
+from embodied.llm.request import without_reasoning
 from embodied.sandbox.program import ENTRIES, defined
 
 OPEN = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*$")

@@ -35,8 +35,6 @@ from embodied.rewards.demonstrations.observations import (
 from embodied.rewards.demonstrations.progress_hops import Frames, linear_progress
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
-ENDINGS = ("safetensors", "json")  # of the weights and the card
-
 
 def fingerprint(settings: Any, seed: int, data: Iterable[Tensor]) -> str:
     """Hash of everything that a fit depends on; `settings` are a dataclass."""
@@ -106,7 +104,9 @@ class FittedReward(nn.Module, SummedReward):
             moments = tt.cat([moments, all_frames(rest, self.leaves)[0]])
             frames = frames.followed_by(linear_progress(rest.length + 1, succeeds=False))
         mark = fingerprint(self.config, self.seed, [*moments.values(), frames.progress])
-        files = None if folder is None else [folder / f"{self.name}.{k}" for k in ENDINGS]
+        files = None
+        if folder is not None:
+            files = (folder / f"{self.name}.safetensors", folder / f"{self.name}.json")
         if files is not None and fingerprint_of(files[1]) == mark:
             self.load_state_dict(load_file(files[0]))
         else:

@@ -27,9 +27,8 @@ from embodied.rewards.success.calibration import (
     reliability,
     threshold_for,
 )
-from embodied.rewards.success.classifier import Classifier
+from embodied.rewards.success.classifier import Classifier, RecentBuffer
 from embodied.rewards.success.labels import Training, load_labelled, split
-from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)

@@ -25,11 +25,10 @@ from embodied.core.reward import SummedReward
 from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.fit import gradient_step
+from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
 from embodied.nn.running_stats import RunningMeanStd
 from embodied.rewards.intrinsic.features import ObservationFeatures
-from embodied.rewards.intrinsic.minibatches import minibatches
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from embodied.core.tensors import Tensors
 from embodied.rewards.demonstrations.observations import require_observed
 from embodied.rewards.success.labels import LabelledFrames, Training, load_labelled, with_successes
 from embodied.rewards.success.model import learn, made, mark_of, read, read_card, write
-from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.rewards.wrappers.success_detector import SuccessDetector
 
@@ -56,6 +55,32 @@ class Config:
     limit: Fraction = 0.05  # fraction of false positives above which there is a warning
     terminate: bool = False  # a training episode ends as a success when it is detected
     steps: Count = 3  # consecutive steps in which it must be detected
+
+
+class RecentBuffer(Remembered):
+    """A ring buffer of `size` observations (leaves [N, ...]) on the CPU; `seen` counts all that
+    were ever added."""
+
+    remembered = ("ring", "seen")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.seen = 0
+        self.ring: Tensors = {}
+
+    def push(self, moments: Tensors) -> None:
+        count = min(tt.length(moments), self.size)
+        at = (self.seen + torch.arange(count)) % self.size
+        for name, value in moments.items():
+            if name not in self.ring:
+                shape = (self.size, *value.shape[1:])
+                self.ring[name] = torch.zeros(shape, dtype=value.dtype)
+            self.ring[name][at] = value[len(value) - count :].cpu()
+        self.seen += count
+
+    def kept(self) -> Tensors:
+        """The stored observations, unordered; {} while empty."""
+        return {name: value[: min(self.seen, self.size)] for name, value in self.ring.items()}
 
 
 class Classifier(Remembered, Reward):

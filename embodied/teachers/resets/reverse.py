@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from embodied.core.bounds import Count, Fraction, PositiveFraction
-from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers.resets import reset_distribution
@@ -47,12 +46,7 @@ class Reverse(ResetDistribution):
         super().__init__(config, spec, env, seed)
 
     def select(self, paths: Trajectories) -> Trajectories:
-        good = (~(paths.won == 0)).nonzero().flatten()
-        if not len(good):
-            raise ConfigError(
-                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
-            )
-        return paths.only(good)
+        return paths.successful()
 
     def set_up(self) -> None:
         episode = self.paths.episode.numpy()

@@ -50,6 +50,15 @@ class Trajectories:
         places = number[self.episode[rows]]
         return replace(self, states=tt.take(self.states, rows), episode=places, **each, **whole)
 
+    def successful(self) -> Trajectories:
+        """The trajectories that are not known to have failed; ConfigError if there are none."""
+        good = (~(self.won == 0)).nonzero().flatten()
+        if not len(good):
+            raise ConfigError(
+                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
+            )
+        return self.only(good)
+
 
 @torch.no_grad()
 def record_trajectories(

@@ -63,12 +63,7 @@ class Trajectory(ResetDistribution):
         )
 
     def select(self, paths: Trajectories) -> Trajectories:
-        good = (~(paths.won == 0)).nonzero().flatten()
-        if not len(good):
-            raise ConfigError(
-                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
-            )
-        return paths.only(good)
+        return paths.successful()
 
     def set_up(self) -> None:
         self.frames = getattr(self, "frames", len(self.paths))
