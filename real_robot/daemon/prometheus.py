@@ -14,7 +14,7 @@ from embodied.real_robot.ipc.messages import Mode
 
 
 def render(status: dict[str, Any]) -> str:
-    """What `StatusMonitor.status` says, as numbers."""
+    """The numbers of `StatusMonitor.status` as Prometheus reads them."""
     control, policy = status["control"], status["policy"]
     mode, modes = status["mode"], [each.name for each in Mode]
     lines = [

@@ -51,7 +51,7 @@ class Config:
 
 
 class MujocoArm(Driver):
-    """Nothing is in front of the arm: it senses nothing beyond its joints."""
+    """A simulated arm with nothing in front of it, which senses nothing beyond its joints."""
 
     world = None
     """A simulation: results of calibration are not kept."""
@@ -131,7 +131,7 @@ class MujocoArm(Driver):
         return number
 
     def _gains(self) -> None:
-        """Of each joint by its inertia here."""
+        """Set the gains of each joint by its inertia at this pose."""
         mujoco.mj_forward(self.model, self.data)
         inertia = np.zeros((self.model.nv, self.model.nv))
         mujoco.mj_fullM(self.model, self.data, inertia)

@@ -48,7 +48,7 @@ class ExternalStateWriter:
         return self._renew.receive()
 
     def acknowledge_renew(self) -> None:
-        """What is told from now on was measured after that."""
+        """Confirm the renewal: all later values were measured after it."""
         self._values_mailbox.fields["renewed"] = self._renew.fields["number"]
 
 
