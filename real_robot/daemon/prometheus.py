@@ -39,8 +39,8 @@ def render(status: dict[str, Any]) -> str:
 
 
 def _one(name: str, kind: str, values: dict[str, float]) -> str:
-    rows = (f"embodied_robot_{name}{f'{{{k}}}' if k else ''} {v}\n" for k, v in values.items())
-    return f"# TYPE embodied_robot_{name} {kind}\n{''.join(rows)}"
+    samples = (f"embodied_robot_{name}{f'{{{k}}}' if k else ''} {v}\n" for k, v in values.items())
+    return f"# TYPE embodied_robot_{name} {kind}\n{''.join(samples)}"
 
 
 class Endpoint:

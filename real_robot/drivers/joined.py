@@ -184,9 +184,9 @@ class JoinedDriver(Driver):
     def check(self, limits: Limits) -> None:
         """Check each robot's own part of `limits`."""
         for part in self.parts:
-            rows = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
+            own = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
             try:
-                part.driver.check(Limits(**rows))
+                part.driver.check(Limits(**own))
             except DriverError as error:
                 raise _named(part, error) from error
 

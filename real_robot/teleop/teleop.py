@@ -146,8 +146,8 @@ class Teleoperator(Policy):
         names = () if leaf is None else leaf.names
         if "tool_x" not in names:
             return None
-        row = obs["state"][0]
-        x, y, z = (float(row[names.index(f"tool_{axis}")]) for axis in "xyz")
+        state = obs["state"][0]
+        x, y, z = (float(state[names.index(f"tool_{axis}")]) for axis in "xyz")
         return x, y, z
 
 

@@ -100,5 +100,5 @@ def sync_read(address: int, size: int, ids: Sequence[int]) -> bytes:
 def sync_write(address: int, data: Mapping[int, bytes]) -> bytes:
     """A frame with as many bytes for every id, without replies."""
     size = len(next(iter(data.values())))
-    rows = b"".join(bytes((id,)) + value for id, value in data.items())
-    return frame(BROADCAST, SYNC_WRITE, bytes((address, size)) + rows)
+    entries = b"".join(bytes((id,)) + value for id, value in data.items())
+    return frame(BROADCAST, SYNC_WRITE, bytes((address, size)) + entries)
