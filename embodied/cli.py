@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from embodied import commands
+from embodied.commands import Parser
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.children import import_from_here
@@ -32,13 +33,6 @@ ERRORS = {
     "embodied.llm.chat": "ChatError",
 }
 """Errors that say in one line what to do, by the module that defines them."""
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are ConfigErrors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def verbs() -> dict[str, str]:

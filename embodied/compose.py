@@ -18,10 +18,11 @@ from typing import Any, cast
 
 import yaml
 
-from embodied.core.build import ConfigError, Node, allow, nearest, resolve
+from embodied.core.build import ConfigError, Node, allow, nearest, resolve, typed, unknown
 from embodied.core.children import import_from_here
-from embodied.core.node_settings import require_kind, require_settings
+from embodied.core.node_settings import require_settings
 from embodied.core.saved_node import require_inside
+from embodied.core.yaml_text import parse_yaml
 
 PACKAGED = Path(str(files("embodied.configs")))
 
@@ -78,6 +79,7 @@ def compose(
     for name, saved in given.items():
         if found := {"defaults", "hydra"} & saved.keys():
             raise ConfigError(f"{name}: {min(found)} has no place in a saved run")
+    _require_yaml(search[1:])
     with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
@@ -93,7 +95,8 @@ def compose(
         if not option or choices.get(group) == option:
             require_inside(saved, f"the saved {group}")
     for name, value in node.items():
-        require_kind(name, type(top.get(name)).__name__, value)
+        if isinstance(value, str) and type(top.get(name)) in (int, float):
+            typed(type(top[name]), value, name)
         group = name != "data" and any((folder / name).is_dir() for folder in search)
         if isinstance(value, dict) and group:
             require_settings(name, value)
@@ -154,6 +157,13 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
             node[key] = min(node[key], bound)
 
 
+def _require_yaml(folders: Sequence[Path]) -> None:
+    """ConfigError that names file and line if a YAML file of `folders` cannot be read."""
+    for folder in folders:
+        for file in sorted(folder.glob("*/*.yaml")):
+            parse_yaml(file.read_text(), str(file))
+
+
 @contextmanager
 def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
     """A temporary folder with the options that are not files."""
@@ -192,10 +202,10 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             if value is None:
                 text = f"~{key}"  # Hydra's syntax for no option of a group
             elif isinstance(value, str) and value not in (known := options(key, search)):
-                raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
+                raise unknown(f'there is no {key} "{value}"', value, known, key=key)
         elif override.package is not None and isinstance(value, str):  # robot@env.robot=franka
             if value not in (known := options(key, search)):
-                raise ConfigError(f'there is no {key} "{value}"{nearest(value, known)}')
+                raise unknown(f'there is no {key} "{value}"', value, known, key=key)
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(
                 f"{key} cannot be chosen here ({text}); set its values: {key}.KEY=..."
@@ -229,8 +239,8 @@ def _require_known(key: str, top: Node, groups: set[str], text: str) -> None:
         known = {*here, *(groups if depth == 0 else ())} if isinstance(here, dict) else set()
         if name not in known - {"defaults"}:
             inside = f" in {'.'.join(path[:depth])}" if depth else ""
-            hint = nearest(name, known - {"defaults"})
-            raise ConfigError(f'there is no setting "{name}"{inside}{hint}; you wrote {text}')
+            line = f'there is no setting "{name}"{inside}'
+            raise unknown(line, name, known - {"defaults"}, f"; you wrote {text}")
         here = here.get(name)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
@@ -53,19 +54,17 @@ EXTRAS = {"pygame": "gymnasium[classic-control]", "box2d": "gymnasium[box2d]", "
 
 @dataclass(frozen=True)
 class Config:
-    """`id` as in `gymnasium.make`, `kwargs` for it. "package.module:Name-v0" imports the module
-    first, which `allow=[package]` has to permit.
+    """Settings of a Gymnasium environment.
 
-    `horizon` replaces the environment's own time limit (steps); `obs_key` names an observation that
-    has no name of its own.
+    "package.module:Name-v0" imports the module first, which `allow=[package]` has to permit.
     """
 
-    id: str
-    num_envs: int = 1
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    horizon: int | None = None
-    obs_key: str = "state"
-    text: str = ""
+    id: str  # as in `gymnasium.make`
+    num_envs: Count = 1  # parallel environments
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    horizon: Count | None = None  # replaces the environment's own time limit (steps)
+    obs_key: str = "state"  # name of an observation that has no name of its own
+    text: str = ""  # task instruction as a sentence
 
 
 class Gym(VecEnv):
@@ -77,9 +76,8 @@ class Gym(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        if config.num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {config.num_envs}")
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
         self._actions = Actions(first.action_space, config.id)
@@ -122,16 +120,19 @@ class Gym(VecEnv):
             result: Any = env.step(native[row])
             try:
                 obs, gain, over, late, info = result
-                reward[row], terminated[row], truncated[row] = gain, over, late and not over
+                reward[row] = gain
+                terminated[row] = over
+                truncated[row] = late and not over
             except (TypeError, ValueError) as error:
                 raise wrong_step(self.config.id, result) from error
             self._write(rows, row, obs)
             for key in SUCCESS:
                 if key in info:
-                    success[row], self._knows_success = info[key], True
+                    success[row] = info[key]
+                    self._knows_success = True
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
-        self._now = self._after(following, terminated | truncated)
+        self._now = self._finish_step(following, terminated | truncated)
         return Step(
             obs=self._now,
             next_obs=following,
@@ -189,7 +190,7 @@ class Gym(VecEnv):
         for env in self.envs:
             env.close()
 
-    def _after(self, following: Tensors, ended: np.ndarray) -> Tensors:
+    def _finish_step(self, following: Tensors, ended: np.ndarray) -> Tensors:
         """The observation to act on: `following`, or a copy with the finished envs reset."""
         if not ended.any():
             return following
@@ -207,7 +208,8 @@ class Gym(VecEnv):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _check_dtypes(self, obs: Any) -> None:
-        """Of the first observation: conversions cost little, but a wrong type may lose digits."""
+        """Check the types of the first observation: conversions cost little, but a wrong type may
+        lose digits."""
         if self._dtypes_checked:
             return
         self._dtypes_checked = True

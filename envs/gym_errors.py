@@ -1,4 +1,4 @@
-"""What is wrong with what a Gymnasium environment of the user's returned, in one line."""
+"""Messages of one line about what a user's Gymnasium environment returned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None)
 
 
 def wrong_step(name: str, result: Any) -> ContractError:
-    """Of what `step` returned and could not be stored."""
+    """The message about what `step` returned and could not be stored."""
     if not isinstance(result, tuple) or len(result) != 5:
         return ContractError(f"{name}: step returned {_what(result)}: write return {RETURNED}")
     reward, *flags = result[1:4]
@@ -47,7 +47,7 @@ def wrong_step(name: str, result: Any) -> ContractError:
 
 
 def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
-    """Of an observation that has not the shape of the declared space."""
+    """The message about an observation that has not the shape of the declared space."""
     return ContractError(
         f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
     )
@@ -56,7 +56,8 @@ def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) ->
 def warn_of_dtypes(name: str, space: Any, entries: Sequence[Entry], obs: Any) -> None:
     """A line for each array in `obs` that is converted, as it has not the type of its Box."""
     for entry in entries:
-        box, value = entry.pick(space), entry.pick(obs)
+        box = entry.pick(space)
+        value = entry.pick(obs)
         if not isinstance(box, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
             continue
         if value.dtype != box.dtype:

@@ -1,4 +1,4 @@
-"""Which Gymnasium ids settings may name: "package.module:Name-v0" imports the module."""
+"""The Gymnasium ids that settings may name: "package.module:Name-v0" imports the module."""
 
 from __future__ import annotations
 

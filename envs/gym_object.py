@@ -37,7 +37,8 @@ class _Copies:
     """Makes the environment itself, then copies of it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.env, self.used = env, False
+        self.env = env
+        self.used = False
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         if not self.used:

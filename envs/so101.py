@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101
@@ -21,6 +22,7 @@ from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
 from embodied.envs.mujoco.cameras import looking
+from embodied.envs.spaces import Ranges
 
 JOINTS = len(so101.JOINTS)
 TURNED = np.array([0.5, 0.2, 0.2, 0.2, 0.5])  # rad from home, where episodes begin at most
@@ -42,16 +44,18 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`ranges` narrows or widens task parameters by name; `horizon` is in control steps (20 Hz).
-    `controller`: what actions mean: cartesian_delta, cartesian_pose, joint_position, or a node."""
+    """Settings of the SO-101's reach task.
 
-    num_envs: int = 16
-    reward: Literal["sparse", "shaped"] = "sparse"
-    horizon: int = 60
-    controller: str | Node = "cartesian_delta"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    threads: int = 2
-    seed: int = 0
+    `controller` is cartesian_delta, cartesian_pose, joint_position, or a node.
+    """
+
+    num_envs: Count = 16  # parallel environments
+    reward: Literal["sparse", "shaped"] = "sparse"  # kind of the reward
+    horizon: Count = 60  # control steps of an episode, 20 Hz
+    controller: str | Node = "cartesian_delta"  # what actions mean
+    ranges: Ranges = field(default_factory=dict)  # ranges of task parameters, by name
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
 
     def __post_init__(self) -> None:
         for key, (low, high) in self.ranges.items():
@@ -92,10 +96,12 @@ class So101(MujocoVecEnv):
         joints, width, moved = self.controller(action, q, self.memory)
         for key, value in moved.items():
             self.memory[key][:] = value
-        self.batch.ctrl[:, :JOINTS], self.batch.ctrl[:, JOINTS] = joints, width
+        self.batch.ctrl[:, :JOINTS] = joints
+        self.batch.ctrl[:, JOINTS] = width
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
-        q, goal = self.batch.qpos[rows], self.goals(rows)
+        q = self.batch.qpos[rows]
+        goal = self.goals(rows)
         tool = so101.forward(q[:, :JOINTS])[0]
         parts = [q[:, :JOINTS], self.batch.qvel[rows, :JOINTS], tool]
         parts += [self.memory["place"][rows] - tool, q[:, JOINTS:], goal, goal - tool]
@@ -112,11 +118,14 @@ class So101(MujocoVecEnv):
         return Outcome(reward, won, {"success": won})
 
     def place(self, rows: Rows, draws: Floats) -> None:
-        q, width = so101.HOME + TURNED * (2 * draws - 1), np.full(len(rows), so101.OPEN / 2)
+        q = so101.HOME + TURNED * (2 * draws - 1)
+        width = np.full(len(rows), so101.OPEN / 2)
         for key, value in self.controller.begin(q, width).items():
             self.memory[key][rows] = value
-        self.batch.qpos[rows, :JOINTS], self.batch.qpos[rows, JOINTS] = q, width
-        self.batch.ctrl[rows, :JOINTS], self.batch.ctrl[rows, JOINTS] = q, width
+        self.batch.qpos[rows, :JOINTS] = q
+        self.batch.qpos[rows, JOINTS] = width
+        self.batch.ctrl[rows, :JOINTS] = q
+        self.batch.ctrl[rows, JOINTS] = width
         self.batch.mocap_pos[rows, 0] = self.goals(rows)
 
     def retask(self, rows: Rows) -> None:
@@ -130,7 +139,7 @@ class So101(MujocoVecEnv):
         return self._low + self.task[rows] * self._span
 
     def goals(self, rows: Rows) -> Floats:
-        """Where the tools of `rows` should be [n, 3], m."""
+        """The goals [n, 3] (m) of the tools of `rows`."""
         return self.native(rows)[:, :3]
 
     def describe(self, row: int = 0) -> str:
@@ -165,6 +174,7 @@ def _model() -> mujoco.MjModel:
     spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
     ball = spec.worldbody.add_body(name="goal", mocap=True)
     sphere = mujoco.mjtGeom.mjGEOM_SPHERE
-    size, green = [NEAR, 0, 0], [0.2, 0.7, 0.35, 0.6]
+    size = [NEAR, 0, 0]
+    green = [0.2, 0.7, 0.35, 0.6]
     ball.add_geom(type=sphere, size=size, rgba=green, contype=0, conaffinity=0)
     return spec.compile()

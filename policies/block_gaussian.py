@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import Feedforward
@@ -26,19 +27,17 @@ from embodied.policies.networks.residual_blocks import Blocks
 
 @dataclass(frozen=True)
 class Config:
-    """`hold`: maximum number of decisions with the same noise sample (1: a new sample for every
-    decision); `log_std`: soft bounds of log std (FlashSAC uses -10 and 2, which gives less initial
-    noise); `imitate`: as in `embodied.policies.gaussian`."""
+    """Settings of the policy; FlashSAC uses `log_std` -10 and 2, which gives less initial noise."""
 
-    chunk: int = 1
-    width: int = 128
-    depth: int = 2
-    expansion: int = 4  # a block widens by this factor
-    hold: int = 16
-    log_std: tuple[float, float] = (-5.0, 2.0)
-    imitate: Literal["mse", "nll"] = "mse"
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 1  # actions of one decision
+    width: Count = 128  # units of a residual block
+    depth: Count = 2  # residual blocks
+    expansion: Count = 4  # a block widens by this factor
+    hold: Count = 16  # most decisions with the same noise sample (1: new for each decision)
+    log_std: tuple[Number, Number] = (-5.0, 2.0)  # soft bounds of log std
+    imitate: Literal["mse", "nll"] = "mse"  # imitation loss; nll also trains the std
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class BlockGaussian(Gaussian):
@@ -55,11 +54,10 @@ class BlockGaussian(Gaussian):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         Policy.__init__(self)
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        if config.hold < 1:
-            raise ConfigError(f"hold={config.hold} must be at least 1 (decision)")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -26,19 +27,16 @@ from embodied.policies.random import Random
 
 @dataclass(frozen=True)
 class Config:
-    """`chunk`: actions per decision, each with its own logits, independent given the observation;
-    `head`: orthogonal initialisation with this gain of the last layer, as in PPO (0: all actions
-    equally likely), None: torch's default. `sampled`: sample actions also in evaluation, where the
-    most likely action could loop."""
+    """Settings of the policy; the actions of a chunk are independent given the observation."""
 
-    chunk: int = 1
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    layer_norm: bool = False
-    head: float | None = None
-    sampled: bool = False
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 1  # actions of one decision
+    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    head: NonNegative | None = None  # gain of the last layer (0: all equally likely; null: torch's)
+    sampled: bool = False  # sample in evaluation too, where the most likely action could loop
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Categorical(Policy):
@@ -50,7 +48,9 @@ class Categorical(Policy):
         high = spec.act.high
         if spec.act.dtype != "int64" or spec.act.shape or not isinstance(high, int | float):
             raise ConfigError("this policy needs discrete actions, not continuous ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.count = int(high) + 1
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
@@ -85,7 +85,7 @@ class Categorical(Policy):
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given actions ([n] or [n, chunk], int64), differentiable."""
-        return self._chosen(self(obs), action).sum(1)
+        return self._log_prob_of(self(obs), action).sum(1)
 
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, summed over the chunk, differentiable."""
@@ -95,9 +95,9 @@ class Categorical(Policy):
     def loss(self, batch: Tensors) -> Tensor:
         """Cross-entropy, averaged over the valid steps, [n]."""
         logs = self(under(batch, "obs"))
-        return per_row(-self._chosen(logs, batch["action"])[..., None], batch["valid"])
+        return per_row(-self._log_prob_of(logs, batch["action"])[..., None], batch["valid"])
 
-    def _chosen(self, logs: Tensor, action: Tensor) -> Tensor:
+    def _log_prob_of(self, logs: Tensor, action: Tensor) -> Tensor:
         return logs.gather(2, action.long().view(-1, self.chunk, 1)).squeeze(2)
 
     def warmup_policy(self) -> Policy:

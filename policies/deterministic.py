@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.bounds import Count, NonNegative
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, mlp, per_row
@@ -28,19 +28,20 @@ from embodied.policies.random import Random
 
 @dataclass(frozen=True)
 class Config:
-    """`std`: std of the exploration noise, in units of half the action range; `std_range`: lowest
-    and highest std, sampled per episode (replaces `std`); `warmup`: what collects data before
-    training starts, uniform actions or the untrained policy with its noise."""
+    """Settings of a deterministic policy; std in units of half the action range.
 
-    chunk: int = 1
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    layer_norm: bool = False
-    std: float = 0.1
-    std_range: tuple[float, float] | None = None
-    warmup: Literal["self", "uniform"] = "uniform"
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    `warmup`: before training starts, the untrained policy acts with its noise, or uniform noise.
+    """
+
+    chunk: Count = 1  # actions of one decision
+    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    std: NonNegative = 0.1  # std of the exploration noise
+    std_range: tuple[NonNegative, NonNegative] | None = None  # of the std per episode (null: `std`)
+    warmup: Literal["self", "uniform"] = "uniform"  # who acts before training starts
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Deterministic(Policy):
@@ -52,9 +53,10 @@ class Deterministic(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, orthogonal, per_row
@@ -35,16 +36,15 @@ EDGE = 1e-6  # least distance of x to 0 and 1 at which densities are evaluated
 
 @dataclass(frozen=True)
 class Config:
-    """`head`: gain of the last layer's orthogonal initialisation; a small one starts near alpha =
-    beta = 1.69, a wide hump in the middle of the range."""
+    """Settings of a Beta policy."""
 
-    chunk: int = 1
-    hidden: tuple[int, ...] = (64, 64)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"
-    layer_norm: bool = False
-    head: float = 0.01
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 1  # actions of one decision
+    hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    head: NonNegative = 0.01  # gain of the last layer; small: near alpha = beta = 1.69, a wide hump
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class DiagonalBeta(Policy):
@@ -53,14 +53,15 @@ class DiagonalBeta(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         if spec.act.is_normalized:
             raise ConfigError(
                 "this policy's actions have bounds, and normalised ones do not: "
                 "policy=diagonal_gaussian"
             )
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
@@ -69,7 +70,7 @@ class DiagonalBeta(Policy):
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
-        """alpha and beta of each action element, [n, size, 2]."""
+        """Return alpha and beta of each action element, [n, size, 2]."""
         raw = self.net(self.encoder(obs))
         return 1 + functional.softplus(raw).unflatten(1, (self.size, 2))
 

@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.bounds import Count, NonNegative, Number
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, orthogonal, per_row
@@ -27,19 +27,18 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Config:
-    """`log_std`: initial value for all elements, in units of half the action range; `learn_std`:
-    train it; `head`: gain of the last layer; `zero_head`: the initial mean is exactly 0."""
+    """Settings of a Gaussian policy whose std does not depend on the observation."""
 
-    chunk: int = 1
-    hidden: tuple[int, ...] = (64, 64)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"
-    layer_norm: bool = False
-    log_std: float = 0.0
-    learn_std: bool = True
-    head: float = 0.01
-    zero_head: bool = False
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 1  # actions of one decision
+    hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    log_std: Number = 0.0  # initial log std of all elements, of half the action range
+    learn_std: bool = True  # train the std
+    head: NonNegative = 0.01  # gain of the last layer
+    zero_head: bool = False  # the initial mean is exactly 0
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class DiagonalGaussian(Policy):
@@ -48,9 +47,10 @@ class DiagonalGaussian(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(

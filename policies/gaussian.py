@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, mlp, per_row
@@ -28,21 +29,18 @@ LOG_2PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Config:
-    """`log_std`: bounds of log std, soft (the initial value is their middle) or, with `soft` false,
-    by clamping (the initial std is 1, which explores more); `zero_head`: the initial mean is
-    exactly 0; `imitate`: imitation loss, "mse" of the mean action or "nll", which also trains the
-    std."""
+    """Settings of a squashed Gaussian policy."""
 
-    chunk: int = 1
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    layer_norm: bool = False
-    log_std: tuple[float, float] = (-5.0, 2.0)
-    soft: bool = True
-    zero_head: bool = False
-    imitate: Literal["mse", "nll"] = "mse"
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 1  # actions of one decision
+    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    log_std: tuple[Number, Number] = (-5.0, 2.0)  # bounds of log std
+    soft: bool = True  # soft bounds, std starts in their middle (false: clamped, std starts at 1)
+    zero_head: bool = False  # the initial mean is exactly 0
+    imitate: Literal["mse", "nll"] = "mse"  # imitation loss; nll also trains the std
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Gaussian(Policy):
@@ -51,9 +49,10 @@ class Gaussian(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)

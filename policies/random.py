@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, length
@@ -14,10 +15,10 @@ from embodied.core.tensors import Tensors, length
 
 @dataclass(frozen=True)
 class Config:
-    """`clip` > 0: N(0, 1) clipped to +-clip and divided by it, instead of uniform in [-1, 1]."""
+    """Settings of the random policy."""
 
-    chunk: int = 1
-    clip: float = 0.0
+    chunk: Count = 1  # actions of one decision
+    clip: NonNegative = 0.0  # N(0, 1) clipped to +-clip and divided by it (0: uniform in [-1, 1])
 
 
 class Random(Policy):
@@ -25,7 +26,9 @@ class Random(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.config, self.spec, self.chunk = config, spec, config.chunk
+        self.config = config
+        self.spec = spec
+        self.chunk = config.chunk
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         shape = (n, self.chunk, *self.spec.act.shape)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.policies import deterministic
@@ -24,12 +25,11 @@ MODULES: dict[str, nn.Module] = {}
 
 @dataclass(frozen=True)
 class Config:
-    """`module`: the name that it was registered by; `std`: of the exploration noise, in units of
-    half the action range; `chunk`: actions per decision."""
+    """Settings of a policy around a registered torch module."""
 
-    module: str
-    chunk: int = 1
-    std: float = 0.1
+    module: str  # name that it was registered by
+    chunk: Count = 1  # actions of one decision
+    std: NonNegative = 0.1  # of the exploration noise, in units of half the action range
 
 
 class UserModule(deterministic.Deterministic):

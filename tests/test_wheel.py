@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("wheel") / "source"
     source.mkdir()
     leave = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for package in PACKAGES:
+    for package in (*PACKAGES, "benchmarks"):
         shutil.copytree(ROOT / package, source / package, symlinks=True, ignore=leave)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)

@@ -12,7 +12,7 @@ from embodied.adopt import names as naming
 from embodied.adopt.convert import network_weights, normalization_weights, policy_node
 from embodied.adopt.lerobot_config import LeRobotConfig, read_config
 from embodied.adopt.normalization import Normalization, read_normalization, read_tensors
-from embodied.core import checkpoint
+from embodied.core import checkpoint, formats
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
@@ -107,7 +107,7 @@ def _write(policy: Policy, folder: Path, out: Path, options: Options) -> None:
         "metrics": {},
     }
     checkpoint.save(out / "checkpoints" / f"{0:08d}", policy, 0, about=origin)
-    run: Node = {"name": out.name, "execute": None, "init": str(folder)}
+    run: Node = {"format": formats.RUN, "name": out.name, "execute": None, "init": str(folder)}
     if options.env is not None:
         run = {"env": options.env, **run}
     (out / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False))

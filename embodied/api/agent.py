@@ -17,7 +17,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, resolve
 from embodied.core.env import HasNativeActions, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
@@ -129,7 +129,7 @@ def _own_env(folder: Path) -> VecEnv | None:
     from embodied.core.build import build
 
     file = folder / "run.yaml"
-    node = read_saved(file)["env"] if file.exists() else None
+    node = read_run_settings(file)["env"] if file.exists() else None
     if node is None:
         return None
     require_inside(node, file)

@@ -17,7 +17,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.evaluation import evaluate as evaluation
 
 GROUPS = ("finetune", "reward", "teacher", "replay", "weighting", "demonstrator")
@@ -153,6 +153,6 @@ def _trained_env(agent: Agent | Policy, num_envs: int) -> VecEnv:
     folder = agent.folder if isinstance(agent, Agent) else None
     if folder is None:
         raise ConfigError("this policy belongs to no run: give the environment, env=...")
-    node = read_saved(folder / "run.yaml")["env"]
+    node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")
     return build({**node, "num_envs": num_envs}, VecEnv)

@@ -61,7 +61,7 @@ class NStepBuffer:
         return out | {k: rows[k].index_select(0, who) for k in rows if k.startswith("next_obs/")}
 
     def get_state(self) -> dict[str, Any]:
-        return {"held": tt.each(self.held, torch.clone), "used": self.used, "slot": self.slot}
+        return {"pending": tt.each(self.held, torch.clone), "used": self.used, "slot": self.slot}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.held, self.used, self.slot = state["held"], state["used"], state["slot"]
+        self.held, self.used, self.slot = state["pending"], state["used"], state["slot"]

@@ -76,12 +76,12 @@ class RolloutBuffer:
 
     def get_state(self) -> dict[str, Any]:
         held = {key: value[: self.length].clone() for key, value in self.held.items()}
-        return {"held": held, "count": self.count.clone()}
+        return {"rows": held, "count": self.count.clone()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.held, self.length, self.uneven = {}, 0, True
         self.count.copy_(state["count"])
-        for key, value in state["held"].items():
+        for key, value in state["rows"].items():
             self.length = len(value)
             room = max(self.horizon, self.length)
             here = value.to(self.count.device)

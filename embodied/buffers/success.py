@@ -80,13 +80,13 @@ class SuccessBuffer:
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "kept": self.kept.get_state(),
-            "held": tt.each(self.held, torch.clone),
+            "replay": self.kept.get_state(),
+            "running": tt.each(self.held, torch.clone),
             "count": self.count.clone(),
-            "won": self.won,
+            "succeeded": self.won,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.kept.set_state(state["kept"])
-        self.held, self.count, self.won = state["held"], state["count"], state["won"]
+        self.kept.set_state(state["replay"])
+        self.held, self.count, self.won = state["running"], state["count"], state["succeeded"]
         self.most = int(self.count.max()) if len(self.count) else 0

@@ -11,14 +11,16 @@ r / (1 - d): 0 for a sparse reward that was not reached, -1 / (1 - gamma) where 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
+
+if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
 
 COLUMNS = ("returns", "next_action")
 
@@ -108,10 +110,10 @@ class TrajectoryColumns:
 
     def get_state(self) -> dict[str, Any]:
         if not self.held:
-            return {"rows": {}, "who": None}
-        return {"rows": tt.cat(self.held), "who": torch.cat(self.who)}
+            return {"rows": {}, "env": None}
+        return {"rows": tt.cat(self.held), "env": torch.cat(self.who)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.forget()
-        if state["who"] is not None:
-            self.held, self.who = [state["rows"]], [state["who"]]
+        if state["env"] is not None:
+            self.held, self.who = [state["rows"]], [state["env"]]

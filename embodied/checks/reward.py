@@ -159,7 +159,7 @@ def a_run_with_it_resumes_exactly(subject: RewardSubject) -> None:
 
         run("whole", WHOLE)
         whole = checkpoint.load_state(folder / "whole", "loop")
-        if whole["loop"]["rollout"] is None:
+        if whole["loop"]["collector"] is None:
             skip("its environment cannot be saved")
         run("half", HALF)
         run("half", WHOLE, resume=str(folder / "half"))

@@ -7,10 +7,27 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from embodied.core.build import ConfigError, Node
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are ConfigErrors of one line.
+
+    `more_help` is asked for the end of the help when help is printed, and only then.
+    """
+
+    more_help: Callable[[], str] | None = None
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return text if self.more_help is None else f"{text}{self.more_help()}\n"
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:

@@ -76,12 +76,12 @@ def picture(before: Path, after: Path, path: Path, rows: int = 50) -> Path:
     from embodied.core.build import build
     from embodied.core.checkpoint import load_policy
     from embodied.core.env import VecEnv
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
     from embodied.datasets.lerobot.video import encode_png
     from embodied.evaluation.evaluate import evaluate, film
     from embodied.evaluation.video import strip, write_mp4
 
-    settings: dict[str, Any] = read_saved(after / "run.yaml")["env"]
+    settings: dict[str, Any] = read_run_settings(after / "run.yaml")["env"]
     env = build(settings | {"num_envs": rows}, VecEnv)
     policies = [load_policy(run) for run in (before, after)]
     won = [evaluate(policy, env, rows, HELD_OUT).success for policy in policies]

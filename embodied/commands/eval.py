@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.commands import add_overrides, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,7 +156,7 @@ def trained_with(saved: Path, named: bool = False) -> Node:
     """The run.yaml of the run that a checkpoint is in; it may be missing if env= is `named`."""
     file = saved.parent.parent / "run.yaml"
     if file.exists():
-        return read_saved(file)
+        return read_run_settings(file)
     if named:
         return {}
     raise ConfigError(f"{file} is missing; name the environment of {saved}: env=NAME")

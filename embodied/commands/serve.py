@@ -61,12 +61,13 @@ def run(args: argparse.Namespace) -> None:
 
     from embodied.core import checkpoint
     from embodied.core.device import pick_device
+    from embodied.policies.abilities import with_real_time_chunking
 
     torch.set_num_threads(settings.threads)
     saved = checkpoint.find(path)
     policy = checkpoint.load_policy(saved, device=pick_device(settings.device))
     if settings.chunks is not None:
-        policy = policy.with_real_time_chunking(settings.chunks)
+        policy = with_real_time_chunking(policy, settings.chunks)
     with serving(policy, settings) as server:
         for line in lines(policy, saved, server, settings):
             print(line, flush=True)

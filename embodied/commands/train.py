@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_inputs
+from embodied.commands import Parser, add_overrides, require_inputs
 from embodied.core.build import ConfigError, Node, nearest
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from embodied.training.logger import Log
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: Parser) -> None:
     add_overrides(parser, "experiment=NAME, or env= policy= learner=, and any setting")
     parser.epilog = (
         "examples:\n"
@@ -29,9 +30,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "  embodied train policy=flow learner=imitate demos=hf://lerobot/pusht\n"
         "  embodied train experiment=fr3_lift_dsrl init=ws://127.0.0.1:8000   a served policy\n"
         "  embodied train resume=outputs/bc steps=8000\n\n"
-        "settings (key, default, what it is), and those of each part: embodied show learner=NAME\n"
-        + settings()
+        "settings (key, default, what it is), and those of each part: embodied show learner=NAME"
     )
+    parser.more_help = settings
 
 
 def settings() -> str:
@@ -43,13 +44,30 @@ def settings() -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    train(args.words, args.config_dir)
+    with session(args.words, args.config_dir) as (node, log):
+        from embodied.training.train import train as train_node
+
+        train_node(node, log)
 
 
 def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True) -> Path:
     """Compose the configuration, train and write a report; returns the run folder.
 
     Prints the settings, progress and what to type next, unless `verbose` is false.
+    """
+    with session(words, folders, verbose) as (node, log):
+        from embodied.training.train import train as train_node
+
+        return train_node(node, log)
+
+
+@contextmanager
+def session(
+    words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True
+) -> Generator[tuple[Node, Log]]:
+    """The settings of the run that `words` describe and its log, for the training in the block.
+
+    What stops the training says how to resume it; after it the report is written.
     """
     require_inputs(words)
     resume = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
@@ -61,6 +79,7 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
 
     allow_typed(words)
     from embodied.core import distributed
+    from embodied.core.errors import RemoteError, RobotError
     from embodied.training.config import read_config
     from embodied.training.logger import Log
 
@@ -69,31 +88,23 @@ def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = Tru
     others = distributed.rank() > 0  # only one process of torchrun prints
     with Log(folder, node["wandb"], silent=others) as log:
         log.begin(facts(config), config.total_steps, step, node, verbose)
-        _train(node, log)
+        try:
+            yield node, log
+        except KeyboardInterrupt as stop:
+            log.close()
+            raise KeyboardInterrupt(
+                _how_to_resume(folder) or "no checkpoint was saved yet"
+            ) from stop
+        except (RobotError, RemoteError) as error:
+            if resume := _how_to_resume(folder):
+                error.args = (f"{error}; {resume}",)
+            raise
     if not others:
         from embodied.reports import run_report
 
         written = run_report.write(folder)
         if verbose:
             _last_lines(folder, written)
-    return folder
-
-
-def _train(node: Node, log: Log) -> None:
-    from embodied.core.errors import RemoteError, RobotError
-    from embodied.training.train import train as train_node
-
-    try:
-        train_node(node, log)
-    except KeyboardInterrupt as stop:
-        log.close()
-        raise KeyboardInterrupt(
-            _how_to_resume(log.folder) or "no checkpoint was saved yet"
-        ) from stop
-    except (RobotError, RemoteError) as error:
-        if resume := _how_to_resume(log.folder):
-            error.args = (f"{error}; {resume}",)
-        raise
 
 
 def _how_to_resume(folder: Path) -> str:
@@ -153,13 +164,13 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     """The configuration of the run at `path` (or of a checkpoint in it), with `words` applied."""
     from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
 
     saved = checkpoint.find(path)
     folder = saved.parent.parent
     if not (folder / "run.yaml").exists():
         raise ConfigError(f"{folder}/run.yaml is missing: {folder} cannot be resumed")
-    settings = read_saved(folder / "run.yaml")
+    settings = read_run_settings(folder / "run.yaml")
     settings |= {"allow": [], "out": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
     node = compose("run", kept, folders, {"run": settings}).node
@@ -214,18 +225,18 @@ def _last_lines(folder: Path, written: Path) -> None:
 
 def allow_word(folder: Path) -> str:
     """The word that the run in `folder` needs: a file that names a server is not believed."""
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
     from embodied.policies.remote.address import PACKAGE, is_address
 
-    named = is_address(read_saved(folder / "run.yaml").get("init"))
+    named = is_address(read_run_settings(folder / "run.yaml").get("init"))
     return f' "allow=[{PACKAGE}]"' if named else ""
 
 
 def next_lines(folder: Path) -> str:
     """What to type after the run in `folder`."""
-    from embodied.core.saved_node import read_saved
+    from embodied.core.saved_node import read_run_settings
 
-    run, more = read_saved(folder / "run.yaml"), allow_word(folder)
+    run, more = read_run_settings(folder / "run.yaml"), allow_word(folder)
     if run.get("env"):
         eval_line = f"embodied eval {folder} episodes=500{more}"
         return f"next: embodied view {folder}{more}\n      {eval_line}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.commands import add_overrides, require_folders, take
 from embodied.core.build import ConfigError
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 
 ROBOT = "robot"  # instead of a run
 OWN = ("port", "seed", "episode", "against", "export", "out", "host", "folder")
@@ -147,5 +147,5 @@ def _env(path: Path | None, words: list[str], folders: list[str]) -> dict[str, A
     if (path / "meta" / "info.json").exists():
         return compose("eval", words, folders).node["env"]
     file = checkpoint.find(path).parent.parent / "run.yaml"
-    trained = read_saved(file)["env"]
+    trained = read_run_settings(file)["env"]
     return compose("eval", words, folders, {"env/as_trained": trained}).node["env"]

@@ -121,11 +121,11 @@ class Actor:
             "cursor": self.cursor,
             "plan": self.plan,
             **tt.nest(self.carry, "carry"),
-            **tt.nest(self.decision_obs, "seen"),
+            **tt.nest(self.decision_obs, "decision_obs"),
         }
 
     def set_state(self, state: Tensors) -> None:
         """Restore what `get_state` returned, on this actor's device."""
         state = tt.to(state, self.device)
         self.cursor, self.plan = state["cursor"], state["plan"]
-        self.carry, self.decision_obs = tt.under(state, "carry"), tt.under(state, "seen")
+        self.carry, self.decision_obs = tt.under(state, "carry"), tt.under(state, "decision_obs")

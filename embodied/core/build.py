@@ -15,7 +15,9 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, cast
+from typing import Annotated, Any, Literal, TypeVar, Union, cast
+
+from embodied.core.bounds import Bound
 
 ALLOWED = ["embodied."]
 """What `_target_` may begin with; extended by `allow`."""
@@ -31,7 +33,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong; the message is one line that says what to type."""
+    """The configuration is wrong; the message is one line that says what to type.
+
+    `key` and `value` are the setting at fault. `allowed` is what it may be: a `Bound`, the known
+    words, or a type in words. `hint` is the most similar known word.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        value: Any = None,
+        allowed: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+        self.hint = hint
 
 
 def allow(prefix: str) -> None:
@@ -68,13 +89,31 @@ def printable(word: str) -> str:
     return word[:LONGEST] if word.isprintable() else shown(word)
 
 
+def closest(word: str, words: typing.Iterable[str]) -> str | None:
+    """The most similar of `words`; None if none is similar."""
+    close = difflib.get_close_matches(word[:LONGEST], sorted(words), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
 def nearest(word: str, words: typing.Iterable[str]) -> str:
     """The text ' (did you mean "x"?)' with the closest of `words`, else with all of them."""
     words = sorted(words)
-    close = difflib.get_close_matches(word[:LONGEST], words, n=1, cutoff=0.5)
-    if close:
-        return f' (did you mean "{close[0]}"?)'
+    if (close := closest(word, words)) is not None:
+        return f' (did you mean "{close}"?)'
     return f" (known: {', '.join(words)})" if words else " (none are known)"
+
+
+def unknown(
+    line: str, word: str, known: typing.Iterable[str], end: str = "", key: str | None = None
+) -> ConfigError:
+    """The error for a `word` that is none of `known`: `line`, the nearest known word, `end`.
+
+    `key`: the setting whose value is the word; None where the word is a setting itself.
+    """
+    words = tuple(sorted(known))
+    message = f"{line}{nearest(word, words)}{end}"
+    hint = closest(word, words)
+    return ConfigError(message, key=key or word, value=word, allowed=words, hint=hint)
 
 
 def resolve(target: str, role: type[T]) -> type[T]:
@@ -84,7 +123,7 @@ def resolve(target: str, role: type[T]) -> type[T]:
     found = vars(module).get(name)
     if not inspect.isclass(found):
         classes = [n for n, value in vars(module).items() if inspect.isclass(value)]
-        raise ConfigError(f"{module.__name__} has no class {name}{nearest(name, classes)}")
+        raise unknown(f"{module.__name__} has no class {name}", name, classes, key="_target_")
     if found.__module__ != module.__name__:
         raise ConfigError(
             f"_target_ {target} is defined elsewhere: write {found.__module__}.{found.__qualname__}"
@@ -112,10 +151,8 @@ def named_function(target: str, role: str) -> Callable[..., Any]:
     _module_of(target)
     if (role, target) not in FUNCTIONS:
         known = [name for kind, name in FUNCTIONS if kind == role]
-        raise ConfigError(
-            f'{target} is no function for "{role}"{nearest(target, known)}; write '
-            f'@registered("{role}") above it (from embodied.core.build import registered)'
-        )
+        remedy = f'@registered("{role}") above it (from embodied.core.build import registered)'
+        raise unknown(f'{target} is no function for "{role}"', target, known, f"; write {remedy}")
     return FUNCTIONS[role, target]
 
 
@@ -129,7 +166,8 @@ def _module_of(target: str) -> types.ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
-            raise ConfigError(f"_target_ {target}: there is no module {error.name}") from error
+            line = f"_target_ {target}: there is no module {error.name}"
+            raise ConfigError(line, key="_target_", value=target) from error
         if not str(error).startswith("No module named"):  # the module says what to install
             raise ConfigError(str(error)) from error
         raise ConfigError(
@@ -171,15 +209,18 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     return built
 
 
-def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
-    """A dataclass instance from plain settings, type-checked; an unknown key raises ConfigError
-    with the most similar known key. `where`: prefix for messages."""
-    hints = typing.get_type_hints(config_type)
+def parse(config_type: Any, settings: Mapping[str, Any], where: str, joint: str = ": ") -> Any:
+    """A dataclass instance from plain settings.
+
+    Raises ConfigError for an unknown key, with the most similar known key, for a value of another
+    type, and for a number outside of its bound. Messages begin with `where`, `joint` and the key.
+    """
+    hints = typing.get_type_hints(config_type, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     for key in settings:
         if key not in fields:
-            raise ConfigError(f'{where} has no setting "{printable(key)}"{nearest(key, fields)}')
-    values = {k: _typed(hints[k], v, f"{where}: {k}") for k, v in settings.items()}
+            raise unknown(f'{where} has no setting "{printable(key)}"', key, fields)
+    values = {k: typed(hints[k], v, f"{where}{joint}{k}") for k, v in settings.items()}
     missing = [
         name
         for name, f in fields.items()
@@ -188,7 +229,7 @@ def parse(config_type: Any, settings: Mapping[str, Any], where: str) -> Any:
         and f.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigError(f"{where} needs {', '.join(missing)}")
+        raise ConfigError(f"{where} needs {', '.join(missing)}", key=missing[0])
     return config_type(**values)
 
 
@@ -201,32 +242,47 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as type `hint`; only lossless conversions (int to float, list to tuple)."""
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` as type `hint`; only lossless conversions (int to float, list to tuple).
+
+    Raises ConfigError for another type and for a number outside of its bound. `where` names the
+    setting: "learner.gamma", or "package.Class: gamma".
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return plain(value)
+    if origin is Annotated:
+        number = typed(args[0], value, where)
+        for bound in args[1:]:
+            if isinstance(bound, Bound) and not bound.holds(number):
+                raise out_of_bound(where, value, bound)
+        return number
     if origin in (Union, types.UnionType):
         return _any_of(args, value, where)
     if origin is Literal:
         if value in args:
             return value
         words = [str(arg) for arg in args]
+        word = str(value)[:LONGEST]
         raise ConfigError(
-            f"{where}={shown(value)} is not allowed{nearest(str(value)[:LONGEST], words)}"
+            f"{where}={shown(value)} is not allowed{nearest(word, words)}",
+            key=key_of(where),
+            value=value,
+            allowed=args,
+            hint=closest(word, words),
         )
     if isinstance(value, Mapping):
         settings = cast(Mapping[str, Any], value)
         if dataclasses.is_dataclass(hint):
-            return parse(hint, settings, where)
+            return parse(hint, settings, where, ".")
         if origin in (dict, Mapping):
-            return {str(k): _typed(args[1], v, where) for k, v in settings.items()}
+            return {str(k): typed(args[1], v, where) for k, v in settings.items()}
     if isinstance(value, list | tuple):
         items = cast(Sequence[Any], value)
         if origin is tuple:
             return _typed_tuple(args, items, where)
         if origin is list:
-            return [_typed(args[0], item, where) for item in items]
+            return [typed(args[0], item, where) for item in items]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return _float(value, where)
     if hint is float and isinstance(value, str):
@@ -234,24 +290,49 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         try:
             return float(value)
         except ValueError as error:
-            raise ConfigError(f"{where}={shown(value)} is not a number") from error
+            line = f"{where}={shown(value)} is not a number"
+            raise wrong_type(line, where, value, "float") from error
     if hint is int and (whole := _whole(cast(object, value))) is not None:
         return whole
     if origin is tuple and isinstance(value, int | float | str):
-        text = shown(value)
-        raise ConfigError(f"{where}={text} should be a list: [{text}], or [{text},{text}]")
+        raise no_list(where, value)
     kind: Any = origin or hint
     if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
-        raise ConfigError(f"{where}={shown(cast(Any, value))} should be {name}")
+        line = f"{where}={shown(cast(Any, value))} should be {name}"
+        raise wrong_type(line, where, value, name)
     return cast(Any, value)
+
+
+def key_of(where: str) -> str:
+    """The setting that `where` names: "gamma" of "learner.gamma" and of "package.Class: gamma"."""
+    return where.rpartition(": ")[2].rpartition(".")[2]
+
+
+def out_of_bound(where: str, value: Any, bound: Bound) -> ConfigError:
+    """The error for a number outside of its bound."""
+    message = f"{where}={shown(value)} should be {bound.text}"
+    return ConfigError(message, key=key_of(where), value=value, allowed=bound)
+
+
+def wrong_type(message: str, where: str, value: Any, kind: str) -> ConfigError:
+    """The error for a value that is no `kind`, a type in words."""
+    return ConfigError(message, key=key_of(where), value=value, allowed=kind)
+
+
+def no_list(where: str, value: float | str) -> ConfigError:
+    """The error for one value where a list is needed."""
+    text = shown(value)
+    message = f"{where}={text} should be a list: [{text}], or [{text},{text}]"
+    return wrong_type(message, where, value, "list")
 
 
 def _float(value: int, where: str) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise ConfigError(f"{where}={shown(value)} is too large for a number") from error
+        line = f"{where}={shown(value)} is too large for a number"
+        raise wrong_type(line, where, value, "float") from error
 
 
 def _whole(value: object) -> int | None:
@@ -265,18 +346,24 @@ def _typed_tuple(hints: tuple[Any, ...], items: Sequence[Any], where: str) -> tu
     if hints[-1] is Ellipsis:
         hints = (hints[0],) * len(items)
     if len(hints) != len(items):
-        raise ConfigError(f"{where} needs {len(hints)} values, got {shown(list(items))}")
-    return tuple(_typed(hint, item, where) for hint, item in zip(hints, items, strict=True))
+        line = f"{where} needs {len(hints)} values, got {shown(list(items))}"
+        raise wrong_type(line, where, items, f"list of {len(hints)}")
+    return tuple(typed(hint, item, where) for hint, item in zip(hints, items, strict=True))
 
 
 def _any_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    """`value` as the first of the types `options` that takes it.
+
+    A number out of the bound of one of them is the error that is raised, else that of the last.
+    """
     if value is None and type(None) in options:
         return None
-    problems: list[str] = []
+    problems: list[ConfigError] = []
     for option in options:
         if option is not type(None):
             try:
-                return _typed(option, value, where)
+                return typed(option, value, where)
             except ConfigError as error:
-                problems.append(str(error))
-    raise ConfigError(problems[-1])
+                problems.append(error)
+    bounds = (problem for problem in problems if isinstance(problem.allowed, Bound))
+    raise next(bounds, problems[-1])

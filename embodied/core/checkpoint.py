@@ -23,13 +23,13 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
+from embodied.core import formats
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy, policies_in
 from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, file_hash, referred
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.spec import Spec, require_same
 
-FORMAT = 1
 COPY_BASE_MB = 16.0
 """Frozen bases whose files are at least that large (MB) are saved by path and hash."""
 
@@ -133,6 +133,7 @@ def load_policy(
     are built (`core.build`, `core.saved_node`). ConfigError for any other.
     """
     folder = find(path)
+    format = _format_of(folder)
     try:
         saved = Spec.from_json(json.loads((folder / "spec.json").read_text()))
         node = read_saved(folder / "policy.yaml")
@@ -143,6 +144,7 @@ def load_policy(
         ) from error
     if spec is not None:
         require_same(spec, saved, "environment", f"checkpoint {folder}")
+    node = formats.upgrade_checkpoint({"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
     policy = build(node, Policy, spec=saved)
@@ -220,12 +222,26 @@ def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") 
     file = find(path) / f"{name}.pt"
     if not file.exists():
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
-    return torch.load(file, map_location=device, weights_only=True)
+    format = _format_of(file.parent)
+    state = torch.load(file, map_location=device, weights_only=True)
+    return formats.upgrade_checkpoint({name: state}, format)[name]
+
+
+def _format_of(folder: Path) -> int:
+    """The format number of a checkpoint; 1 where about.json is missing or has none."""
+    file = folder / "about.json"
+    if not file.exists():
+        return 1
+    try:
+        facts: dict[str, Any] = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
+    return facts.get("format", 1)
 
 
 def _about(folder: Path, step: int) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": formats.CHECKPOINT,
         "step": step,
         "policy_sha256": file_hash(folder / "policy.safetensors"),
         "versions": {name: version(name) for name in ("embodied-rl", "torch", "numpy")},

@@ -1,29 +1,43 @@
-"""The settings of a class, read from its source without importing it: names, defaults, sentences.
+"""The settings of a class, read from its source without importing it: names, types, defaults.
 
-A class that takes `config: Config` has the fields of that dataclass as settings. What a field is
-comes from the comment behind it, the string below it, or the sentence of the dataclass's docstring
-that begins with it; else, for a common name, from common_settings.yaml; else from any sentence.
+A class that takes `config: Config` has the fields of that dataclass as settings. What a setting is
+stands in the comment on the line of its field.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import re
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from embodied.core import bounds
 
 Found = tuple["Source", ast.ClassDef]
+KNOWN: dict[str, Any] = {
+    **{name: getattr(bounds, name) for name in dir(bounds) if name[0].isupper()},
+    **{kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict)},
+    **{"Annotated": Annotated, "Any": Any, "Literal": Literal, "Union": Union},
+    **{"Mapping": Mapping, "Sequence": Sequence},
+}
+"""What a name of these means in the type of a field."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`kind` and `default` as written in the source; `default` is None where one must be given."""
+    """One field of a dataclass.
+
+    `kind` is its type; what the source does not tell is `Any`. `default` is as written in the
+    source, and None where a value must be given. `says` is the comment on the field's line.
+    """
 
     name: str
-    kind: str
+    kind: Any
     default: str | None
     says: str = ""
 
@@ -35,6 +49,7 @@ class Source:
         self.module, self.lines, self.tree = module, text.splitlines(), ast.parse(text)
         self.classes = {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef)}
         self.imported = dict(self._imported())
+        self.assigned = dict(self._assigned())
 
     def _imported(self) -> Iterator[tuple[str, tuple[str, str]]]:
         """Names of `from module import name`, with their module and name there."""
@@ -42,6 +57,22 @@ class Source:
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     yield alias.asname or alias.name, (node.module, alias.name)
+
+    def _assigned(self) -> Iterator[tuple[str, ast.expr]]:
+        """Names that the module itself gives a value."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                yield node.targets[0].id, node.value
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                yield ast.unparse(node.target), node.value
+
+    def kind(self, written: ast.expr) -> Any:
+        """The type that an annotation of this module says; `Any` where the source does not tell."""
+        try:
+            code = compile(ast.Expression(written), self.module, "eval")
+            return eval(code, {"__builtins__": {}}, _Names(self))
+        except (TypeError, AttributeError, NameError):  # a type of another library
+            return Any
 
     def find(self, name: str) -> Found | None:
         """The class that `name` or `module.name` means in this module."""
@@ -55,12 +86,21 @@ class Source:
         return None if source is None else source.find(rest or there)
 
 
-@cache
-def common() -> dict[str, str]:
-    """Sentences for settings of a common name."""
-    import yaml
+class _Names(dict[str, Any]):
+    """The meaning of names in the annotations of a module."""
 
-    return yaml.safe_load(Path(__file__).with_name("common_settings.yaml").read_text())
+    def __init__(self, source: Source) -> None:
+        super().__init__(KNOWN)
+        self.source = source
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.source.assigned:
+            return self.source.kind(self.source.assigned[name])
+        if name in self.source.imported:
+            module, there = self.source.imported[name]
+            source = source_of(module)
+            return Any if source is None else _Names(source)[there]
+        return Any
 
 
 @cache
@@ -120,17 +160,12 @@ def _fields(source: Source, kind: ast.ClassDef) -> Iterator[Setting]:
         if (found := source.find(name)) is None:
             raise LookupError(name)
         yield from _fields(*found)
-    text = ast.get_docstring(kind) or ""
-    for node, after in zip(kind.body, [*kind.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+    for node in kind.body:
+        if not isinstance(node, ast.AnnAssign):
             continue
-        hint = ast.unparse(node.annotation)
-        if not hint.startswith("ClassVar"):
-            name = node.target.id
-            begins, has = _sentences(text, name)
-            own = _comment(source, node) or _below(after) or begins
-            says = own or common().get(name) or has
-            yield Setting(name, hint, _default(node.value), says)
+        if not ast.unparse(node.annotation).startswith("ClassVar"):
+            name, hint = ast.unparse(node.target), source.kind(node.annotation)
+            yield Setting(name, hint, _default(node.value), _comment(source, node))
 
 
 def _default(value: ast.expr | None) -> str | None:
@@ -150,16 +185,20 @@ def _comment(source: Source, node: ast.AnnAssign) -> str:
     return line.partition("#")[2].strip()
 
 
-def _below(node: ast.stmt | None) -> str:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return " ".join(str(node.value.value).split())
-    return ""
-
-
-def _sentences(text: str, name: str) -> tuple[str, str]:
-    """The sentence of `text`, or part of it between semicolons, that begins with `name`, and the
-    first that has it anywhere."""
-    parts = re.split(r"(?<=[.;])\s+", " ".join(text.split()))
-    about = [part for part in parts if f"`{name}`" in part]
-    begins = [part for part in about if part.startswith(f"`{name}`")]
-    return (begins or [""])[0].rstrip(".;"), (about or [""])[0].rstrip(".;")
+def in_words(kind: Any) -> str:
+    """A type for people: "int, at least 1; or null"; "" for one that the source does not tell."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        limits = [each.text for each in args[1:] if each.text != bounds.Bound().text]
+        return ", ".join([in_words(args[0]), *limits])
+    if origin in (Union, types.UnionType):
+        words = [in_words(each) for each in args if each is not type(None)]
+        known = "; or ".join(filter(None, words)) if all(words) else ""
+        return f"{known}; or null" if known and type(None) in args else known
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if origin in (tuple, list):
+        return "list" if not (inner := in_words(args[0])) else f"list of {inner}"
+    if origin in (dict, Mapping) or kind in (dict, Mapping):
+        return "mapping"
+    return "" if kind is Any else str(getattr(kind, "__name__", ""))

@@ -19,14 +19,13 @@ that stage of training as well.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from abc import abstractmethod
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-
-R = TypeVar("R")
 
 
 class Reward(Protocol):
@@ -46,6 +45,17 @@ class Reward(Protocol):
     def update(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Learn from a sampled batch; returns metrics. Not called where `frozen`."""
         return {}
+
+
+class SummedReward(Reward):
+    """A reward that is the sum of its components."""
+
+    @abstractmethod
+    def components(self, transitions: Tensors, /) -> Tensors:
+        """Each component by name, [N] (float32), weighted."""
+
+    def __call__(self, transitions: Tensors, /) -> Tensor:
+        return sum(self.components(transitions).values(), start=0 * transitions["reward"])
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from embodied.core import build
+from embodied.core import build, formats
 from embodied.core.build import ConfigError, Node
 from embodied.core.yaml_text import parse_yaml
 
@@ -37,6 +37,12 @@ def read_saved(file: Path) -> Node:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     raise ConfigError(f"{file} should hold settings (key: value)")
+
+
+def read_run_settings(file: Path) -> Node:
+    """The settings in a run.yaml, in the present format and without its number; ConfigError."""
+    node = dict(read_saved(file))
+    return formats.upgrade_run(node, node.pop("format", 1))
 
 
 def require_inside(node: Any, where: Path | str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from embodied.core.build import ConfigError, Node, build, named_function
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 from embodied.deploy.mapped import mapped_checkpoint
 from embodied.embodiments.controller import Controller
 from embodied.policies.remote.address import PACKAGE, is_address, remote_policy
@@ -116,7 +116,7 @@ def trained_with(policy: Path) -> Node | None:
     from embodied.core import checkpoint
 
     file = checkpoint.find(policy).parent.parent / "run.yaml"
-    node = read_saved(file) if file.exists() else {}
+    node = read_run_settings(file) if file.exists() else {}
     return node if node.get("env") else None
 
 

@@ -14,37 +14,40 @@ from typing import Literal
 
 import numpy as np
 
+from embodied.core.bounds import Count, NonNegative, Positive, PositiveFraction
 from embodied.embodiments.arrays import Floats, constant, namespace, shortened
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.fr3 import rotation, rotation_error
 from embodied.embodiments.kinematics import inverse
 from embodied.embodiments.kinematics.arm import load_arm
+from embodied.embodiments.kinematics.chain import Point
 
 Reference = dict[str, Floats]
 
 
 @dataclass(frozen=True)
 class Config:
-    """`step` m and `turn` rad are what an action of 1 moves the reference in one control step;
-    `turning` chooses which rotations the action has; `low` and `high` bound the tool (m). `arm`:
-    fr3, ur5e, so101, or an arm file (`embodied robot describe`), whose box you have to give.
-    `weight` (m/rad): what a radian of turn is worth; about 0.1 for an arm of fewer than six joints,
-    which cannot hold place and turn both."""
+    """Settings of Cartesian delta actions.
 
-    dt: float = 0.05
-    step: float = 0.025
-    turn: float = 0.08
-    turning: Literal["none", "yaw", "full"] = "none"
-    low: tuple[float, float, float] = (0.28, -0.30, 0.01)
-    high: tuple[float, float, float] = (0.72, 0.30, 0.50)
-    lead: float = 0.04
-    lead_turn: float = 0.15
-    damping: float = 0.02
-    pull: float = 0.1
-    iterations: int = 2
-    speed: float = 0.8
-    arm: str = "fr3"
-    weight: float = 1.0
+    The reference never runs further than `lead` and `lead_turn` ahead of the measured pose. An arm
+    file (`embodied robot describe`) needs `low` and `high`. `weight`: about 0.1 for an arm of fewer
+    than six joints, which cannot hold place and turn both.
+    """
+
+    dt: Positive = 0.05  # control period, s
+    step: Positive = 0.025  # motion of the reference per control step of an action of 1, m
+    turn: Positive = 0.08  # rotation per control step of an action of 1, rad
+    turning: Literal["none", "yaw", "full"] = "none"  # rotations that an action has
+    low: Point = (0.28, -0.30, 0.01)  # lower corner of the tool's box, m
+    high: Point = (0.72, 0.30, 0.50)  # upper corner of the tool's box, m
+    lead: Positive = 0.04  # how far the reference may be ahead, m
+    lead_turn: Positive = 0.15  # how far the reference may be ahead, rad
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    pull: NonNegative = 0.1  # towards the home pose in the null space
+    iterations: Count = 2  # of the inverse kinematics per control step
+    speed: PositiveFraction = 0.8  # share of the joints' velocity limits
+    arm: str = "fr3"  # fr3, ur5e, so101, or an arm file
+    weight: Positive = 1.0  # what a radian of turn is worth, m/rad
 
 
 class CartesianDelta(Controller):
@@ -54,7 +57,8 @@ class CartesianDelta(Controller):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         turning = {"none": (), "yaw": ("yaw",), "full": ("roll", "pitch", "yaw")}
         if config.turning not in turning:
             raise ValueError(f"turning={config.turning!r} is invalid; use none, yaw or full")
@@ -80,14 +84,15 @@ class CartesianDelta(Controller):
 
         `action` [B, A] in [-1, 1], `q` [B, n] measured joint angles.
         """
-        place, turn = self._moved(action, q, reference)
-        joints = self._solved(place, turn, reference["q"])
+        place, turn = self._move_reference(action, q, reference)
+        joints = self._joint_targets(place, turn, reference["q"])
         width = self._width(action, reference["width"])
         return joints, width, {"place": place, "turn": turn, "q": joints, "width": width}
 
     def reach(self, place: Floats, start: Floats | None = None, iterations: int = 12) -> Floats:
         """Joint angles [B, n] that put the tool at `place` [B, 3], pointing down (x forwards)."""
-        xp, arm = namespace(place), self.arm
+        xp = namespace(place)
+        arm = self.arm
         q = xp.tile(constant(arm.home, place), (len(place), 1)) if start is None else start
         turn = xp.broadcast_to(constant(np.diag([1.0, -1.0, -1.0]), place), (len(place), 3, 3))
         settings = inverse.Settings(0.01, 0.3, self.config.weight)
@@ -99,12 +104,16 @@ class CartesianDelta(Controller):
         hand = self.arm.hand
         if hand is None:
             return before
-        aim, change = (action[:, -1] + 1) / 2 * hand.open, hand.speed * self.config.dt
+        aim = (action[:, -1] + 1) / 2 * hand.open
+        change = hand.speed * self.config.dt
         return before + namespace(before).clip(aim - before, -change, change)
 
-    def _moved(self, action: Floats, q: Floats, reference: Reference) -> tuple[Floats, Floats]:
+    def _move_reference(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats]:
         """The reference pose after `action`, inside the box and near the measured pose."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         here, facing, _ = self.arm.forward(q)
         place = reference["place"] + config.step * action[:, :3]
         place = here + shortened(place - here, config.lead)
@@ -119,7 +128,7 @@ class CartesianDelta(Controller):
         ahead = shortened(rotation_error(turn, facing), config.lead_turn)
         return place, rotation(ahead) @ facing
 
-    def _solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
+    def _joint_targets(self, place: Floats, turn: Floats, q: Floats) -> Floats:
         """Joint target for a tool pose, within joint and velocity limits of the last target `q`."""
         config = self.config
         most = constant(config.speed * self.arm.velocity * config.dt, q)

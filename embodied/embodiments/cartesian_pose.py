@@ -16,12 +16,14 @@ from typing import Literal
 
 import numpy as np
 
+from embodied.core.bounds import Count, NonNegative, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, constant, namespace, shortened
 from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.fr3 import rotation, rotation_error
 from embodied.embodiments.kinematics import inverse
 from embodied.embodiments.kinematics.arm import load_arm
+from embodied.embodiments.kinematics.chain import Point
 
 ROTATIONS = {
     "6d": ("r11", "r21", "r31", "r12", "r22", "r32"),
@@ -36,30 +38,24 @@ PARALLEL = 1e-3  # sine of two columns' angle, and length of one, below which th
 class Config:
     """Settings of Cartesian pose actions.
 
-    `arm`: fr3, so101, ur5e, or an arm file (`embodied robot describe`); `dt`: s of a control step.
-    `low`, `high` (m, base frame): the box that actions of -1 and 1 mean, in which the tool stays.
-    `rotation`: "6d", "vector" (1 is half a turn) or "none" (as the episode began). `pace` (m/s) and
-    `turn_pace` (rad/s): how fast the tool goes to its pose; `speed`: the joints' share of their
-    velocity limits; `lead` (m), `lead_turn` (rad): how far the target may be from the measured
-    pose. `damping` (m), `pull`, `weight` (m/rad), `iterations`: of the inverse kinematics; an arm
-    of fewer than six joints needs a `weight` of about 0.1, or its turn is held rather than its
-    place.
+    An arm of fewer than six joints needs a `weight` of about 0.1, or its turn is held rather than
+    its place. `rotation`: "vector" (1 is half a turn), "none" (as the episode began).
     """
 
-    arm: str = "fr3"
-    dt: float = 0.05
-    low: tuple[float, float, float] = (0.28, -0.30, 0.01)
-    high: tuple[float, float, float] = (0.72, 0.30, 0.50)
-    rotation: Literal["6d", "vector", "none"] = "6d"
-    pace: float = 0.5
-    turn_pace: float = 1.6
-    speed: float = 0.8
-    lead: float = 0.06
-    lead_turn: float = 0.3
-    damping: float = 0.02
-    pull: float = 0.1
-    weight: float = 1.0
-    iterations: int = 2
+    arm: str = "fr3"  # fr3, so101, ur5e, or an arm file (`embodied robot describe`)
+    dt: Positive = 0.05  # control period, s
+    low: Point = (0.28, -0.30, 0.01)  # action -1: lower corner of the tool's box, base frame, m
+    high: Point = (0.72, 0.30, 0.50)  # action 1: upper corner, m
+    rotation: Literal["6d", "vector", "none"] = "6d"  # how actions say the tool's turn
+    pace: Positive = 0.5  # how fast the tool goes to its pose, m/s
+    turn_pace: Positive = 1.6  # how fast the tool turns to its pose, rad/s
+    speed: PositiveFraction = 0.8  # share of the joints' velocity limits
+    lead: Positive = 0.06  # how far the target may be from the measured pose, m
+    lead_turn: Positive = 0.3  # how far the target may be from the measured pose, rad
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    pull: NonNegative = 0.1  # towards the home pose in the null space
+    weight: Positive = 1.0  # what a radian of turn is worth, m/rad
+    iterations: Count = 2  # of the inverse kinematics per control step
 
     def __post_init__(self) -> None:
         if not (np.asarray(self.low) < np.asarray(self.high)).all():
@@ -74,7 +70,8 @@ class CartesianPose(Controller):
     arm has one."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         self.settings = inverse.Settings(config.damping, config.pull, config.weight)
         hand = ("gripper",) if self.arm.hand is not None else ()
         self.names = ("x", "y", "z", *ROTATIONS[config.rotation], *hand)
@@ -96,7 +93,9 @@ class CartesianPose(Controller):
         """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
         [B, A] in [-1, 1] and measured joint positions `q` [B, n]. Of the reference, `place` is the
         tool at the joint target, `turn` the rotation that was asked for last."""
-        config, arm, before = self.config, self.arm, reference["q"]
+        config = self.config
+        arm = self.arm
+        before = reference["q"]
         turn = self.turn(action, reference["turn"])
         place, facing = self._towards(action, turn, q, before)
         most = constant(config.speed * arm.velocity * config.dt, q)
@@ -106,12 +105,13 @@ class CartesianPose(Controller):
         return joints, width, {"place": reached, "turn": turn, "q": joints, "width": width}
 
     def place(self, action: Floats) -> Floats:
-        """Where the tool should be [B, 3] (m)."""
+        """The position of the tool that the action means [B, 3] (m)."""
         low, high = constant(self.config.low, action), constant(self.config.high, action)
         return namespace(action).clip(low + (action[:, :3] + 1) / 2 * (high - low), low, high)
 
     def turn(self, action: Floats, otherwise: Floats) -> Floats:
-        """How it should be turned [B, 3, 3]; `otherwise` where the action says no rotation."""
+        """The rotation of the tool that the action means [B, 3, 3]; `otherwise` where the action
+        says no rotation."""
         if self.config.rotation == "none":
             return otherwise
         if self.config.rotation == "vector":
@@ -148,13 +148,15 @@ class CartesianPose(Controller):
         hand = self.arm.hand
         if hand is None:
             return before
-        aim, change = (action[:, -1] + 1) / 2 * hand.open, hand.speed * self.config.dt
+        aim = (action[:, -1] + 1) / 2 * hand.open
+        change = hand.speed * self.config.dt
         return before + namespace(before).clip(aim - before, -change, change)
 
 
 def rotation_vector(turn: Floats) -> Floats:
     """Rotation vectors [B, 3] (rad) of rotation matrices [B, 3, 3], also of half turns."""
-    xp, eye = namespace(turn), constant(np.eye(3), turn)
+    xp = namespace(turn)
+    eye = constant(np.eye(3), turn)
     small = rotation_error(turn, xp.broadcast_to(eye, turn.shape))
     cosine = (turn[:, 0, 0] + turn[:, 1, 1] + turn[:, 2, 2] - 1) / 2
     # Beyond a quarter turn the axis n is read from n n^T, which half turns have too.

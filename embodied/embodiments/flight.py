@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.core.bounds import Positive
 from embodied.core.build import registered
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller
+from embodied.embodiments.kinematics.chain import Point
 
 JOINTS = ("x", "y", "z", "yaw")
 Reference = dict[str, Floats]
@@ -28,14 +30,13 @@ def forward(q: Floats) -> tuple[Floats]:
 
 @dataclass(frozen=True)
 class Config:
-    """An action of 1 moves the set-point at `speed` m/s, over control steps of `dt` s; `low` and
-    `high` bound it (m), and it never runs further than `lead` m ahead of the drone."""
+    """Settings of flight by set-points."""
 
-    dt: float = 0.05
-    speed: float = 0.5
-    low: tuple[float, float, float] = (-1.0, -1.0, 0.15)
-    high: tuple[float, float, float] = (1.0, 1.0, 1.5)
-    lead: float = 0.4
+    dt: Positive = 0.05  # control period, s
+    speed: Positive = 0.5  # velocity of the set-point at an action of 1, m/s
+    low: Point = (-1.0, -1.0, 0.15)  # lower corner of its box, m
+    high: Point = (1.0, 1.0, 1.5)  # upper corner of its box, m
+    lead: Positive = 0.4  # how far the set-point may be ahead of the drone, m
 
 
 class Flight(Controller):
@@ -58,7 +59,8 @@ class Flight(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Set-points [B, 4], the hand's width [B] (as it was) and the moved reference, for `action`
         [B, 3] in [-1, 1] and measured coordinates `q` [B, 4]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         ahead = reference["q"][:, :3] + config.speed * config.dt * action - q[:, :3]
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
         place = q[:, :3] + ahead * xp.clip(config.lead / length, None, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
@@ -12,13 +13,11 @@ from embodied.embodiments.kinematics.arms_file import read_arms_file
 
 @dataclass(frozen=True)
 class Config:
-    """`arms`: the file that places the arms (`embodied.embodiments.kinematics.arms_file`);
-    `controllers`: the node of each arm's controller, by its prefix; `dt`: s of a control step,
-    which is each controller's too."""
+    """Settings of several arms as one robot."""
 
-    arms: str
-    controllers: dict[str, Node]
-    dt: float = 0.05
+    arms: str  # file that places the arms (embodiments.kinematics.arms_file)
+    controllers: dict[str, Node]  # node of each arm's controller, by its prefix
+    dt: Positive = 0.05  # control period of all controllers, s
 
 
 class Joined(Controller):
@@ -34,7 +33,8 @@ class Joined(Controller):
                 f"controllers needs {', '.join(table.arms)}, in this order; it has "
                 f"{', '.join(config.controllers)}"
             )
-        self.arms, self.config = table.arms, config
+        self.arms = table.arms
+        self.config = config
         for name, node in config.controllers.items():
             if node.get("dt", config.dt) != config.dt:
                 raise ConfigError(f"controllers.{name}.dt={node['dt']} should be dt={config.dt:g}")
@@ -60,7 +60,8 @@ class Joined(Controller):
         """Joint targets [B, n] of all arms (rad, m; hands included), the width as it was and the
         moved reference, for `action` [B, A] and measured positions `q` [B, n]."""
         targets: list[Floats] = []
-        moved, at = {"width": reference["width"]}, 0
+        moved = {"width": reference["width"]}
+        at = 0
         for name, (joints, _) in self._split(q).items():
             part = self.parts[name]
             own = {k.partition("/")[2]: v for k, v in reference.items() if k.startswith(f"{name}/")}

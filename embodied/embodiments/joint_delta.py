@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import Number, Positive
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.embodiments.arrays import Floats, constant, namespace
@@ -16,15 +17,13 @@ from embodied.embodiments.controller import Controller, Reference
 
 @dataclass(frozen=True)
 class Config:
-    """`speed` (rad/s) is the velocity that an action of 1 means, `lead` (rad) how far the set-point
-    may be from the measured position, `low` and `high` (rad) its limits; one number per joint. The
-    hand keeps its opening."""
+    """Settings of joint velocities, one number per joint. The hand keeps its opening."""
 
-    dt: float = 0.1
-    speed: tuple[float, ...] = (0.6, 0.6, 0.2, 0.6, 0.1, 0.2, 0.1)
-    lead: tuple[float, ...] = (0.1,) * 7
-    low: tuple[float, ...] = tuple(fr3.LOWER + 0.05)
-    high: tuple[float, ...] = tuple(fr3.UPPER - 0.05)
+    dt: Positive = 0.1  # control period, s
+    speed: tuple[Positive, ...] = (0.6, 0.6, 0.2, 0.6, 0.1, 0.2, 0.1)  # of an action of 1, rad/s
+    lead: tuple[Positive, ...] = (0.1,) * 7  # how far set-points may be ahead, rad
+    low: tuple[Number, ...] = tuple(fr3.LOWER + 0.05)  # smallest set-points, rad
+    high: tuple[Number, ...] = tuple(fr3.UPPER - 0.05)  # largest set-points, rad
 
     def __post_init__(self) -> None:
         sizes = {len(self.speed), len(self.lead), len(self.low), len(self.high)}
@@ -52,7 +51,8 @@ class JointDelta(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
         [B, n] in [-1, 1] and measured joint positions `q` [B, n]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         target = reference["q"] + config.dt * constant(config.speed, q) * action
         target = within_lead(target, q, constant(config.lead, q))
         target = xp.clip(target, constant(config.low, q), constant(config.high, q))

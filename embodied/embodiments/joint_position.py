@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from embodied.core.bounds import NonNegative, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller, Reference
@@ -28,27 +29,22 @@ DEGREE = np.pi / 180
 class Config:
     """Settings of joint position actions.
 
-    `arm`: fr3, so101, ur5e, or an arm file (`embodied robot describe`); `dt`: s of a control step.
-    `action`: "normalized" actions in [-1, 1], which mean `low` and `high`; or "rad" or "deg",
-    joint positions themselves, as a policy in physical units says them (m for sliding joints).
-    `low`, `high`: joint positions of -1 and 1, one per joint (rad, or deg with `degrees`; empty:
-    the joint limits). Where a dataset counts a joint the other way round, its `low` is above its
-    `high`. `width`: hand openings (m) of the hand's action at -1 and 1; with physical actions the
-    values `hand_values` stand for these two, for example (0, 100).
-    `speed`: the fastest motion, as a share of the joints' velocity limits; `lead` (rad, m): how far
-    the target may be from the measured position.
+    Actions "normalized" in [-1, 1] mean `low` and `high`; "rad" and "deg" are joint positions
+    themselves, as a policy in physical units says them (m for sliding joints). Where a dataset
+    counts a joint the other way round, its `low` is above its `high`. With physical actions, the
+    values `hand_values` stand for the two openings `width`, for example (0, 100).
     """
 
-    arm: str = "fr3"
-    dt: float = 0.05
-    action: Literal["normalized", "rad", "deg"] = "normalized"
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    degrees: bool = False
-    width: tuple[float, float] | None = None
-    hand_values: tuple[float, float] = (-1.0, 1.0)
-    speed: float = 0.8
-    lead: float = 0.5
+    arm: str = "fr3"  # fr3, so101, ur5e, or an arm file (`embodied robot describe`)
+    dt: Positive = 0.05  # control period, s
+    action: Literal["normalized", "rad", "deg"] = "normalized"  # what the numbers of an action are
+    low: tuple[Number, ...] = ()  # positions of -1, rad or `degrees` (empty: the limits)
+    high: tuple[Number, ...] = ()  # positions of 1, rad or `degrees` (empty: the limits)
+    degrees: bool = False  # `low` and `high` are in degrees
+    width: tuple[NonNegative, NonNegative] | None = None  # hand openings at -1 and 1, m
+    hand_values: tuple[Number, Number] = (-1.0, 1.0)  # physical actions of closed and open hands
+    speed: PositiveFraction = 0.8  # share of the joints' velocity limits
+    lead: Positive = 0.5  # how far the target may be from the measured position, rad or m
 
     def __post_init__(self) -> None:
         if min(self.dt, self.speed, self.lead) <= 0 or self.speed > 1:
@@ -68,17 +64,20 @@ class JointPosition(Controller):
     """One joint position per joint, then the opening of the hand where the arm has one."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         self.physical = config.action != "normalized"
         hand = ("gripper.pos",) if self.arm.hand is not None else ()
         self.names = (*(f"{name}.pos" for name in self.arm.joints), *hand)
         unit = DEGREE if config.degrees else 1.0
         low = self._row("low", config.low, self.arm.lower / unit) * unit
         high = self._row("high", config.high, self.arm.upper / unit) * unit
-        self.middle, self.half = (low + high) / 2, (high - low) / 2
+        self.middle = (low + high) / 2
+        self.half = (high - low) / 2
         if self.physical:
             unit = DEGREE if config.action == "deg" else 1.0
-            self.middle, self.half = np.zeros(len(self.arm)), np.full(len(self.arm), unit)
+            self.middle = np.zeros(len(self.arm))
+            self.half = np.full(len(self.arm), unit)
 
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of arms that stand at `q` [B, n] with hands `width` [B] m open."""
@@ -91,7 +90,10 @@ class JointPosition(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, n] (rad, m), hand width [B] (m) and the moved reference (`place`: the
         tool at the target), for `action` [B, A] and measured joint positions `q` [B, n]."""
-        config, arm, xp, n = self.config, self.arm, namespace(q), len(self.arm)
+        config = self.config
+        arm = self.arm
+        xp = namespace(q)
+        n = len(self.arm)
         target = constant(self.middle, q) + constant(self.half, q) * action[:, :n]
         most = constant(config.speed * arm.velocity * config.dt, q)
         before = reference["q"]
@@ -104,13 +106,16 @@ class JointPosition(Controller):
 
     def _width(self, action: Floats, before: Floats) -> Floats:
         """The hand's next opening [B] (m)."""
-        hand, config = self.arm.hand, self.config
+        hand = self.arm.hand
+        config = self.config
         if hand is None:
             return before
-        xp, (low, high) = namespace(before), config.width or (0.0, hand.open)
+        xp = namespace(before)
+        (low, high) = config.width or (0.0, hand.open)
         first, last = config.hand_values
         aim = low + (action[:, -1] - first) / (last - first) * (high - low)
-        aim, change = xp.clip(aim, 0.0, hand.open), hand.speed * config.dt
+        aim = xp.clip(aim, 0.0, hand.open)
+        change = hand.speed * config.dt
         return before + xp.clip(aim - before, -change, change)
 
     def _row(self, name: str, given: Sequence[float], otherwise: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
@@ -11,12 +12,11 @@ from embodied.embodiments.controller import Controller, Reference
 
 @dataclass(frozen=True)
 class Config:
-    """`joints`: how many; `hand`: whether the last element is the hand's opening; `dt`: s of a
-    control step."""
+    """Settings of joint targets."""
 
-    joints: int
-    hand: bool = True
-    dt: float = 0.05
+    joints: Count  # number of joints
+    hand: bool = True  # the last element is the hand's opening
+    dt: Positive = 0.05  # control period, s
 
     def __post_init__(self) -> None:
         if self.joints < 1 or not self.dt > 0:

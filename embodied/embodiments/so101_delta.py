@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.embodiments import so101
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
 from embodied.embodiments.controller import Controller
+from embodied.embodiments.kinematics.chain import Point
 
 Reference = dict[str, Floats]
 PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
@@ -21,18 +23,17 @@ PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
 
 @dataclass(frozen=True)
 class Config:
-    """`step` m is what an action of 1 moves the reference in one control step of `dt` s; `low` and
-    `high` bound the tool (m), `speed` is a share of the servos' own; `jaws` (m/s) their speed."""
+    """Settings of Cartesian delta actions of a small servo arm."""
 
-    dt: float = 0.05
-    step: float = 0.015
-    low: tuple[float, float, float] = (0.12, -0.22, 0.02)
-    high: tuple[float, float, float] = (0.34, 0.22, 0.28)
-    lead: float = 0.04
-    damping: float = 0.02
-    iterations: int = 3
-    speed: float = 0.5
-    jaws: float = 0.1
+    dt: Positive = 0.05  # control period, s
+    step: Positive = 0.015  # motion of the reference per control step of an action of 1, m
+    low: Point = (0.12, -0.22, 0.02)  # lower corner of the tool's box, m
+    high: Point = (0.34, 0.22, 0.28)  # upper corner of the tool's box, m
+    lead: Positive = 0.04  # how far the reference may be ahead, m
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    iterations: Count = 3  # of the inverse kinematics per control step
+    speed: PositiveFraction = 0.5  # share of the servos' velocity limits
+    jaws: Positive = 0.1  # speed of the jaws, m/s
 
 
 class So101Delta(Controller):
@@ -60,14 +61,16 @@ class So101Delta(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, 5] (rad), jaw width target [B] (m) and the moved reference, for
         `action` [B, 4] in [-1, 1] and measured joint angles `q` [B, 5]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         here = so101.forward(q)[0]
         ahead = reference["place"] + config.step * action[:, :3] - here
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
         place = here + ahead * xp.clip(config.lead / length, None, 1.0)
         place = xp.clip(place, constant(config.low, place), constant(config.high, place))
         joints = self.solved(place, reference["pitch"], reference["q"])
-        aim, change = (action[:, -1] + 1) / 2 * so101.OPEN, config.jaws * config.dt
+        aim = (action[:, -1] + 1) / 2 * so101.OPEN
+        change = config.jaws * config.dt
         width = reference["width"] + xp.clip(aim - reference["width"], -change, change)
         moved = {"place": place, "pitch": reference["pitch"], "q": joints, "width": width}
         return joints, width, moved
@@ -75,7 +78,9 @@ class So101Delta(Controller):
     def solved(self, place: Floats, pitch: Floats, q: Floats) -> Floats:
         """Joint targets [B, 5] for tools at `place` [B, 3] with `pitch` [B], within the joint and
         velocity limits of the last target `q` [B, 5]."""
-        config, start, xp = self.config, q, namespace(q)
+        config = self.config
+        start = q
+        xp = namespace(q)
         most = config.speed * so101.VELOCITY * config.dt
         low, high = constant(so101.LOWER, q), constant(so101.UPPER, q)
         scale = constant([1.0, 1.0, 1.0, PITCH], q)

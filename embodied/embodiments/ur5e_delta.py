@@ -11,27 +11,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.embodiments import ur5e
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.fr3 import rotation_error
+from embodied.embodiments.kinematics.chain import Point
 
 Reference = dict[str, Floats]
 
 
 @dataclass(frozen=True)
 class Config:
-    """`step` m is what an action of 1 moves the reference in one control step of `dt` s; `low` and
-    `high` bound the flange (m), `speed` is a share of the joints' own."""
+    """Settings of Cartesian delta actions of a UR5e."""
 
-    dt: float = 0.05
-    step: float = 0.02
-    low: tuple[float, float, float] = (-0.75, -0.4, 0.15)
-    high: tuple[float, float, float] = (-0.3, 0.4, 0.65)
-    lead: float = 0.05
-    damping: float = 0.02
-    iterations: int = 2
-    speed: float = 0.4
+    dt: Positive = 0.05  # control period, s
+    step: Positive = 0.02  # motion of the reference per control step of an action of 1, m
+    low: Point = (-0.75, -0.4, 0.15)  # lower corner of the flange's box, m
+    high: Point = (-0.3, 0.4, 0.65)  # upper corner of the flange's box, m
+    lead: Positive = 0.05  # how far the reference may be ahead, m
+    damping: Positive = 0.02  # of the inverse kinematics, m
+    iterations: Count = 2  # of the inverse kinematics per control step
+    speed: PositiveFraction = 0.4  # share of the joints' velocity limits
 
 
 class Ur5eDelta(Controller):
@@ -53,7 +54,8 @@ class Ur5eDelta(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, 6] (rad), the width as it was and the moved reference, for `action`
         [B, 3] in [-1, 1] and measured joint angles `q` [B, 6]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         here = ur5e.forward(q)[0]
         ahead = reference["place"] + config.step * action - here
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
@@ -65,7 +67,9 @@ class Ur5eDelta(Controller):
     def solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
         """Joint targets [B, 6] for flanges at `place` [B, 3], `turn` [B, 3, 3], within the
         joint and velocity limits of the last target `q` [B, 6]."""
-        config, start, xp = self.config, q, namespace(q)
+        config = self.config
+        start = q
+        xp = namespace(q)
         most = constant(config.speed * ur5e.VELOCITY * config.dt, q)
         low, high = constant(ur5e.LOWER, q), constant(ur5e.UPPER, q)
         for _ in range(config.iterations):

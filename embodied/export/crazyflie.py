@@ -15,7 +15,7 @@ from typing import Any
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, nearest, registered
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES, Vehicle
 from embodied.export.c_header import number, write_header
 from embodied.export.decision import Decision, Export, facts
@@ -57,7 +57,7 @@ def export_app(run: Path, folder: Path) -> dict[str, Any]:
 def trained_on(run: Path) -> Vehicle:
     """The vehicle of a run's environment; for a checkpoint without run, the default vehicle."""
     file = checkpoint.find(run).parent.parent / "run.yaml"
-    name = read_saved(file)["env"].get("vehicle", "paper") if file.exists() else "paper"
+    name = read_run_settings(file)["env"].get("vehicle", "paper") if file.exists() else "paper"
     if name not in VEHICLES:
         raise ConfigError(f"{file} names no vehicle of ours ({name}){nearest(str(name), VEHICLES)}")
     return VEHICLES[name]

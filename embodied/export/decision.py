@@ -18,7 +18,7 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.history import HISTORY, is_history
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import hidden
 
 TOLERANCE = 1e-5
@@ -121,7 +121,7 @@ def facts(decision: Decision, run: Path | None = None) -> dict[str, Any]:
         about |= {key: saved[key] for key in ("step", "policy_sha256", "git")}
         trained = folder.parent.parent / "run.yaml"
         if trained.exists():
-            about["execute"] = read_saved(trained).get("execute") or policy.chunk
+            about["execute"] = read_run_settings(trained).get("execute") or policy.chunk
     return about
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.llm.cache import Cache, answer_from, missing
 from embodied.llm.chat import Answer, Chat, Message
@@ -15,13 +16,12 @@ from embodied.llm.request import Request
 
 @dataclass(frozen=True)
 class Config:
-    """`cache`: a file written by a `ChatClient`; `model`: whose answers (null: the only one in it);
-    `max_tokens` and `extra` as in the original requests."""
+    """Settings of a recorded language model; they have to be those of the original requests."""
 
-    cache: str
-    model: str | None = None
-    max_tokens: int = 1024
-    extra: dict[str, Any] = field(default_factory=dict)
+    cache: str  # file written by a `ChatClient`
+    model: str | None = None  # whose answers; null: the only model in the file
+    max_tokens: Count = 1024  # most tokens of an answer
+    extra: dict[str, Any] = field(default_factory=dict)  # further request fields
 
 
 class CachedChat(Chat):
@@ -30,7 +30,8 @@ class CachedChat(Chat):
     def __init__(self, config: Config) -> None:
         if not Path(config.cache).is_file():
             raise ConfigError(f"chat.cache={config.cache} does not exist")
-        self.config, self.cache = config, Cache(config.cache)
+        self.config = config
+        self.cache = Cache(config.cache)
         self.name = config.model or self._only_model()
 
     def _only_model(self) -> str:

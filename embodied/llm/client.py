@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
 from embodied.llm.budget import Budget
@@ -30,19 +31,16 @@ ANSWER_TOKENS = 4  # of an answer whose log probabilities are requested
 
 @dataclass(frozen=True)
 class Config:
-    """`url` up to and including /v1; `key`: NAME of the environment variable with the API key
-    (null: none); `cache`: file that stores every answer (null: none); `recorded`: answer from it
-    only; `structured`: request JSON-schema output from the server; `extra`: further request fields
-    (null removes one)."""
+    """Settings of a language model behind a server."""
 
-    url: str
-    model: str
-    key: str | None = None
-    cache: str | None = None
-    recorded: bool = False
-    structured: bool = True
-    max_tokens: int = 1024  # most tokens of an answer
-    extra: dict[str, Any] = field(default_factory=dict)
+    url: str  # address of the server, up to and including /v1
+    model: str  # name of the model
+    key: str | None = None  # NAME of the environment variable with the API key; null: none
+    cache: str | None = None  # file that stores every answer; null: none
+    recorded: bool = False  # answer from the cache only
+    structured: bool = True  # request output by a JSON schema from the server
+    max_tokens: Count = 1024  # most tokens of an answer
+    extra: dict[str, Any] = field(default_factory=dict)  # further request fields; null removes one
     limits: Limits = field(default_factory=Limits)  # time limits, retries and budgets
 
 
@@ -69,7 +67,8 @@ class ChatClient(Chat):
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         if config.recorded and config.cache is None:
             raise ConfigError("recorded=true needs a cache: cache=FILE")
-        self.config, self.name = config, config.model
+        self.config = config
+        self.name = config.model
         self.structured = config.structured
         self.budget = Budget(config.limits, config.model, folder)
         self.http = None

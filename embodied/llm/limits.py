@@ -5,49 +5,37 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.llm.chat import ChatError
 
 
 @dataclass(frozen=True)
 class Price:
-    """Price of a million tokens of the request and of the answer, in the currency of `cost`."""
+    """Price of a million tokens, in the currency of `Limits.cost`."""
 
-    prompt: float = 0.0
-    completion: float = 0.0
+    prompt: NonNegative = 0.0  # of the request
+    completion: NonNegative = 0.0  # of the answer
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Timeouts `connect` and `read` in seconds; `deadline` in seconds for one answer with all its
-    attempts; `retries` after the first attempt; `backoff` and `patience` in seconds; at most
-    `in_flight` answers are requested at a time; `per_minute` requests; successful `calls`,
-    their `tokens` and their `cost` at `price`, of one run with its resumes (null: no limit)."""
+    """Limits of requests. Calls, tokens and cost are those of one run with its resumes."""
 
-    connect: float = 5.0
-    read: float = 120.0
-    deadline: float = 600.0
-    retries: int = 5
-    backoff: float = 1.0
-    patience: float = 60.0
-    in_flight: int = 32
-    per_minute: float | None = None
-    calls: int | None = None
-    tokens: int | None = None
-    cost: float | None = None
-    price: Price = field(default_factory=Price)
+    connect: Positive = 5.0  # s until a connection
+    read: Positive = 120.0  # s between two parts of an answer
+    deadline: Positive = 600.0  # s for one answer with all its attempts
+    retries: CountOrZero = 5  # attempts after the first
+    backoff: NonNegative = 1.0  # s before the first retry; doubled with each
+    patience: NonNegative = 60.0  # s, longest wait before a retry
+    in_flight: Count = 32  # answers that are requested at a time
+    per_minute: Positive | None = None  # requests per minute; null: no limit
+    calls: CountOrZero | None = None  # successful requests; null: no limit
+    tokens: CountOrZero | None = None  # tokens of requests and answers; null: no limit
+    cost: NonNegative | None = None  # cost at `price`; null: no limit
+    price: Price = field(default_factory=Price)  # price of tokens
 
     def __post_init__(self) -> None:
-        for name in ("connect", "read", "deadline", "per_minute"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"chat.limits.{name}={value} must be above 0")
-        for name, least in {"retries": 0, "backoff": 0, "patience": 0, "in_flight": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"chat.limits.{name}={getattr(self, name)} must be at least {least}"
-                )
-        if min(self.price.prompt, self.price.completion) < 0:
-            raise ConfigError("chat.limits.price must be at least 0")
         if self.cost is not None and self.price == Price():
             raise ConfigError("chat.limits.cost needs chat.limits.price.prompt and .completion")
 
@@ -60,7 +48,8 @@ class Deadline:
     """`seconds` for one answer, from now on."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:

@@ -10,7 +10,9 @@ TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 def without_reasoning(text: str) -> str:
     """`text` without its reasoning, stripped. Reasoning that is not closed lasts to the end; what
     is before a closing tag alone is reasoning, as some servers drop the opening tag."""
-    kept, depth, at = "", 0, 0
+    kept = ""
+    depth = 0
+    at = 0
     for tag in TAG.finditer(text):
         if depth == 0:
             kept += text[at : tag.start()]

@@ -98,7 +98,9 @@ def _values(text: str) -> Iterator[Any]:
 def _embedded(text: str) -> list[Any]:
     """Outermost objects and lists within prose, in order; after ATTEMPTS failures it gives up, as
     each may read to the end of the text."""
-    decoder, found, place = json.JSONDecoder(), [], 0
+    decoder = json.JSONDecoder()
+    found = []
+    place = 0
     failed = 0
     while failed < ATTEMPTS and (match := OPENING.search(text, place)):
         try:

@@ -12,7 +12,7 @@ from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -50,7 +50,7 @@ def of_run(path: Path) -> tuple[Node, Any]:
     """The configuration and the saved state of the reward that a run was trained with."""
     saved = checkpoint.find(path)
     file = saved.parent.parent / "run.yaml"
-    node = read_saved(file).get("reward")
+    node = read_run_settings(file).get("reward")
     if node is None:
         raise ConfigError(f"{path} was trained with the environment's reward; use reward=own")
     require_inside(node, file)

@@ -14,7 +14,7 @@ import yaml
 
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_durably
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 from embodied.evaluation.statistics import rate, wilson
 from embodied.reports import task_sampling
 from embodied.reports.svg import Curve, against, chart, number, several
@@ -84,7 +84,7 @@ def _name(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "run.yaml"
-    return read_saved(file) if file.exists() else {}
+    return read_run_settings(file) if file.exists() else {}
 
 
 def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:

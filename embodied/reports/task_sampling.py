@@ -9,7 +9,7 @@ import numpy as np
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import HasLevels, VecEnv
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Leaf
 from embodied.core.wrapper import find_protocol
 from embodied.teachers.episode_log import LoggedEpisodes
@@ -30,7 +30,7 @@ def picture(folder: Path, past: LoggedEpisodes) -> Path:
 def _levels(folder: Path, past: LoggedEpisodes) -> Path:
     from embodied.teachers.plots.level_gallery import draw
 
-    node = read_saved(folder / "run.yaml")["env"]
+    node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")
     env = build(node | {"num_envs": 1}, VecEnv)
     levelled = find_protocol(env, HasLevels)

@@ -9,7 +9,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 from embodied.core.tensors import Tensors
 from embodied.reward_design.designer import Board
 from embodied.reward_design.journal import Candidate
@@ -25,7 +25,7 @@ def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str
     folder = board.run(candidate)
     if not any(folder.glob("checkpoints/[0-9]*")):
         return ""
-    node = read_saved(folder / "run.yaml")
+    node = read_run_settings(folder / "run.yaml")
     env = build(node["env"] | {"num_envs": 2 * episodes}, VecEnv)
     policy = checkpoint.load_policy(folder, env.spec).eval()
     failed = _failures(Actor(policy, env.num_envs), env, board.seed, last)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -29,30 +30,24 @@ ROWS = 16  # parallel envs for the experience
 
 @dataclass(frozen=True)
 class DesignConfig:
-    """`rounds` of `samples` programs for the task in `sentence`; `finals` fresh seeds for the best.
+    """Settings of a reward design. Programs are checked on random steps and on a demonstrator's."""
 
-    `learn`: the words of `embodied train` with which candidates are trained. `chat`: a language
-    model (None: the designer needs none). For the checks, `demonstrator` acts for `shown` steps,
-    and `tried` steps are random. `controls`: random programs of the grammar to write, for
-    comparison. `require_lock`: whether programs run in a locked process only.
-    """
-
-    env: Node
-    designer: Node
-    sentence: str
-    out: str
-    chat: Node | None = None
-    demonstrator: Node | None = None
-    learn: tuple[str, ...] = ()
-    rounds: int = 3
-    samples: int = 6
-    finals: int = 3
-    seed: int = 0
-    tried: int = 2000
-    shown: int = 2000
-    controls: int = 0
-    require_lock: bool = True
-    budget: Budget = field(default_factory=Budget)
+    env: Node  # environment
+    designer: Node  # proposes programs
+    sentence: str  # the task in words
+    out: str  # folder of the design; a folder with a journal is resumed
+    chat: Node | None = None  # language model; null: the designer needs none
+    demonstrator: Node | None = None  # policy that acts for `shown` steps; null: none
+    learn: tuple[str, ...] = ()  # words of `embodied train` with which candidates are trained
+    rounds: Count = 3  # rounds of programs
+    samples: Count = 6  # programs per round
+    finals: CountOrZero = 3  # trainings of the best program with fresh seeds
+    seed: CountOrZero = 0  # seed of the search
+    tried: Count = 2000  # random steps on which programs are checked
+    shown: CountOrZero = 2000  # steps of the demonstrator on which programs are checked
+    controls: CountOrZero = 0  # random programs of the grammar to write, for comparison
+    require_lock: bool = True  # false: programs run where their process cannot be locked, too
+    budget: Budget = field(default_factory=Budget)  # of each training
 
 
 def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.core.children import module_command
 from embodied.rewards.handcrafted.program import statistics
 from embodied.training.logger import read_metrics
@@ -29,16 +30,15 @@ POINTS = 10  # of a component's curve
 
 @dataclass(frozen=True)
 class Budget:
-    """Per trial: `steps` environment steps, an evaluation every `eval_every`, at most `minutes`.
-    With `halving`, all candidates of a round train for a fraction `first` of the steps, and the
-    best third continues."""
+    """Budget of a trial. With `halving`, the best third of a round continues after the first
+    part."""
 
-    steps: int = 48_000
-    eval_every: int = 8_000
-    minutes: float = 30.0
-    workers: int = 1
-    halving: bool = True
-    first: float = 0.5
+    steps: Count = 48_000  # environment steps
+    eval_every: Count = 8_000  # steps between evaluations
+    minutes: Positive = 30.0  # time limit, minutes
+    workers: Count = 1  # trainings in parallel
+    halving: bool = True  # all candidates of a round train for a fraction `first` of the steps
+    first: PositiveFraction = 0.5  # that fraction
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,10 @@ class Trials:
     def __init__(
         self, folder: Path, words: Sequence[str], budget: Budget, reward: Sequence[str] = ()
     ) -> None:
-        self.folder, self.words, self.budget, self.reward = folder, list(words), budget, reward
+        self.folder = folder
+        self.words = list(words)
+        self.budget = budget
+        self.reward = reward
         self.running: set[subprocess.Popen[bytes]] = set()
         self.stopped = False
 

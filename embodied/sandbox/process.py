@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.build import ConfigError
 from embodied.core.children import module_command
 from embodied.sandbox.evaluate import COMPONENTS, ProgramOutput, clean
@@ -38,16 +39,14 @@ LOOK = 0.05  # seconds between two looks at the CPU time of a slow call
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program. Per call: `cpu` seconds of computing, `wall` seconds in all, `output`
-    bytes printed. `memory`: bytes beyond the process's own; `peak`: largest |reward|; `cost`:
-    microseconds of CPU time per transition, in the largest call."""
+    """Limits of a program, per call unless stated."""
 
-    cpu: float = 2.0
-    wall: float = 30.0
-    memory: int = 1 << 30
-    output: int = 64 << 10
-    peak: float = 1000.0
-    cost: float = 200.0
+    cpu: Positive = 2.0  # seconds of computing
+    wall: Positive = 30.0  # seconds in all
+    memory: Count = 1 << 30  # bytes beyond the process's own
+    output: CountOrZero = 64 << 10  # bytes printed
+    peak: Positive = 1000.0  # largest |reward|
+    cost: Positive = 200.0  # microseconds of CPU time per transition, in the largest call
 
 
 class Template:
@@ -55,7 +54,8 @@ class Template:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.link, self.lock = ours, threading.Lock()
+        self.link = ours
+        self.lock = threading.Lock()
         self.process = subprocess.Popen(
             module_command("embodied.sandbox.worker", str(theirs.fileno())),
             pass_fds=(theirs.fileno(),),
@@ -102,7 +102,8 @@ class Worker:
     call; `one_by_one`: whether the program is called once per transition."""
 
     def __init__(self, origin: Template, limits: Limits) -> None:
-        self.origin, self.limits = origin, limits
+        self.origin = origin
+        self.limits = limits
         (theirs_in, self.requests), (self.answers, theirs_out) = os.pipe(), os.pipe()
         self.printed, theirs_print = os.pipe()
         handles = [theirs_in, theirs_out, theirs_print]
@@ -112,7 +113,9 @@ class Worker:
         self.pid: int | None = origin.order(handles, order="new", limits=asdict(limits))["pid"]
         for handle in handles:
             os.close(handle)
-        self.heard, self.seconds, self.one_by_one = 0, 0.0, False
+        self.heard = 0
+        self.seconds = 0.0
+        self.one_by_one = False
         os.set_blocking(self.requests, False)
         self._start()
         self.state, _ = self._answer(1 << 16)
@@ -145,7 +148,8 @@ class Worker:
         """Kill the process and its children; returns how it had ended."""
         if self.pid is None:
             return ""
-        pid, self.pid = self.pid, None
+        pid = self.pid
+        self.pid = None
         for handle in (self.requests, self.answers, self.printed):
             os.close(handle)
         status = self.origin.order(order="end", pid=pid)["status"]

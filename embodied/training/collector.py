@@ -173,15 +173,15 @@ class Collector:
 
     def get_state(self) -> dict[str, Any]:
         """State of environment, actor and pending decisions; NotSavable if the env cannot save."""
-        window = None if self.n_step is None else self.n_step.get_state()
+        n_step = None if self.n_step is None else self.n_step.get_state()
         return {
             "env": self.env.get_state(),
             "actor": self.actor.get_state(),
             "obs": self.obs,
             "first": self.first,
-            "open": self.pending,
-            "began": self.is_first,
-            "window": window,
+            "pending": self.pending,
+            "is_first": self.is_first,
+            "n_step": n_step,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -190,6 +190,6 @@ class Collector:
         self.actor.set_state(state["actor"])
         here, there = self.actor.device, self.env.device
         self.obs, self.first = tt.to(state["obs"], there), state["first"].to(there)
-        self.pending, self.is_first = tt.to(state["open"], here), state["began"].to(here)
+        self.pending, self.is_first = tt.to(state["pending"], here), state["is_first"].to(here)
         if self.n_step is not None:
-            self.n_step.set_state(tt.state_to(state["window"], here))
+            self.n_step.set_state(tt.state_to(state["n_step"], here))

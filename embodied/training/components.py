@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
-from inspect import signature
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from embodied.core import checkpoint, distributed
-from embodied.core.build import ConfigError, Node, build, parse, resolve
+from embodied.core.build import ConfigError, build
 from embodied.core.device import pick_device
 from embodied.core.env import HasNativeCode, VecEnv
 from embodied.core.env_contract import require_start
@@ -19,30 +18,26 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
 from embodied.core.wrapper import find_protocol
-from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.mapping import Mapping
 from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.policies.remote.address import is_address, remote_policy
-from embodied.policies.wrappers.mapped import load_mapped
-from embodied.training.actors.pool import ActorPool, make_actor_env
+from embodied.policies.remote.address import is_address
 from embodied.training.best_policy import BestPolicy
-from embodied.training.config import Offline, OffPolicy, RunConfig, as_node
-from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
-from embodied.training.demonstrations import is_same, read_demonstrations
-from embodied.training.off_policy import OffPolicyLoop, build_off_policy
-from embodied.training.offline import build_offline
-from embodied.training.on_policy import build_on_policy
-from embodied.training.reward_components import write_terms
+from embodied.training.config import OffPolicy, RunConfig, as_node
 from embodied.training.run_evaluation import RunEvaluation
 from embodied.training.trainer import Loop
 
-BUILDERS: dict[str, Callable[..., Loop]] = {
-    "offline": build_offline,
-    "off_policy": build_off_policy,
-    "on_policy": build_on_policy,
+if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
+    from embodied.training.actors.pool import ActorPool
+    from embodied.training.off_policy import OffPolicyLoop
+
+BUILDERS = {
+    "offline": "embodied.training.offline.build_offline",
+    "off_policy": "embodied.training.off_policy.build_off_policy",
+    "on_policy": "embodied.training.on_policy.build_on_policy",
 }
+"""The function that builds the loop of a regime; a run imports its own only."""
 
 
 class RunComponents:
@@ -53,7 +48,7 @@ class RunComponents:
         self.device = pick_device(config.device)
         self.kernels = choose(self.device, config.deterministic, saved_kernels(config))
         self.env = None if config.env is None else make_env(config, self.kernels)
-        self.episodes = read_demonstrations(config, self.env)
+        self.episodes = self._read_demonstrations()
         self.policy, trained = self._make_policy()
         self.learner = build(
             config.learner,
@@ -71,9 +66,11 @@ class RunComponents:
             assert isinstance(self.policy, PolicyWrapper)
             self.policy = self.policy.with_trained(self.learner.policy)
         self.policy.to(self.device)
-        build_loop = BUILDERS[config.data.regime]
-        parts = (self.env, self.policy, self.learner, self.device, self.episodes)
-        self.loop: Loop = build_loop(config, *parts)
+        module, _, name = BUILDERS[config.data.regime].rpartition(".")
+        build_loop: Callable[..., Loop] = getattr(import_module(module), name)
+        self.loop = build_loop(
+            config, self.env, self.policy, self.learner, self.device, self.episodes
+        )
         self.best = BestPolicy()
         self.evaluation = None if self.env is None else RunEvaluation(config, self.env)
 
@@ -95,8 +92,17 @@ class RunComponents:
         """The policy that acts, and the trainable part of it (the same without `finetune`)."""
         if self.env is not None:
             return make_policy(self.config, self.env)
+        from embodied.training.initial_policy import make_dataset_policy
+
         policy = make_dataset_policy(self.config, self.episodes)
         return policy, policy
+
+    def _read_demonstrations(self) -> Episodes | None:
+        if self.config.demos is None:
+            return None
+        from embodied.training.demonstrations import read_demonstrations
+
+        return read_demonstrations(self.config, self.env)
 
     def close(self) -> None:
         """Close the environment, if there is one."""
@@ -108,8 +114,9 @@ class RunComponents:
         environment the losses and errors on held-out episodes."""
         if self.evaluation is None:
             return self._evaluate_held_out(step)
-        if isinstance(self.loop, OffPolicyLoop) and isinstance(self.loop.collector, ActorPool):
-            return self.loop.collector.evaluate(step)
+        if isinstance(self.config.data, OffPolicy) and self.config.data.actors:
+            loop = cast("OffPolicyLoop", self.loop)
+            return cast("ActorPool", loop.collector).evaluate(step)
         return self.evaluation(self.policy, step)
 
     def _evaluate_held_out(self, step: int) -> dict[str, float]:
@@ -151,6 +158,8 @@ class RunComponents:
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
         if self.config.env is None or not isinstance(reward, HasComponents):
             return
+        from embodied.training.reward_components import write_terms
+
         settings = self.config.eval
         env = build(self.config.environment | {"num_envs": min(8, settings.episodes)}, VecEnv)
         self.policy.eval()
@@ -212,7 +221,7 @@ class RunComponents:
         state["module"] = {**base, **state["module"]}
         self.learner.set_state(state)
         if distributed.rank() > 0:
-            loop["loop"]["rollout"] = None  # the first process's environments
+            loop["loop"]["collector"] = None  # the first process's environments
         self.loop.set_state(loop["loop"])
         if self.env is None and self.loop.held_out is not None and loop["best"]["step"]:
             self.best.set_state(loop["best"], checkpoint.load_policy(path, device=self.device))
@@ -249,6 +258,8 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
     if config.teacher is not None:
         raise ConfigError("a teacher chooses tasks in the learner's process: data.actors=0")
     num_envs, seed = int(node.get("num_envs", 1)), config.seed
+    from embodied.training.actors.pool import make_actor_env
+
     run = as_node(config)
     return make_actor_env(run, num_envs, data, seed, config.threads, kernels.product)
 
@@ -256,76 +267,17 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
 def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
     """The policy that acts, and the trainable part of it (the same without `finetune`)."""
     if config.finetune is not None:
-        if config.init is None:
-            raise ConfigError("finetune needs a trained base policy: init=RUN")
-        base = load_init(config, env)
-        wrapper = resolve(config.finetune["_target_"], PolicyWrapper)
-        whole = wrapper.wrap(base, config.finetune, config.policy)
-        return whole, whole.trainable()
+        from embodied.training.initial_policy import finetuned_policy
+
+        return finetuned_policy(config, env)
     if config.policy is None:
         raise ConfigError("policy is not given: policy=NAME")
     if config.init is not None:
-        policy = load_init(config, env)
-        wanted = resolve(config.policy["_target_"], Policy)
-        if issubclass(wanted, PolicyWrapper):
-            if type(policy) is not wanted:
-                policy = wanted.wrap(policy, config.policy)
-        elif config.resume is None:
-            require_settings(policy, config.policy)
-        return policy.train(), policy
-    policy = build(config.policy, Policy, spec=env.spec)
-    if policy.requires_base:
-        raise ConfigError("this policy wraps a trained base policy: init=RUN")
+        from embodied.training.initial_policy import continued_policy
+
+        policy = continued_policy(config, env)
+    else:
+        policy = build(config.policy, Policy, spec=env.spec)
+        if policy.requires_base:
+            raise ConfigError("this policy wraps a trained base policy: init=RUN")
     return policy, policy
-
-
-def load_init(config: RunConfig, env: VecEnv) -> Policy:
-    """The policy of `init`: a run or checkpoint, or a policy server (ws://HOST:PORT, or a YAML)."""
-    assert config.init is not None
-    if is_address(config.init):
-        return remote_policy(config.init, env.spec, mapping_file=config.mapping)
-    return load_mapped(config.init, env.spec, mapping_of(config, env))
-
-
-def make_dataset_policy(config: RunConfig, episodes: Episodes | None) -> Policy:
-    """The policy of a run without an environment, in the physical units of `episodes`."""
-    assert isinstance(config.data, Offline)
-    if config.policy is None or episodes is None:
-        raise ConfigError("policy is not given: policy=NAME")
-    if config.resume is not None:
-        return resumed_policy(config.resume, episodes)
-    if config.init is not None:
-        return saved_policy(config.init, config.policy, episodes)
-    policy = physical_policy(config.policy, episodes, config.data.statistics)
-    if policy.requires_base:
-        raise ConfigError("this policy wraps a trained base policy: init=RUN")
-    return policy
-
-
-def mapping_of(config: RunConfig, env: VecEnv) -> Mapping | None:
-    """The run's mapping where `init` is not of this environment."""
-    if config.mapping is None or config.init is None:
-        return None
-    same = is_same(env.spec, checkpoint.load_spec(config.init))
-    return None if same else Mapping.load(config.mapping)
-
-
-def require_settings(policy: Policy, node: Node) -> None:
-    """ConfigError if `node` has another class or other settings than the policy of `init`."""
-    wanted, held = resolve(node["_target_"], Policy), type(policy)
-    if wanted is not held:
-        raise ConfigError(f"init holds a {held.__name__}, not a {wanted.__name__}: policy=NAME")
-    if "config" not in signature(wanted).parameters:
-        return
-    kind = get_type_hints(wanted.__init__)["config"]
-    asked, saved = (
-        parse(kind, {k: v for k, v in each.items() if k != "_target_"}, "policy")
-        for each in (node, policy.node)
-    )
-    for each in fields(kind):
-        given, has = getattr(asked, each.name), getattr(saved, each.name)
-        if given != has:
-            raise ConfigError(
-                f"policy.{each.name}={given} has no effect: the policy that init holds has {has}; "
-                "set it to that, or train without init"
-            )

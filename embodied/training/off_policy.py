@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -17,14 +17,9 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import flags
 from embodied.learners.learner import Learner
-from embodied.teachers.teacher import Curriculum
-from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.collector import Collector
 from embodied.training.config import OffPolicy, RunConfig
-from embodied.training.demonstrations import rows_for
 from embodied.training.off_policy_buffers import (
     Buffers,
     Demonstrations,
@@ -32,8 +27,12 @@ from embodied.training.off_policy_buffers import (
     require_usable,
 )
 from embodied.training.reward_pipeline import RewardPipeline, build_reward, pop_env_reward
-from embodied.training.task_sampling import build_task_sampling
 from embodied.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
+    from embodied.teachers.teacher import Curriculum
+    from embodied.training.actors.pool import ActorPool
 
 NORMALIZER_ROWS = 10_000  # warm-up transitions to which the normalizers are fitted
 
@@ -69,7 +68,7 @@ class OffPolicyLoop:
 
     @property
     def teacher(self) -> Curriculum | None:
-        return cast(Curriculum | None, self.stateful.get("teacher"))
+        return cast("Curriculum | None", self.stateful.get("teacher"))
 
     def run(self, trainer: Trainer) -> None:
         before = self.config.pretrain_steps
@@ -78,38 +77,41 @@ class OffPolicyLoop:
         while trainer.running:
             if not self.learning and trainer.step >= before + self.config.warmup_steps:
                 self._end_warmup()
-            rows, step = self._step()
+            transitions, step = self._step()
             self.rewards.set_step(trainer.step - before + self.stride)
-            if rows:
-                self.buffers.replay.add(rows)
-                self.rewards.count_stored(len(rows["reward"]))
+            if transitions:
+                self.buffers.replay.add(transitions)
+                self.rewards.count_stored(len(transitions["reward"]))
             if self.collector.restarted is not None:
                 trainer.episodes.forget(self.collector.restarted)
-            metrics, count = self._updates(rows)
-            trainer.advance(self.stride, metrics, step, count)
+            metrics: dict[str, Any] = {}
+            count = self._due_updates(transitions)
+            done = 0
+            while done < count and not self.collector.behind:
+                metrics = self._update(self.buffers.source)
+                done += 1
+            if done < count:  # an arm does not wait: the updates are left out
+                self.update_credit = 0.0
+            if metrics:
+                metrics |= self.collector.metrics()
+            trainer.advance(self.stride, metrics, step, done)
 
     def mean_reward(self) -> dict[str, Tensor]:
         """Mean rewards of the transitions that were stored since the last call."""
         return self.rewards.mean_of_stored(self.buffers.replay)
 
-    def _updates(self, rows: Tensors) -> tuple[dict[str, Any], int]:
-        """Make `utd_ratio` updates per new transition; returns the metrics of the last one, and how
-        many there were.
+    def _due_updates(self, transitions: Tensors) -> int:
+        """How many updates are due: `utd_ratio` per new transition, whole ones; the rest is kept.
 
         All processes of a distributed run make the same number of updates.
         """
-        metrics, count = dict[str, Any](), 0
-        stored = distributed.mean(len(rows["reward"]) if rows else 0)
-        if self.learning and stored and distributed.all_min(len(self.buffers.replay)):
-            self.update_credit += self.config.utd_ratio * stored
-            while self.update_credit >= 1:
-                if self.collector.behind:  # an arm does not wait: the updates are left out
-                    self.update_credit = 0.0
-                    break
-                metrics = self._update(self.buffers.source)
-                self.update_credit -= 1
-                count += 1
-        return (metrics | self.collector.metrics() if metrics else metrics), count
+        stored = distributed.mean(len(transitions["reward"]) if transitions else 0)
+        if not (self.learning and stored and distributed.all_min(len(self.buffers.replay))):
+            return 0
+        self.update_credit += self.config.utd_ratio * stored
+        due = int(self.update_credit)
+        self.update_credit -= due
+        return due
 
     def _end_warmup(self) -> None:
         replay = self.buffers.replay
@@ -161,36 +163,37 @@ class OffPolicyLoop:
         self.buffers.replay.settle(index, self.learner.priority)
 
     def get_state(self) -> dict[str, Any]:
-        """All state but the learner's; no `rollout` if the environment cannot save its state."""
+        """All state but the learner's; `collector` is None if its environment cannot be saved."""
         self.collector.require_finite()
         success, columns = self.buffers.success, self.buffers.columns
         return {
-            "rollout": self.collector.get_state() if self.collector.savable else None,
+            "collector": self.collector.get_state() if self.collector.savable else None,
             "replay": self.buffers.replay.get_state(),
-            "successes": None if success is None else success.get_state(),
-            "held": None if columns is None else columns.get_state(),
-            "warm": self.learning,
-            "debt": self.update_credit,
+            "success_replay": None if success is None else success.get_state(),
+            "trajectory_columns": None if columns is None else columns.get_state(),
+            "warmup_done": self.learning,
+            "update_credit": self.update_credit,
             "reward": self.rewards.get_state(),
-            "kept": {name: pack(part.get_state()) for name, part in self.stateful.items()},
+            "parts": {name: pack(part.get_state()) for name, part in self.stateful.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue exactly from `get_state`."""
-        if state["warm"]:
+        if state["warmup_done"]:
             self.collector.act_with(self.policy)
         for name, part in self.stateful.items():
-            part.set_state(unpack(state["kept"][name]))
-        if state["rollout"] is None and self.stateful:
+            part.set_state(unpack(state["parts"][name]))
+        if state["collector"] is None and self.stateful:
             self.collector.restart()
-        if state["rollout"] is not None:
-            self.collector.set_state(state["rollout"])
+        if state["collector"] is not None:
+            self.collector.set_state(state["collector"])
             if self.buffers.columns is not None:
-                self.buffers.columns.set_state(tt.state_to(state["held"], self.device))
+                columns = tt.state_to(state["trajectory_columns"], self.device)
+                self.buffers.columns.set_state(columns)
         self.buffers.replay.set_state(state["replay"])
         if self.buffers.success is not None:
-            self.buffers.success.set_state(tt.state_to(state["successes"], self.device))
-        self.learning, self.update_credit = state["warm"], state["debt"]
+            self.buffers.success.set_state(tt.state_to(state["success_replay"], self.device))
+        self.learning, self.update_credit = state["warmup_done"], state["update_credit"]
         self.rewards.set_state(state["reward"])
 
 
@@ -206,34 +209,81 @@ def build_off_policy(
     assert isinstance(config.data, OffPolicy)
     data = config.data
     require_usable(config, learner)
-    tasks = build_task_sampling(config, env, learner, device)
-    rewards = build_reward(config, tasks.env, learner, device)
-    if episodes is not None:
-        episodes = rewards.augment_demonstrations(episodes)
-    rows = None if episodes is None else rows_for(episodes, policy, learner, config.execute)
-    if rows is not None and (data.normalize or data.pretrain_steps):
-        learner.fit(rows)
+    stateful: Mapping[str, Stateful] = {}
+    if config.teacher is not None:
+        from embodied.training.task_sampling import build_task_sampling
+
+        tasks = build_task_sampling(config, env, learner, device)
+        env = tasks.env
+        stateful = tasks.stateful
+    rewards = build_reward(config, env, learner, device)
     if learner.columns and (learner.n_step > 1 or rewards.learned):
         raise ConfigError(
             f"this learner's transitions need {' and '.join(learner.columns)}, which cannot be "
             "computed with n_step above 1 or with a learned reward"
         )
     demonstrations = None
-    if rows is not None and episodes is not None:
-        rows |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
-        rows = rewards.demonstrations(rows, learner, device)
-        demonstrations = Demonstrations(episodes, rows)
+    if episodes is not None:
+        demonstrations = _demonstrations(config, rewards, policy, learner, episodes, device)
     buffers = build_buffers(config, learner, rewards, demonstrations, device)
+    return OffPolicyLoop(
+        data,
+        collector=_collector(config, env, rewards, policy, learner, device),
+        policy=policy,
+        learner=learner,
+        buffers=buffers,
+        rewards=rewards,
+        stateful=stateful,
+        fit_after_warmup=data.normalize and episodes is None,
+    )
+
+
+def _demonstrations(
+    config: RunConfig,
+    rewards: RewardPipeline,
+    policy: Policy,
+    learner: Learner,
+    episodes: Episodes,
+    device: torch.device,
+) -> Demonstrations:
+    """The transitions of `episodes`, to which the learner's normalizers are fitted."""
+    from embodied.datasets.transitions import flags
+    from embodied.training.demonstrations import rows_for
+
+    assert isinstance(config.data, OffPolicy)
+    episodes = rewards.augment_demonstrations(episodes)
+    transitions = rows_for(episodes, policy, learner, config.execute)
+    if config.data.normalize or config.data.pretrain_steps:
+        learner.fit(transitions)
+    execute = config.execute or policy.chunk
+    transitions |= flags(episodes, rewards.extra_columns, execute)
+    return Demonstrations(episodes, rewards.demonstrations(transitions, learner, device))
+
+
+def _collector(
+    config: RunConfig,
+    env: VecEnv,
+    rewards: RewardPipeline,
+    policy: Policy,
+    learner: Learner,
+    device: torch.device,
+) -> Collector | ActorPool:
+    """Steps the environment in this process, or asks the actors that do."""
+    assert isinstance(config.data, OffPolicy)
+    data = config.data
     warmup = data.warmup_steps > 0 and data.pretrain_steps == 0
-    settings = {"gamma": learner.gamma, "n_step": learner.n_step, "execute": config.execute}
-    settings |= {"keep_single": learner.keep_single}
-    settings |= {"executed_steps": learner.uses_executed_steps}
-    if isinstance(env, ActorEnv):
-        collector = ActorPool(env, policy, warmup, settings, device, data.max_lag or 0)
-    else:
-        acting = policy.warmup_policy() if warmup else policy
-        seed = distributed.own_seed(config.seed)
-        collector = Collector(rewards.env, acting, seed=seed, device=device, **settings)
-    fit_after_warmup = data.normalize and episodes is None
-    parts = (collector, policy, learner, buffers, rewards, tasks.stateful, fit_after_warmup)
-    return OffPolicyLoop(data, *parts)
+    settings = {
+        "gamma": learner.gamma,
+        "n_step": learner.n_step,
+        "execute": config.execute,
+        "keep_single": learner.keep_single,
+        "executed_steps": learner.uses_executed_steps,
+    }
+    if data.actors:
+        from embodied.training.actors.pool import ActorEnv, ActorPool
+
+        assert isinstance(env, ActorEnv)
+        return ActorPool(env, policy, warmup, settings, device, data.max_lag or 0)
+    acting = policy.warmup_policy() if warmup else policy
+    seed = distributed.own_seed(config.seed)
+    return Collector(rewards.env, acting, seed=seed, device=device, **settings)

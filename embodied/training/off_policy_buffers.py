@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from embodied.buffers.augment import augmented
-from embodied.buffers.mixture import Mixture
 from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
-from embodied.buffers.success import SuccessBuffer
-from embodied.buffers.trajectory_columns import TrajectoryColumns
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
 from embodied.training.config import OffPolicy, RunConfig
-from embodied.training.demonstrations import metrics_of, source_of
 from embodied.training.reward_pipeline import RewardPipeline
+
+if TYPE_CHECKING:
+    from embodied.buffers.success import SuccessBuffer
+    from embodied.buffers.trajectory_columns import TrajectoryColumns
+    from embodied.datasets.lerobot.reader import Episodes
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,16 @@ def build_buffers(
     assert isinstance(config.data, OffPolicy)
     data = config.data
     replay, source, demos = _replay_and_demos(config, data, demonstrations, device)
-    metrics = metrics_of(demos)
+    metrics: Mapping[str, float] = {}
+    if demonstrations is not None:
+        from embodied.training.demonstrations import metrics_of
+
+        metrics = metrics_of(demos)
     success: SuccessBuffer | None = None
     if share := data.success_fraction:
+        from embodied.buffers.mixture import Mixture
+        from embodied.buffers.success import SuccessBuffer
+
         _require_complete_rows(learner, replay)
         success = SuccessBuffer(data.replay_size, replay, device)
         source = Mixture([source, success], (1 - share, share))
@@ -78,7 +86,11 @@ def build_buffers(
         augmented(rewards.sampled(each), rewards.env.spec, data.random_shift)
         for each in (source, demos)
     )
-    columns = TrajectoryColumns(learner.columns) if learner.columns else None
+    columns: TrajectoryColumns | None = None
+    if learner.columns:
+        from embodied.buffers.trajectory_columns import TrajectoryColumns
+
+        columns = TrajectoryColumns(learner.columns)
     return Buffers(replay, source, demos, columns, success, metrics)
 
 
@@ -98,6 +110,9 @@ def _replay_and_demos(
         replay.add(rows)
         return replay, replay, replay
     replay = _new_replay(config, data.replay_size, device)
+    from embodied.buffers.mixture import Mixture
+    from embodied.training.demonstrations import source_of
+
     demos = source_of(rows, demonstrations.episodes, config, device)
     if replay.columns:
         raise ConfigError(

@@ -68,7 +68,7 @@ class OnPolicyLoop:
 
     @property
     def teacher(self) -> Curriculum | None:
-        return cast(Curriculum | None, self.stateful.get("teacher"))
+        return cast("Curriculum | None", self.stateful.get("teacher"))
 
     def run(self, trainer: Trainer) -> None:
         stride, second = self.collector.env.num_envs * distributed.world(), self.second_agent
@@ -145,34 +145,34 @@ class OnPolicyLoop:
         starts a new batch."""
         self.collector.finite.read()  # a checkpoint holds only finite decisions
         state: dict[str, Any] = {
-            "rollout": None,
+            "collector": None,
             "reward": self.rewards.get_state(),
-            "kept": {name: pack(part.get_state()) for name, part in self.stateful.items()},
+            "parts": {name: pack(part.get_state()) for name, part in self.stateful.items()},
         }
         if not self.collector.savable:
             return state
         return state | {
-            "rollout": self.collector.get_state(),
-            "segment": self.buffer.get_state(),
+            "collector": self.collector.get_state(),
+            "rollout_buffer": self.buffer.get_state(),
             "carry": self.carry,
-            "stale": self.stale,
-            "age": self.age,
+            "stale_decision": self.stale,
+            "steps_in_batch": self.age,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue exactly from `get_state`."""
         self.rewards.set_state(state["reward"])
         for name, part in self.stateful.items():
-            part.set_state(unpack(state["kept"][name]))
-        if state["rollout"] is None:
+            part.set_state(unpack(state["parts"][name]))
+        if state["collector"] is None:
             if self.stateful:
                 self.collector.restart()
             return
-        self.collector.set_state(state["rollout"])
-        self.buffer.set_state(state["segment"])
+        self.collector.set_state(state["collector"])
+        self.buffer.set_state(state["rollout_buffer"])
         here = self.collector.actor.device
-        self.carry, self.stale = tt.to(state["carry"], here), state["stale"].to(here)
-        self.age = state["age"]
+        self.carry, self.stale = tt.to(state["carry"], here), state["stale_decision"].to(here)
+        self.age = state["steps_in_batch"]
 
 
 def build_on_policy(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,12 +37,13 @@ from embodied.core.reward import (
     needs_local_env,
 )
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import with_observations
 from embodied.learners.learner import Learner
 from embodied.training import reward_hacking
 from embodied.training.actors.remote_env import RemoteEnv
 from embodied.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from embodied.datasets.lerobot.reader import Episodes
 
 RECENT = 16  # steps of transitions for the mean components of a frozen reward
 PIECE = 4096  # transitions of demonstrations in one call of the reward
@@ -100,6 +101,8 @@ class RewardPipeline:
         """The demonstrations with the observations that the reward adds to recorded ones."""
         if not isinstance(self.reward, AugmentsEpisodes):
             return episodes
+        from embodied.datasets.transitions import with_observations
+
         return with_observations(episodes, self.reward.augment_episode)
 
     def demonstrations(self, rows: Tensors, learner: Learner, device: torch.device) -> Tensors:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.evaluation.evaluate import evaluate
-from embodied.evaluation.task_grid import TaskGridEval, grid, held_out
 from embodied.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from embodied.evaluation.task_grid import TaskGridEval
 
 
 class RunEvaluation:
@@ -18,27 +21,33 @@ class RunEvaluation:
     def __init__(self, config: RunConfig, env: VecEnv) -> None:
         self.config, self.training_env = config, env
         self._env: VecEnv | None = None
+        self.grid: TaskGridEval | None = None  # where each episode has a task of its own
 
     @property
     def env(self) -> VecEnv:
         env = self._env
         if env is None:
             settings, spec = self.config.eval, self.training_env.spec
+            from embodied.evaluation.task_grid import TaskGridEval, grid, held_out
+
             tasks = grid(spec, settings.grid) if settings.grid else held_out(self.training_env)
             tasks = tasks if tasks is None or settings.grid else tasks[: settings.episodes]
             episodes = settings.episodes if tasks is None else len(tasks)
             rows = min(settings.num_envs, episodes)
             env = build(self.config.environment | {"num_envs": rows}, VecEnv)
-            env = self._env = env if tasks is None else TaskGridEval(env, tasks)
+            if tasks is not None:
+                env = self.grid = TaskGridEval(env, tasks)
+            self._env = env
         return env
 
     def __call__(self, policy: Policy, step: int) -> dict[str, float]:
         """Success rate and return of `policy`; `step` names the file of a grid's tasks."""
         policy.eval()
-        settings, env = self.config.eval, self.env
-        episodes = len(env.tasks) if isinstance(env, TaskGridEval) else settings.episodes
+        settings = self.config.eval
+        env = self.env
+        episodes = settings.episodes if self.grid is None else len(self.grid.tasks)
         result = evaluate(policy, env, episodes, settings.seed, self.config.execute)
         policy.train()
-        if isinstance(env, TaskGridEval):
-            env.write(Path(self.config.out), step, result)
+        if self.grid is not None:
+            self.grid.write(Path(self.config.out), step, result)
         return result.metrics()

@@ -70,5 +70,5 @@ class SecondAgent:
         device = self.loop.collector.actor.device
         self.learner.set_state(tt.state_to(state["learner"], device))
         self.loop.set_state(state["loop"])
-        if state["loop"]["rollout"] is None:
+        if state["loop"]["collector"] is None:
             self.loop.collector.restart()

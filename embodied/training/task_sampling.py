@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -65,31 +65,35 @@ def build_task_sampling(
     log = EpisodeLog(Path(config.out) / FILE) if distributed.rank() == 0 else None
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
-    if "estimates" in teacher.needs:
+    if teacher.uses_estimates and isinstance(teacher, Teacher):
         _require_estimates(config, learner)
         estimates = StudentEstimates(teacher)
-    if "rival" in teacher.needs:
+    if isinstance(teacher, TwoAgentTeacher):
         if build_second_agent is None or config.finetune or config.init or config.reward:
             raise ConfigError(
                 "this teacher trains a second agent from scratch with the environment's reward: it "
                 "needs an on-policy learner, without init, finetune and reward"
             )
-        two_agent = cast(TwoAgentTeacher, teacher)
-        second = build_second_agent(config, two_agent, env, device)
-        env = two_agent.protagonist_env(env, log)
-    elif "states" in teacher.needs:
-        env = cast(ResetDistribution, teacher).wrap(env, log)
-    else:
+        second = build_second_agent(config, teacher, env, device)
+        env = teacher.protagonist_env(env, log)
+    elif isinstance(teacher, ResetDistribution):
+        env = teacher.wrap(env, log)
+    elif isinstance(teacher, Teacher):
         env = TaskWrapper(env, teacher, log, estimates)
-    parts = {"teacher": teacher, "diary": log, "estimates": estimates, "rival": second}
+    else:
+        raise ConfigError(
+            f"a {type(teacher).__name__} is no teacher of tasks (Teacher), of initial states "
+            "(ResetDistribution), or with a second agent (TwoAgentTeacher)"
+        )
+    parts = {"teacher": teacher, "episode_log": log, "estimates": estimates, "second_agent": second}
     stateful = {name: part for name, part in parts.items() if part is not None}
     return TaskSampling(env, stateful, estimates, second)
 
 
-def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Teacher:
+def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Curriculum:
     assert config.teacher is not None
     levelled = find_protocol(env, HasLevels)
-    made = build(
+    return build(
         config.teacher,
         Curriculum,
         spec=env.spec,
@@ -99,7 +103,6 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
         levels=None if levelled is None else levelled.levels,
         student=task_value_estimator(config.environment, learner, device),
     )
-    return cast(Teacher, made)  # `needs` says which of the three it is
 
 
 def _require_estimates(config: RunConfig, learner: Learner) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import yaml
 
-from embodied.core import distributed, run_packages
+from embodied.core import distributed, formats, run_packages
 from embodied.core.errors import RemoteError, RobotError
 from embodied.core.seeding import seed_everything
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
-from embodied.training.config import as_node, read_config
+from embodied.training.config import RunConfig, as_node, read_config
 from embodied.training.logger import Log
 from embodied.training.trainer import Trainer, intervals
 
@@ -34,17 +34,28 @@ def train(node: dict[str, Any], log: Log) -> Path:
     folder = Path(config.out)
     with closing(RunComponents(config)) as components:
         if first:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "run.yaml").write_text(yaml.safe_dump(as_node(config), sort_keys=False))
-            run_packages.remember(folder)
+            _write_settings(config, folder)
         log.fact("kernels", components.describe_kernels())
-        with components.kernels.active():
-            _run(components, log, folder, first)
+        with components.kernels.active(), _trainer(components, log, folder, first) as trainer:
+            try:
+                components.loop.run(trainer)
+            except (RobotError, RemoteError):  # the run can be resumed once it works again
+                trainer.save_now()
+                raise
+            _finish(components, trainer, folder, first)
     distributed.stop()
     return folder
 
 
-def _run(components: RunComponents, log: Log, folder: Path, first: bool) -> None:
+def _write_settings(config: RunConfig, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"format": formats.RUN, **as_node(config)}
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    run_packages.remember(folder)
+
+
+def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> Trainer:
+    """Counts the steps of a new or a resumed run, and evaluates and saves it."""
     config = components.config
     step = components.resume(config.resume) if config.resume else 0
     distributed.broadcast(components.learner)
@@ -53,7 +64,7 @@ def _run(components: RunComponents, log: Log, folder: Path, first: bool) -> None
     stride = 1 if components.env is None else components.env.num_envs * distributed.world()
     every = intervals(config.log_every, config.eval_every, config.save_every, stride)
 
-    def run_evaluation(step: int) -> None:
+    def evaluate(step: int) -> None:
         if first:
             result = {f"eval/{k}": v for k, v in components.evaluate(step).items()}
             reward_hacking.log_evaluation(components.loop, log, step, result)
@@ -64,19 +75,19 @@ def _run(components: RunComponents, log: Log, folder: Path, first: bool) -> None
 
     if not step:
         log.write(step, dict(components.loop.data_metrics))
-    loop, total = components.loop, config.total_steps
-    with Trainer(log, total, every, run_evaluation, save, step, loop.teacher) as trainer:
-        try:
-            loop.run(trainer)
-        except (RobotError, RemoteError):  # save first: the run can be resumed once it works again
-            trainer.save_now()
-            raise
-        if trainer.interrupted:
-            trainer.save_now()
-            raise KeyboardInterrupt
-        if not (every.evaluate and trainer.step % every.evaluate == 0 and trainer.step > step):
-            run_evaluation(trainer.step)
+    loop = components.loop
+    return Trainer(log, config.total_steps, every, evaluate, save, step, loop.teacher)
+
+
+def _finish(components: RunComponents, trainer: Trainer, folder: Path, first: bool) -> None:
+    """The last evaluation, checkpoint and videos; KeyboardInterrupt after Ctrl-C."""
+    if trainer.interrupted:
         trainer.save_now()
-        if config.video and first:
-            components.record_videos(folder / "videos")
-            components.write_reward_components(folder)
+        raise KeyboardInterrupt
+    evaluate = trainer.every.evaluate
+    if not (evaluate and trainer.step % evaluate == 0 and trainer.step > trainer.first_step):
+        trainer.evaluate(trainer.step)
+    trainer.save_now()
+    if components.config.video and first:
+        components.record_videos(folder / "videos")
+        components.write_reward_components(folder)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from torch import Tensor
 from embodied.core import distributed
 from embodied.core.env import Step
 from embodied.evaluation.episode_stats import EpisodeMeans
-from embodied.evaluation.held_out import HeldOut
-from embodied.teachers.teacher import Curriculum
 from embodied.training.logger import Log
-from embodied.training.reward_pipeline import RewardPipeline
+
+if TYPE_CHECKING:
+    from embodied.evaluation.held_out import HeldOut
+    from embodied.teachers.teacher import Curriculum
+    from embodied.training.reward_pipeline import RewardPipeline
 
 
 class Loop(Protocol):
@@ -116,6 +118,7 @@ class Trainer:
         self.log, self.steps, self.every = log, steps, every
         self.evaluate, self.save, self.teacher = evaluate, save, teacher
         self.step = step
+        self.first_step = step
         self.saved = step
         self.interrupted, self.heard = False, 0.0
         self.episodes = EpisodeMeans()

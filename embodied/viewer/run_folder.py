@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, require_inside
 
 
 class ViewerError(ConfigError):
@@ -50,7 +50,7 @@ def read_run(path: Path, env_node: Mapping[str, Any] | None = None) -> Run:
     file, node = root / "run.yaml", {}
     if file.exists():
         try:
-            node = read_saved(file)
+            node = read_run_settings(file)
         except ConfigError as error:
             raise ViewerError(str(error)) from error
     elif env_node is None:

@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError
 from embodied.vision.image_text import views_of
 
@@ -33,17 +34,16 @@ LIKE = 0.7  # least cosine of a sentence and a rung with the same meaning
 
 @dataclass(frozen=True)
 class Shape:
-    """Images of up to `views` views of `side` x `side` pixels; `buckets` for hashed subwords;
-    embeddings of dimension `size`."""
+    """Sizes of the encoder."""
 
-    side: int = 96
-    views: int = 1
-    size: int = 128
-    buckets: int = 4096
-    width: int = 128
-    layers: int = 1
-    heads: int = 4
-    longest: int = 64
+    side: Count = 96  # side of a view, pixels
+    views: Count = 1  # largest number of views of an image
+    size: Count = 128  # dimension of embeddings
+    buckets: Annotated[int, Bound(2)] = 4096  # hash buckets for subwords
+    width: Count = 128  # units of the text transformer
+    layers: Count = 1  # layers of the text transformer
+    heads: Count = 4  # attention heads of the text transformer
+    longest: Count = 64  # largest number of pieces of a sentence
 
 
 def pieces(word: str, buckets: int) -> list[int]:
@@ -89,7 +89,9 @@ class ColourMoments(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         weights = self.colours(functional.avg_pool2d(pictures, 2).flatten(2))
         sums = weights @ self.powers
-        mass, first, second = sums[..., :1], sums[..., 1:3], sums[..., 3:]
+        mass = sums[..., :1]
+        first = sums[..., 1:3]
+        second = sums[..., 3:]
         mean, square = first / (mass + 0.3), second / (mass + 0.3)
         mixed = torch.stack([mean[..., 0] ** 2, mean[..., 1] ** 2, mean.prod(-1)], -1)
         shape = torch.cat([(mass + 0.05).log(), mean, square - mixed], -1)
@@ -115,7 +117,8 @@ class ImageTower(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.each, self.views = ColourMoments(shape.side), shape.views
+        self.each = ColourMoments(shape.side)
+        self.views = shape.views
         size = self.each.size * shape.views
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("deviation", torch.ones(size))
@@ -198,7 +201,9 @@ class Towers(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape, self.look, self.read = shape, ImageTower(shape), TextTower(shape)
+        self.shape = shape
+        self.look = ImageTower(shape)
+        self.read = TextTower(shape)
         self.t = nn.Parameter(torch.tensor(10.0).log())
         self.b = nn.Parameter(torch.tensor(-10.0))
 
@@ -229,9 +234,11 @@ class SimClip:
 
     def __init__(self, towers: Towers, card: dict[str, Any], device: torch.device | str) -> None:
         self.towers = towers.to(device).eval().requires_grad_(False)
-        self.card, self.device = card, torch.device(device)
+        self.card = card
+        self.device = torch.device(device)
         self.name = f"simclip:{card.get('weights', 'new')}"
-        self.size, self.side = towers.shape.size, towers.shape.side
+        self.size = towers.shape.size
+        self.side = towers.shape.side
         self.scale = float(towers.t.exp())
         self.known = frozenset(card.get("vocabulary", ()))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
@@ -25,23 +26,23 @@ from embodied.envs.crafter.pool import Pool, Settings
 from embodied.envs.crafter.rules import ACHIEVEMENTS, ACTIONS
 from embodied.envs.crafter.view import Kind, fields
 
+TASK = "survive, and unlock as many of the 22 achievements as you can"
+
 
 @dataclass(frozen=True)
 class Config:
     """Settings of Crafter.
 
     `observe`: "symbols" (the 7 x 9 cells in view, facing direction, daylight), "inventory" (16
-    counts), "image" (64 x 64 x 3; rendered only if listed). `workers`: number of worker processes
-    (0: none). `length`: time limit in steps. `goal`: an achievement that counts as success and ends
-    the episode (None: none).
+    counts), "image" (64 x 64 x 3; rendered only if listed).
     """
 
-    num_envs: int = 16
-    workers: int = 2
-    observe: tuple[Kind, ...] = ("symbols", "inventory")
-    length: int = 10000
-    goal: str | None = None
-    text: str = "survive, and unlock as many of the 22 achievements as you can"
+    num_envs: Count = 16  # parallel environments
+    workers: CountOrZero = 2  # worker processes (0: none)
+    observe: tuple[Kind, ...] = ("symbols", "inventory")  # symbols, inventory, image
+    length: Count = 10000  # time limit in steps
+    goal: str | None = None  # achievement that is success and ends the episode (null: none)
+    text: str = TASK  # task instruction as a sentence
 
 
 class Crafter(VecEnv):
@@ -54,8 +55,9 @@ class Crafter(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        _require_sound(config)
-        self.config, self.num_envs = config, config.num_envs
+        _require_valid(config)
+        self.config = config
+        self.num_envs = config.num_envs
         goal = -1 if config.goal is None else ACHIEVEMENTS.index(config.goal)
         self._knows_success = goal >= 0
         self._goal = goal
@@ -82,7 +84,7 @@ class Crafter(VecEnv):
         going_on = seed is None and bool(self._now)
         self._pool.reset({row: None if going_on else row_seed(seed, row) for row in rows})
         began = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        self._now = self._after(self._now, began)
+        self._now = self._with_first_obs(self._now, began)
         return self._now
 
     def step(self, action: Tensor) -> Step:
@@ -96,7 +98,7 @@ class Crafter(VecEnv):
         following = {name: _copied(arrays[f"next/{name}"]) for name in self._names}
         terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
         ended = terminated | truncated
-        self._now = self._after(following, ended) if ended.any() else following
+        self._now = self._with_first_obs(following, ended) if ended.any() else following
         return Step(
             obs=self._now,
             next_obs=following,
@@ -111,7 +113,7 @@ class Crafter(VecEnv):
         log = {f"achievement/{name}": flags for name, flags in named}
         return log | ({"success": unlocked[:, self._goal]} if self._knows_success else {})
 
-    def _after(self, before: Tensors, began: Tensor) -> Tensors:
+    def _with_first_obs(self, before: Tensors, began: Tensor) -> Tensors:
         """`before`, with the first observations of new episodes in the finished envs."""
         start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self._names}
         return tt.where(began, start, before) if before else start
@@ -161,12 +163,7 @@ def row_seed(seed: int | None, row: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
-def _require_sound(config: Config) -> None:
-    if config.num_envs < 1 or config.workers < 0 or config.length < 1:
-        raise ConfigError(
-            f"num_envs={config.num_envs} and length={config.length} must be at least 1, "
-            f"workers={config.workers} at least 0"
-        )
+def _require_valid(config: Config) -> None:
     if not config.observe or len(set(config.observe)) < len(config.observe):
         raise ConfigError(f"observe={list(config.observe)} must not be empty or contain duplicates")
     if config.goal is not None and config.goal not in ACHIEVEMENTS:

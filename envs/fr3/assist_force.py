@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
@@ -28,21 +29,19 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
 GRAVITY = 9.81
-PULL, HELP = "pull", "help"
+PULL = "pull"
+HELP = "help"
 
 
 @dataclass(frozen=True)
 class Config:
-    """`body` is pulled to the gripper with up to `weights` times its weight (k) within `reach` (R,
-    m); its velocity is damped by `damping` (c, 1/s). Using the force costs `cost` p ((a + 1) / 2)^2
-    per step.
-    """
+    """Settings of the assisting force. Using it costs `cost` p ((a + 1) / 2)^2 per step."""
 
-    body: str
-    weights: float = 5.0
-    reach: float = 0.36
-    damping: float = 5.0
-    cost: float = 0.002
+    body: str  # name of the body that is pulled to the gripper
+    weights: Positive = 5.0  # largest force in weights of the body (k)
+    reach: Positive = 0.36  # distance within which the force acts, m (R)
+    damping: NonNegative = 5.0  # of the body's velocity, 1/s (c)
+    cost: NonNegative = 0.002  # reward taken for using the force (p)
 
 
 class AssistForce(Wrapper):
@@ -53,10 +52,6 @@ class AssistForce(Wrapper):
     def __init__(self, config: Config, env: VecEnv) -> None:
         if not hasattr(env, "view") or not hasattr(env, "batch"):
             raise ConfigError("AssistForce needs an FR3 environment (embodied.envs.fr3.env)")
-        if min(config.weights, config.reach) <= 0 or min(config.damping, config.cost) < 0:
-            raise ConfigError(
-                "AssistForce: weights and reach must be above 0, damping and cost at least 0"
-            )
         super().__init__(env, _spec(env.spec))
         self.config = config
         inner: Any = env
@@ -67,7 +62,8 @@ class AssistForce(Wrapper):
             )
         self._body = known.index(config.body)
         joint = inner.model.joint(config.body)
-        self._at, self._speed = int(joint.qposadr[0]), int(joint.dofadr[0])
+        self._at = int(joint.qposadr[0])
+        self._speed = int(joint.dofadr[0])
         self._mass = float(inner.model.body_mass[self._body])
         self.memory[HELP] = torch.zeros(self.num_envs)
 
@@ -84,7 +80,8 @@ class AssistForce(Wrapper):
         )
 
     def step(self, action: Tensor) -> Step:
-        help_, pull = self.memory[HELP], (action[:, -1].clamp(-1, 1) + 1) / 2
+        help_ = self.memory[HELP]
+        pull = (action[:, -1].clamp(-1, 1) + 1) / 2
         if not torch.isfinite(pull).all():
             return self.env.step(action)  # refuses it, and says in which rows
         inner: Any = self.env
@@ -99,8 +96,9 @@ class AssistForce(Wrapper):
         )
 
     def force(self, help_: Any, pull: Any) -> Any:
-        """What is applied to the object now, [B, 3] (N)."""
-        config, inner = self.config, self.env
+        """The force on the object now, [B, 3] (N)."""
+        config = self.config
+        inner = self.env
         world: Any = inner
         view = world.view(np.arange(self.num_envs))
         place = world.batch.qpos[:, self._at : self._at + 3]

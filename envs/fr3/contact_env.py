@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles
 from embodied.core.spec import Leaf, Spec
@@ -31,8 +33,11 @@ from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 
 JOINTS = len(fr3.JOINTS)
-PUSHES, PUSH_TICKS = 3, 6  # of an episode; ticks that one lasts
-PROGRESS, REACHED, LATE = 10.0, 5.0, 0.02  # reward per m, of success, cost of a tick
+PUSHES = 3  # of an episode
+PUSH_TICKS = 6  # ticks that one lasts
+PROGRESS = 10.0  # reward per m
+REACHED = 5.0  # reward of success
+LATE = 0.02  # cost of a tick
 REFLEX_NAMES = tuple(
     f"{name}{i + 1}" for name in ("q", "dq", "tau", "ahead") for i in range(JOINTS)
 )
@@ -43,38 +48,32 @@ STATE_NAMES = (
 )
 
 
+Springs = tuple[NonNegative, ...]  # a value per joint
+Share = Annotated[float, Bound(above=0.0, below=1.0)]
+
+
 @dataclass(frozen=True)
 class Config:
-    """`hertz`: rate of the control loop; `horizon` in its ticks. `limit`: contact force that is a
-    violation (N); `push`: largest random push (N; 0: none).
+    """Settings of contact-rich FR3 tasks.
 
-    `stiffness` (N m/rad) and `damping` (N m s/rad) are those of the joints' springs at the action
-    1; at -1 they are `softest` times as stiff, with the same damping ratio, as a robot's driver has
-    it. `acceleration`: of the set-points (rad/s2), as the chain's limits have it. `speed`, `lead`:
-    see `embodied.embodiments.joint_delta`."""
+    `softest` keeps the damping ratio, as a robot's driver does; `acceleration` is as in the limits
+    of the safety chain. `speed` and `lead`: see `embodied.embodiments.joint_delta`.
+    """
 
-    task: str = "channel"
-    num_envs: int = 16
-    hertz: float = 50.0
-    horizon: int = 200
-    limit: float = 30.0
-    push: float = 20.0
-    stiffness: tuple[float, ...] = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
-    damping: tuple[float, ...] = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
-    softest: float = 0.1
-    acceleration: float = 8.0
-    speed: tuple[float, ...] = joint_delta.Config.speed
-    lead: tuple[float, ...] = joint_delta.Config.lead
-    threads: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.hertz, self.limit, self.acceleration) <= 0 or self.push < 0:
-            raise ConfigError(
-                "fr3 contact: hertz, limit and acceleration must be above 0, push at least 0"
-            )
-        if not 0 < self.softest < 1:
-            raise ConfigError("fr3 contact: softest must be between 0 and 1")
+    task: str = "channel"  # which task: channel, or another with touch sensors
+    num_envs: Count = 16  # parallel environments
+    hertz: Positive = 50.0  # rate of the control loop, 1/s
+    horizon: Count = 200  # steps of an episode, in ticks of the control loop
+    limit: Positive = 30.0  # contact force that is a violation, N
+    push: NonNegative = 20.0  # largest random push, N (0: none)
+    stiffness: Springs = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)  # at action 1, N m/rad
+    damping: Springs = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)  # likewise, N m s/rad
+    softest: Share = 0.1  # factor of stiffness at the action -1
+    acceleration: Positive = 8.0  # of the set-points, rad/s2
+    speed: tuple[Positive, ...] = joint_delta.Config.speed  # velocity of an action of 1, rad/s
+    lead: tuple[Positive, ...] = joint_delta.Config.lead  # how far set-points may be ahead, rad
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Fr3Contact(MujocoVecEnv):
@@ -85,9 +84,11 @@ class Fr3Contact(MujocoVecEnv):
     draws = 3 + 3 * PUSHES + PUSHES  # start, directions and sizes of pushes, their times
 
     def __init__(self, config: Config) -> None:
-        self.config, self.dt = config, 1 / config.hertz
+        self.config = config
+        self.dt = 1 / config.hertz
         self.given = TaskInstance(config.task, "sparse", {})
-        self.what, self.parameters = self.given.task, self.given.parameters
+        self.what = self.given.task
+        self.parameters = self.given.parameters
         if not self.what.touch:
             raise ConfigError(f"env.task: {config.task} has no touch sensors; use channel")
         model = compile_scene(self.what, pictures=False)
@@ -124,22 +125,24 @@ class Fr3Contact(MujocoVecEnv):
         return super().state_roles | StateRoles(times={"memory/when": None})
 
     def control(self, action: Floats) -> None:
-        memory, q = self.memory, self.batch.qpos[:, :JOINTS]
+        memory = self.memory
+        q = self.batch.qpos[:, :JOINTS]
         most = self.config.acceleration * self.dt**2
         wanted = np.asarray(self.config.speed) * self.dt * action[:, :JOINTS]
         step = np.clip(wanted, memory["step"] - most, memory["step"] + most)
         scaled = step / (np.asarray(self.config.speed) * self.dt)
         reference = {"q": memory["setpoint"], "width": np.zeros(len(q))}
         target = self.controller(scaled, q, reference)[0]
-        memory["step"][:], memory["setpoint"][:] = target - memory["setpoint"], target
+        memory["step"][:] = target - memory["setpoint"]
+        memory["setpoint"][:] = target
         self.batch.ctrl[:, :JOINTS] = target
-        self._stiffen(action[:, JOINTS:])
+        self._set_stiffness(action[:, JOINTS:])
         since = self.count[:, None] - memory["when"]
         acting = (since >= 0) & (since < PUSH_TICKS)
         force = (memory["push"] * acting[:, :, None]).sum(1)
         self.batch.xfrc_applied.reshape(self.num_envs, -1, 6)[:, self._hand, :3] = force
 
-    def _stiffen(self, action: Floats) -> None:
+    def _set_stiffness(self, action: Floats) -> None:
         """Springs and dampers for stiffness actions [B, 1]."""
         ratio = self.config.softest ** (0.5 * (1 - action))
         stiffness = ratio * np.asarray(self.config.stiffness)
@@ -166,7 +169,8 @@ class Fr3Contact(MujocoVecEnv):
 
     def outcome(self, action: Floats) -> Outcome:
         view = self.view(np.arange(self.num_envs))
-        path, force = path_length(view), self.memory["peak"]
+        path = path_length(view)
+        force = self.memory["peak"]
         violated = force > self.config.limit
         won = self.what.success(view) & ~violated
         reward = PROGRESS * (self.memory["path"] - path) + REACHED * won - LATE
@@ -176,7 +180,7 @@ class Fr3Contact(MujocoVecEnv):
 
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws[:, :3])
-        q = _reach(start.tool)
+        q = _joint_positions(start.tool)
         self.batch.qpos[rows, :JOINTS] = q
         self.batch.ctrl[rows, :JOINTS] = q
         for name, place in start.marker.items():
@@ -221,7 +225,7 @@ class Fr3Contact(MujocoVecEnv):
         return self.what.describe(self.view(np.array([row])))
 
 
-def _reach(tool: Floats) -> Floats:
+def _joint_positions(tool: Floats) -> Floats:
     """Joint positions [n, 7] with the tool at `tool` [n, 3], pointing down."""
     return CartesianDelta(cartesian_delta.Config()).reach(tool)
 

@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3
@@ -19,10 +20,12 @@ from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.fr3 import joint_model
 from embodied.envs.fr3.base import DT, ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.fr3.domain_randomization import Look, Physics, drawn_from
+from embodied.envs.fr3.joint_model import JointValues
 from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks.task import Parameter, View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.spaces import Ranges
 from embodied.envs.wrappers import point_cloud
 
 VIEWS = ("front", "wrist")
@@ -32,56 +35,49 @@ VIEWS = ("front", "wrist")
 class Config:
     """Settings of an FR3 environment.
 
-    `ranges` changes the ranges of task parameters by name. `horizon` is in control steps (20 Hz;
-    None: the task's own). `cameras` are "front" and "wrist"; `drawing` "light" renders boxes
-    instead of meshes and no arm, which is hundreds of times faster without a GPU. `portraits` are
-    the cameras of the images for rewards, side by side (empty: the first of `cameras`, else
-    "front").
-
-    `clouds` adds the leaf `points`: a point cloud in the base frame from depth cameras. With
-    `objects` "privileged", `state` has the robot's own values only and `privileged/state` has
-    everything, for critics and demonstrators. `randomize` gives quantities of
-    `embodied.envs.fr3.domain_randomization` a range to be sampled from in each episode, as further
-    task parameters; `reveal` adds the sampled values, in [0, 1], as `privileged/random`. `arm` sets
-    joint parameters (`embodied.envs.fr3.joint_model`, seven values each), as identified from a real
-    arm.
-
-    `controller` is what actions mean: cartesian_delta (with `turning`), cartesian_pose,
+    `drawing` "light" renders boxes instead of meshes and no arm, which is hundreds of times faster
+    without a GPU. With `objects` "privileged", `state` has the robot's own values only and
+    `privileged/state` has everything, for critics and demonstrators. `randomize` gives quantities
+    of `embodied.envs.fr3.domain_randomization` a range to be sampled from in each episode, as
+    further task parameters. `arm` sets joint parameters (`embodied.envs.fr3.joint_model`), as
+    identified from a real arm. `controller` is cartesian_delta (with `turning`), cartesian_pose,
     joint_position, or a node with a `_target_`.
     """
 
-    task: str = "lift"
-    num_envs: int = 16
-    reward: Literal["sparse", "shaped"] = "sparse"
-    cameras: tuple[str, ...] = ()
-    portraits: tuple[str, ...] = ()
-    image_size: int = 96
-    drawing: Literal["full", "light"] = "full"
-    clouds: point_cloud.Config | None = None
-    horizon: int | None = None
-    threads: int = 2
-    seed: int = 0
-    turning: Literal["none", "yaw", "full"] = "none"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    objects: Literal["seen", "privileged"] = "seen"
-    randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    reveal: bool = False
-    arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    controller: str | Node = "cartesian_delta"
+    task: str = "lift"  # which task of `embodied.envs.fr3.tasks`
+    num_envs: Count = 16  # parallel environments
+    reward: Literal["sparse", "shaped"] = "sparse"  # kind of the reward
+    cameras: tuple[str, ...] = ()  # cameras whose images are observations: front, wrist
+    portraits: tuple[str, ...] = ()  # images for rewards, side by side (empty: the first camera)
+    image_size: Count = 96  # pixels of an image's side
+    drawing: Literal["full", "light"] = "full"  # how the scene is rendered
+    clouds: point_cloud.Config | None = None  # adds the point cloud `points` (null: none)
+    horizon: Count | None = None  # control steps of an episode, 20 Hz (null: the task's own)
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
+    turning: Literal["none", "yaw", "full"] = "none"  # rotations of the hand that an action has
+    ranges: Ranges = field(default_factory=dict)  # ranges of task parameters, by name
+    objects: Literal["seen", "privileged"] = "seen"  # who sees objects
+    randomize: Ranges = field(default_factory=dict)  # ranges of physical quantities, by name
+    reveal: bool = False  # observe the sampled quantities in [0, 1] as privileged/random
+    arm: Mapping[str, JointValues] = field(default_factory=dict)  # joint parameters by name
+    controller: str | Node = "cartesian_delta"  # what actions mean
 
 
 class Fr3(MujocoVecEnv):
     """B parallel FR3 robots with one of the tasks of `embodied.envs.fr3.tasks`."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.portraits = config, tuple(config.portraits)
+        self.config = config
+        self.portraits = tuple(config.portraits)
         if unknown := [name for name in self.portraits if name not in VIEWS]:
             raise ConfigError(
                 f"env.portraits: unknown camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
             )
         more = drawn_from(config.randomize)
         self.given = self.instance(more)
-        self.what, self.parameters = self.given.task, self.given.parameters
+        self.what = self.given.task
+        self.parameters = self.given.parameters
         self.controller = _controller(config)
         self._start = CartesianDelta(cartesian_delta.Config())
         self.draws = self.what.draws
@@ -98,7 +94,8 @@ class Fr3(MujocoVecEnv):
             name=f"fr3_{config.task}",
             cameras=_cameras(config),
         )
-        self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
+        self._free = addresses(model, self.what)
+        self._markers = mocaps(model, self.what)
         self._drawn = RenderScene(self.what)
         self._seen = (
             self._drawn if config.drawing == "full" else RenderScene(self.what, meshes=False)
@@ -118,7 +115,8 @@ class Fr3(MujocoVecEnv):
         joints, width, moved = self.controller(action, self.batch.qpos[:, :7], reference)
         for key, value in moved.items():
             memory[key][:] = value
-        self.batch.ctrl[:, :7], self.batch.ctrl[:, 7] = joints, width / 2
+        self.batch.ctrl[:, :7] = joints
+        self.batch.ctrl[:, 7] = width / 2
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
         state = self.given.observe(self.view(rows)).astype(np.float32)
@@ -142,13 +140,15 @@ class Fr3(MujocoVecEnv):
         qpos[rows, 7:9] = start.width[:, None] / 2
         for name, (place, turn) in start.bodies(tool).items():
             first = self._free[name]
-            qpos[rows, first : first + 3], qpos[rows, first + 3 : first + 7] = place, turn
+            qpos[rows, first : first + 3] = place
+            qpos[rows, first + 3 : first + 7] = turn
         for name, place in start.marker.items():
             self.batch.mocap_pos[rows, self._markers[name]] = place
         reference = self.controller.begin(q, start.width)
         for key, value in {**reference, **start.memory}.items():
             self.memory[key][rows] = value
-        self.batch.ctrl[rows, :7], self.batch.ctrl[rows, 7] = q, 0.0
+        self.batch.ctrl[rows, :7] = q
+        self.batch.ctrl[rows, 7] = 0.0
         self.batch.ctrl[rows, 7] = start.width / 2
         if self.what.settle:
             self.batch.ctrl[rows, 7] = 0.0
@@ -221,7 +221,8 @@ class Fr3(MujocoVecEnv):
         half = self.given.native(np.full((1, self.task.shape[1]), 0.5))
         own = self.what.start(half, np.full((1, self.draws), 0.5)).memory
         reference = self.controller.begin(fr3.HOME[None], np.zeros(1))
-        self._own, self._reference = tuple(own), tuple(reference)
+        self._own = tuple(own)
+        self._reference = tuple(reference)
         for key, value in {**reference, **own}.items():
             self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
 

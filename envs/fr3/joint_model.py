@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import mujoco
 import numpy as np
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError, nearest
 from embodied.embodiments import fr3
 
@@ -21,6 +22,7 @@ QUANTITIES = {
 }
 """Each has seven values, and its unit. `friction` is that of the joint (Coulomb), `damping` that of
 the controller."""
+JointValues = tuple[NonNegative, ...]  # one value of each of the seven joints
 Arm = Mapping[str, Sequence[float]]
 
 

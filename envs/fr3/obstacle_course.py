@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.fr3.env import Fr3
@@ -16,11 +17,10 @@ from embodied.envs.mujoco.batch_env import Floats, Rows
 
 @dataclass(frozen=True)
 class Config(fr3_env.Config):
-    """As `embodied.envs.fr3.env.Config`; `blocks` is the largest number of boxes in a sampled
-    level."""
+    """Settings as in `embodied.envs.fr3.env.Config`, for the task course."""
 
-    task: str = "course"
-    blocks: int = 12
+    task: str = "course"  # course, no other
+    blocks: Count = 12  # most boxes in a sampled level
 
 
 class Fr3Course(Fr3):

@@ -14,22 +14,23 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count
 from embodied.envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.spaces import Ranges
 from embodied.real_robot.cameras.camera import Scene
 
 
 @dataclass(frozen=True)
 class Config:
-    """`task`: of `embodied.envs.fr3.tasks`; `camera`: "front" or "wrist"; `size`: of the square
-    image in pixels; `drawing`: as in `embodied.envs.fr3.env`."""
+    """Settings of a rendered camera."""
 
-    task: str
-    camera: str = "front"
-    size: int = 64
-    drawing: str = "light"
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
+    task: str  # of `embodied.envs.fr3.tasks`
+    camera: str = "front"  # front or wrist
+    size: Count = 64  # pixels of the square image's side
+    drawing: str = "light"  # as in `embodied.envs.fr3.env`
+    ranges: Ranges = field(default_factory=dict[str, Any])  # ranges of task parameters, by name
 
 
 class RenderedCamera(Scene):
@@ -52,11 +53,13 @@ class RenderedCamera(Scene):
         if self.shown is None:
             raise RuntimeError("RenderedCamera: call show() before picture()")
         q, width, values = self.shown
-        task, half = self.given.task, np.full((1, len(self.given.parameters)), 0.5)
+        task = self.given.task
+        half = np.full((1, len(self.given.parameters)), 0.5)
         native = self.given.native(half)
         native |= {name: np.array([values[name]]) for name in native if name in values}
         model, data = self.drawn.shaped(native)
-        data.qpos[:7], data.qpos[7:9] = q, width / 2
+        data.qpos[:7] = q
+        data.qpos[7:9] = width / 2
         for name, at in addresses(model, task).items():
             data.qpos[at : at + 3] = [values[f"{name}_{axis}"] for axis in "xyz"]
             yaw = np.arctan2(values.get(f"{name}_sin_4yaw", 0), values.get(f"{name}_cos_4yaw", 1))

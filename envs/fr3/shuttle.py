@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from embodied.envs.fr3 import env as fr3_env
@@ -25,18 +26,17 @@ HOME = (0.45, 0.0, 0.25)  # m, of the tool
 THING = "cube"
 
 
+Place = tuple[Number, Number]
+Point = tuple[Number, Number, Number]
+
+
 @dataclass(frozen=True)
 class Config(fr3_env.Config):
-    """As `embodied.envs.fr3.env.Config`, for a task with a cube and a goal. `places` (x, y; m) are
-    the goals, in turn; the arm cannot reach the cube outside of `area` (low, high; m).
-    """
+    """Settings as in `embodied.envs.fr3.env.Config`, for a task with a cube and a goal."""
 
-    task: str = "push"
-    places: tuple[tuple[float, float], ...] = ((0.44, -0.08), (0.54, 0.08))
-    area: tuple[tuple[float, float, float], tuple[float, float, float]] = (
-        (0.33, -0.25, 0.0),
-        (0.68, 0.25, 0.1),
-    )
+    task: str = "push"  # a task with a cube and a goal
+    places: tuple[Place, ...] = ((0.44, -0.08), (0.54, 0.08))  # goals in turn (x, y), m
+    area: tuple[Point, Point] = ((0.33, -0.25, 0.0), (0.68, 0.25, 0.1))  # box in reach, m
 
 
 class Shuttle(fr3_env.Fr3):
@@ -86,7 +86,8 @@ class Shuttle(fr3_env.Fr3):
         closed = np.zeros(len(index))
         self.batch.qpos[index, :9] = np.concatenate([q, np.zeros((len(index), 2))], 1)
         self.batch.qvel[index, :9] = 0.0
-        self.batch.ctrl[index, :7], self.batch.ctrl[index, 7] = q, 0.0
+        self.batch.ctrl[index, :7] = q
+        self.batch.ctrl[index, 7] = 0.0
         for key, value in self.controller.begin(q, closed).items():
             self.memory[key][index] = value
         self.batch.forward(index)

@@ -7,34 +7,31 @@ trained in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Bound, CountOrZero, NonNegative, Number, Positive
 from embodied.real_robot.emulators.process import Process
 
 
 @dataclass(frozen=True)
 class Config:
-    """`place` (m) where it stands, facing along x; `vehicle` of
-    `embodied.embodiments.crazyflie.VEHICLES`; `noise` (m) of its estimate; `external`: it knows its
-    place from what is sent to it only, and a motion capture system beside it sees it; `lost`: share
-    of set-points and log packets that the radio loses; `battery` (V) falls by `drain` (V/s);
-    `arms_itself` (brushed motors); `onboard`: a folder with the app that
-    `embodied export RUN --to FOLDER --crazyflie` wrote, in its firmware."""
+    """Settings of a simulated Crazyflie, which faces along x.
 
-    place: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    vehicle: str = "library"
-    noise: float = 1e-3
-    external: bool = False
-    lost: float = 0.0
-    battery: float = 4.0
-    drain: float = 0.0
-    arms_itself: bool = False
-    onboard: str = ""
-    seed: int = 0
+    With `external` it knows its place from what is sent to it only, and a motion capture system
+    beside it sees it. `onboard` names a folder with the app that
+    `embodied export RUN --to FOLDER --crazyflie` wrote, in its firmware.
+    """
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.lost < 1 and self.noise >= 0 and self.drain >= 0):
-            raise ConfigError("lost is a share below 1; noise and drain should not be negative")
+    place: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # where it stands, m
+    vehicle: str = "library"  # of `embodied.embodiments.crazyflie.VEHICLES`
+    noise: NonNegative = 1e-3  # of its estimate, m
+    external: bool = False  # a motion capture system tells it its place
+    lost: Annotated[float, Bound(0.0, below=1.0)] = 0.0  # share of packets that the radio loses
+    battery: Positive = 4.0  # voltage at the start, V
+    drain: NonNegative = 0.0  # fall of the voltage, V/s
+    arms_itself: bool = False  # brushed motors, which need no arming
+    onboard: str = ""  # folder with an exported app (empty: none)
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class Crazyflie(Process):

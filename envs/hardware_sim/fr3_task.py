@@ -15,24 +15,22 @@ import numpy as np
 from embodied.embodiments import fr3
 from embodied.envs.fr3 import joint_model
 from embodied.envs.fr3.base import TaskInstance, addresses, mocaps
+from embodied.envs.fr3.joint_model import JointValues
 from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats
+from embodied.envs.spaces import Ranges
 from embodied.real_robot.drivers.sim import World
 
 
 @dataclass(frozen=True)
 class Config:
-    """`task` of `embodied.envs.fr3.tasks` (reach, lift, push, ...), its `ranges` narrowed or
-    widened by name.
-    `lasting`: laid out once, and then, as on a real table, nobody puts anything back. `arm`: joint
-    parameters (`embodied.envs.fr3.joint_model`, seven values each), such as the springs'
-    stiffness."""
+    """Settings of what stands on the simulated arm's table."""
 
-    task: str
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    lasting: bool = False
-    arm: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    task: str  # of `embodied.envs.fr3.tasks` (reach, lift, push, ...)
+    ranges: Ranges = field(default_factory=dict)  # ranges of task parameters, by name
+    lasting: bool = False  # laid out once; nobody puts anything back, as on a real table
+    arm: Mapping[str, JointValues] = field(default_factory=dict)  # joint parameters by name
 
 
 class TaskWorld(World):
@@ -41,7 +39,8 @@ class TaskWorld(World):
 
     def __init__(self, config: Config) -> None:
         self.arm = config.arm
-        self.lasting, self.laid = config.lasting, False
+        self.lasting = config.lasting
+        self.laid = False
         self.given = TaskInstance(config.task, "sparse", config.ranges)
         self.task = self.given.task
         force = ("contact_force",) if self.task.touch else ()
@@ -51,7 +50,8 @@ class TaskWorld(World):
         """The scene that policies were trained in."""
         model = compile_scene(self.task, pictures=False)
         joint_model.write(model, self.arm)
-        self.free, self.markers = addresses(model, self.task), mocaps(model, self.task)
+        self.free = addresses(model, self.task)
+        self.markers = mocaps(model, self.task)
         return model
 
     def begin(

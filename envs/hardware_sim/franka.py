@@ -8,7 +8,9 @@ ports are fixed, so each simulated robot takes an address of its own on the loop
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError, Node
 from embodied.embodiments import fr3
 from embodied.real_robot.emulators.process import Process
@@ -16,14 +18,13 @@ from embodied.real_robot.emulators.process import Process
 
 @dataclass(frozen=True)
 class Config:
-    """`world`: what stands on the table (none: nothing does); `host`: an address of 127.0.0.0/8
-    (none: a free one); `q` (rad) and `width` (m): where the arm begins."""
+    """Settings of a simulated Franka arm."""
 
-    world: Node | None = None
-    host: str = ""
-    q: tuple[float, ...] = tuple(float(each) for each in fr3.HOME)
-    width: float = fr3.OPEN
-    seed: int = 0
+    world: Node | None = None  # node of what stands on the table (null: nothing does)
+    host: str = ""  # an address of 127.0.0.0/8 (empty: a free one)
+    q: tuple[Number, ...] = tuple(float(each) for each in fr3.HOME)  # where the arm begins, rad
+    width: Annotated[float, Bound(0.0, fr3.OPEN)] = fr3.OPEN  # opening at the start, m
+    seed: CountOrZero = 0  # of the random numbers
 
     def __post_init__(self) -> None:
         if len(self.q) != len(fr3.JOINTS):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Spec
@@ -30,30 +31,25 @@ Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 
 @dataclass(frozen=True)
 class Config:
-    """`id` of a registered ManiSkill task, `kwargs` for `gymnasium.make` (robot_uids, sim_config,
-    ...).
+    """Settings of a ManiSkill task.
 
-    `control_mode` None is the robot's default. Episodes are truncated at `horizon` steps (None: the
-    task's limit); with `end_on_success` they are also terminated when ManiSkill reports success or
-    failure. It is off by default, as in the evaluation of ManiSkill's baselines: dense rewards are
-    largest after success, so ending there would penalise it. `workers`: processes for CPU envs (0:
-    none). `backend` auto uses the GPU if there is one and `num_envs` is large. `image_size`
-    [height, width] of the observation cameras, `cameras` those to keep (empty: all).
+    `end_on_success` is off by default, as in the evaluation of ManiSkill's baselines: dense rewards
+    are largest after success, so ending there would penalise it.
     """
 
-    id: str
-    num_envs: int = 1
-    obs: Obs = "state"
-    control_mode: str | None = None
-    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"
-    backend: Literal["auto", "cpu", "gpu"] = "auto"
-    workers: int = 0
-    horizon: int | None = None
-    end_on_success: bool = False
-    image_size: tuple[int, int] | None = None
-    cameras: tuple[str, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    text: str = ""
+    id: str  # of a registered ManiSkill task
+    num_envs: Count = 1  # parallel environments
+    obs: Obs = "state"  # what is observed
+    control_mode: str | None = None  # what actions mean (null: the robot's default)
+    reward: Literal["dense", "normalized_dense", "sparse"] = "normalized_dense"  # its kind
+    backend: Literal["auto", "cpu", "gpu"] = "auto"  # simulator (auto: the GPU for many envs)
+    workers: CountOrZero = 0  # processes of CPU environments (0: none)
+    horizon: Count | None = None  # steps of an episode (null: the task's limit)
+    end_on_success: bool = False  # ManiSkill's success and failure terminate the episode
+    image_size: tuple[Count, Count] | None = None  # height, width in pixels (null: the task's)
+    cameras: tuple[str, ...] = ()  # observation cameras to keep (empty: all)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    text: str = ""  # task instruction as a sentence
 
 
 class ManiSkill(VecEnv):
@@ -63,15 +59,11 @@ class ManiSkill(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        if config.num_envs < 1 or config.workers < 0:
-            raise ValueError(
-                f"num_envs={config.num_envs} must be at least 1, workers={config.workers} must not "
-                "be "
-                "negative"
-            )
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         settings = _settings(config)
-        self.horizon, self.on_gpu = settings.horizon, settings.backend == "gpu"
+        self.horizon = settings.horizon
+        self.on_gpu = settings.backend == "gpu"
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()

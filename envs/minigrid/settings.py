@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.spec import SYMBOL, Leaf
 from embodied.core.tensors import Tensors
 from embodied.envs.minigrid.missions import WORDS
@@ -21,27 +22,25 @@ DIRECTION = Leaf((), "int64", 0, 3, SYMBOL)
 
 @dataclass(frozen=True)
 class Config:
-    """`id` of MiniGrid or BabyAI, or "module:Name-v0" of a package's own MiniGrid world.
+    """Settings of MiniGrid.
 
     `backend`: "gymnasium" (any id, wrappers, exact state), "envpool" (fast), or "auto": EnvPool
-    where it has the id and neither `wrappers` nor `kwargs` are given. `wrappers` are MiniGrid's,
-    by name, or {name: settings}; `kwargs` go to the environment's constructor. `horizon` replaces
-    the level's own time limit, by which MiniGrid also scales its reward. `mission_words` > 0 adds
-    the mission as that many symbols; `privileged` the whole level, for critics and planners.
+    where it has the id and neither `wrappers` nor `kwargs` are given. `horizon` also scales
+    MiniGrid's reward.
     """
 
-    id: str = "MiniGrid-DoorKey-8x8-v0"
-    backend: Literal["auto", "gymnasium", "envpool"] = "auto"
-    wrappers: tuple[str | dict[str, Any], ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    num_envs: int = 16
-    threads: int = 2
-    horizon: int | None = None
-    mission_words: int = 0
-    privileged: bool = False
-    dt: float = 1.0
-    seed: int = 0
-    text: str = ""
+    id: str = "MiniGrid-DoorKey-8x8-v0"  # of MiniGrid or BabyAI, or module:Name-v0 of your own
+    backend: Literal["auto", "gymnasium", "envpool"] = "auto"  # who simulates
+    wrappers: tuple[str | dict[str, Any], ...] = ()  # MiniGrid's, by name, or {name: settings}
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the environment's constructor
+    num_envs: Count = 16  # parallel environments
+    threads: Count = 2  # CPU threads
+    horizon: Count | None = None  # replaces the level's own time limit (steps)
+    mission_words: CountOrZero = 0  # adds the mission as that many symbols (0: not)
+    privileged: bool = False  # adds the whole level, for critics and planners
+    dt: Positive = 1.0  # control period, s
+    seed: CountOrZero = 0  # of the random numbers
+    text: str = ""  # task instruction as a sentence
 
 
 def cells_leaf(shape: tuple[int, ...]) -> Leaf:

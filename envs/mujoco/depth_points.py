@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number, Positive
 from embodied.core.build import ConfigError
 
 Array = NDArray[np.float64]
@@ -34,20 +35,20 @@ class Pinhole:
     pose: Array
 
 
+Point = tuple[Number, Number, Number]
+
+
 @dataclass(frozen=True)
 class Config:
-    """`points` N of a cloud, at most one in a cube of side `voxel` (m), inside the box from `low`
-    to `high` (m, base frame); `colour` adds red, green, blue in [0, 1]."""
+    """Settings of a point cloud."""
 
-    points: int = 256
-    voxel: float = 0.01
-    low: tuple[float, float, float] = (0.20, -0.45, 0.005)
-    high: tuple[float, float, float] = (0.80, 0.45, 0.60)
-    colour: bool = False
+    points: Count = 256  # points N of a cloud
+    voxel: Positive = 0.01  # at most one point in a cube of this side, m
+    low: Point = (0.20, -0.45, 0.005)  # corner of the box of points, base frame, m
+    high: Point = (0.80, 0.45, 0.60)  # opposite corner, m
+    colour: bool = False  # adds red, green, blue in [0, 1]
 
     def __post_init__(self) -> None:
-        if self.points < 1 or self.voxel <= 0:
-            raise ConfigError(f"points={self.points} and voxel={self.voxel} must be above 0")
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             raise ConfigError(f"the box from {self.low} to {self.high} is empty")
 
@@ -112,8 +113,9 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
 
 
 def farthest(points: Tensor, valid: Tensor, count: int) -> Tensor:
-    """Which points [B, count] (int64, rising) to keep of `points` [B, V, 3], those `valid` [B, V]
-    first in their row: the first one, then always the one that is farthest from all kept ones.
+    """The indices [B, count] (int64, rising) of the points to keep of `points` [B, V, 3], those
+    `valid` [B, V] first in their row: the first one, then always the one that is farthest from all
+    kept ones.
 
     A row with fewer valid points gets them all, then the same again.
     """

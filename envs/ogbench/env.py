@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import gymnasium
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 
 try:
@@ -32,16 +33,13 @@ assert ogbench  # imported for the ids that it registers
 
 @dataclass(frozen=True)
 class Config:
-    """`id` of a single task, such as cube-single-singletask-task2-v0 (without a number: the task
-    that the benchmark reports); `play`: an oracle plays in the scene, and the rewards are those of
-    the task; `horizon` replaces the time limit (steps; of play: 1,001).
-    """
+    """Settings of an OGBench task."""
 
-    id: str
-    num_envs: int = 1
-    play: bool = False
-    horizon: int | None = None
-    text: str = ""
+    id: str  # as cube-single-singletask-task2-v0 (no number: the one that the benchmark reports)
+    num_envs: Count = 1  # parallel environments
+    play: bool = False  # an oracle plays in the scene; the rewards are those of the task
+    horizon: Count | None = None  # replaces the time limit (steps; of play: 1,001)
+    text: str = ""  # task instruction as a sentence
 
 
 class Ogbench(gym.Gym):
@@ -58,7 +56,8 @@ class Ogbench(gym.Gym):
         )
 
     def make_one(self) -> gymnasium.Env:
-        name, horizon = self.config.id, self.config.horizon
+        name = self.config.id
+        horizon = self.config.horizon
         with warnings.catch_warnings():  # of the package's Boxes, about their precision
             warnings.simplefilter("ignore", UserWarning)
             if self.play:

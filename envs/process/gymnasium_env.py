@@ -6,29 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from embodied.core.bounds import Count, Positive
 from embodied.envs.process.env import ProcessEnv
 from embodied.envs.process.interpreter import install, interpreter
 
 
 @dataclass(frozen=True)
 class Config:
-    """`apart`: the virtual environment that has it, .venv-<apart> (`scripts/apart.sh`); `python`:
-    another interpreter that has it (both empty: this one); `module` is imported there first (a
-    package that registers ids); `id` and `kwargs` are for `gymnasium.make`; `horizon` replaces the
-    environment's time limit (steps), `dt` its control period (s); `timeout` is how long an answer
-    may take, s.
-    """
+    """Settings of a Gymnasium environment in another interpreter."""
 
-    id: str
-    num_envs: int = 1
-    apart: str = ""
-    python: str = ""
-    module: str = ""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    horizon: int | None = None
-    dt: float | None = None
-    timeout: float = 120.0
-    text: str = ""
+    id: str  # for `gymnasium.make`
+    num_envs: Count = 1  # parallel environments
+    apart: str = ""  # virtual environment .venv-<apart> that has it (`scripts/apart.sh`)
+    python: str = ""  # another interpreter that has it (both empty: this one)
+    module: str = ""  # imported there first, to register ids
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    horizon: Count | None = None  # replaces the environment's time limit (steps)
+    dt: Positive | None = None  # replaces its control period (s)
+    timeout: Positive = 120.0  # longest wait for an answer, s
+    text: str = ""  # task instruction as a sentence
 
 
 class GymnasiumProcess(ProcessEnv):

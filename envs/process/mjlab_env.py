@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import Count, Positive
 from embodied.envs.process.env import ProcessEnv
 from embodied.envs.process.interpreter import install, interpreter
 
@@ -16,22 +17,17 @@ APART = "mjlab"
 
 @dataclass(frozen=True)
 class Config:
-    """`task`: an id of mjlab; `python`: the interpreter that has mjlab (empty: the variable
-    EMBODIED_MJLAB_PYTHON, else .venv-mjlab); `device`: auto, cpu or cuda:N, of the simulation;
-    `action_scale`: mjlab's action for an action of 1 here; `play`: its settings for playing (no
-    noise); `motion`: the motion file of a tracking task; `horizon` replaces the time limit (steps);
-    `timeout`: how long an answer may take, s (kernels are compiled at the first start).
-    """
+    """Settings of an mjlab task."""
 
-    task: str
-    num_envs: int = 16
-    python: str = ""
-    device: str = "auto"
-    action_scale: float = 1.0
-    play: bool = False
-    motion: str = ""
-    horizon: int | None = None
-    timeout: float = 900.0
+    task: str  # an id of mjlab
+    num_envs: Count = 16  # parallel environments
+    python: str = ""  # interpreter that has it (empty: EMBODIED_MJLAB_PYTHON, .venv-mjlab)
+    device: str = "auto"  # of the simulation: auto, cpu or cuda:N
+    action_scale: Positive = 1.0  # mjlab's action for an action of 1 here
+    play: bool = False  # its settings for playing (no noise)
+    motion: str = ""  # motion file of a tracking task
+    horizon: Count | None = None  # replaces the time limit (steps)
+    timeout: Positive = 900.0  # longest wait, s (kernels are compiled at the first start)
 
 
 class Mjlab(ProcessEnv):

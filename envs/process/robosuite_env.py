@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import Count, Positive
 from embodied.envs.process.env import ProcessEnv
 from embodied.envs.process.interpreter import install, interpreter
 
@@ -15,20 +16,16 @@ APART = "robosuite"
 
 @dataclass(frozen=True)
 class Config:
-    """`task`: a name of robosuite (Lift, PickPlaceCan, NutAssemblySquare, ...); `robot`: its arm;
-    `shaped`: its dense reward; `horizon`: time limit (steps of 50 ms); `python`: the interpreter
-    that has it (empty: the variable EMBODIED_ROBOSUITE_PYTHON, else .venv-robosuite); `timeout`:
-    how long an answer may take, s.
-    """
+    """Settings of a robosuite task."""
 
-    task: str
-    num_envs: int = 1
-    robot: str = "Panda"
-    shaped: bool = False
-    horizon: int = 400
-    python: str = ""
-    timeout: float = 120.0
-    text: str = ""
+    task: str  # Lift, PickPlaceCan, NutAssemblySquare, ...
+    num_envs: Count = 1  # parallel environments
+    robot: str = "Panda"  # robosuite's name of the arm
+    shaped: bool = False  # dense reward
+    horizon: Count = 400  # time limit (steps of 50 ms)
+    python: str = ""  # interpreter that has it (empty: EMBODIED_ROBOSUITE_PYTHON, .venv-robosuite)
+    timeout: Positive = 120.0  # longest wait for an answer, s
+    text: str = ""  # task instruction as a sentence
 
 
 class Robosuite(ProcessEnv):

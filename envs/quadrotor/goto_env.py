@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import nearest
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
@@ -39,21 +40,17 @@ NOISE = (0.001,) * 4 + (0.01,) * 4
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon` in steps of `flight.dt`; `near` (m): distance at which the goal counts as reached;
-    `lag`: largest time constant (s) of the smoothing of set-points (a safety chain, a radio), drawn
-    per episode. `vehicle` is one of `embodied.embodiments.crazyflie.VEHICLES`; `flight` is the
-    robot's own controller: initial positions and goals are inside its box.
-    """
+    """Settings of flights to a goal; initial positions and goals are inside the box of `flight`."""
 
-    num_envs: int = 16
-    horizon: int = 100
-    near: float = 0.05
-    lag: float = 0.1
-    vehicle: str = "library"
-    noise: float = 1.0
-    flight: FlightConfig = field(default_factory=FlightConfig)
-    device: str = "cpu"
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    horizon: Count = 100  # steps of `flight.dt` of an episode
+    near: Positive = 0.05  # distance at which the goal counts as reached, m
+    lag: NonNegative = 0.1  # largest smoothing of set-points (a time constant drawn per episode), s
+    vehicle: str = "library"  # of `embodied.embodiments.crazyflie.VEHICLES`
+    noise: NonNegative = 1.0  # factor of the sensor noise
+    flight: FlightConfig = field(default_factory=FlightConfig)  # the robot's own controller
+    device: str = "cpu"  # torch device of the simulation: auto, cpu, cuda:0
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class QuadrotorGoto(VecEnv):
@@ -66,9 +63,11 @@ class QuadrotorGoto(VecEnv):
             raise ValueError(
                 f"unknown vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}"
             )
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.device = device = pick_device(config.device)
-        self.flight, vehicle = Flight(config.flight), VEHICLES[config.vehicle]
+        self.flight = Flight(config.flight)
+        vehicle = VEHICLES[config.vehicle]
         self.pilot = Pilot(vehicle, device)
         act = Leaf((3,), low=-1.0, high=1.0, names=self.flight.names)
         obs = {"state": Leaf((len(NAMES),), names=NAMES)}
@@ -148,17 +147,18 @@ class QuadrotorGoto(VecEnv):
             here[key].T.clone(memory_format=torch.contiguous_format)
             for key in ("flight", "sent", "wanted", "goal")
         )
-        self.lag, self.count = here["lag"].clone(), here["count"].clone()
+        self.lag = here["lag"].clone()
+        self.count = here["count"].clone()
         self.streams.state = here["stream"].clone()
         self._obs = {"state": here["obs/state"].clone()}
         return self._obs
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
         """A MuJoCo model and data that show one env."""
-        return self._sight.show(self._seen(row))
+        return self._measured.show(self._seen(row))
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return torch.from_numpy(self._sight.picture(self._seen(row), width, height))
+        return torch.from_numpy(self._measured.picture(self._seen(row), width, height))
 
     def close(self) -> None:
         if hasattr(self, "_drawn"):
@@ -171,7 +171,7 @@ class QuadrotorGoto(VecEnv):
         return pose.cpu().numpy()
 
     @property
-    def _sight(self) -> Any:
+    def _measured(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
             from embodied.envs.quadrotor.scene import Sight
@@ -184,7 +184,8 @@ class QuadrotorGoto(VecEnv):
         assert self._obs is not None
         q, reference = self._obs["state"][:, :4], {"q": self.wanted.T, "width": self.lag}
         after = self.flight(act, q, reference)[0].T.float()
-        before, body = self.wanted, Body.of(self.body)
+        before = self.wanted
+        body = Body.of(self.body)
         share = 1 - torch.exp(-1 / (RATE * self.lag.clamp(min=1e-3)))
         nothing = torch.zeros_like(self.goal)
         for tick in range(1, self.ticks + 1):
@@ -201,7 +202,9 @@ class QuadrotorGoto(VecEnv):
         lots = self.streams.uniform(7, rows)
         place = self.low + lots[:3] * (self.high - self.low)
         state = torch.zeros(17, len(rows), device=self.device)
-        state[:3], state[3], state[13:] = place, 1.0, self.hover
+        state[:3] = place
+        state[3] = 1.0
+        state[13:] = self.hover
         target = torch.cat([place, torch.zeros_like(place[:1])])
         goal = self.low + lots[3:6] * (self.high - self.low)
         for kept, value in (
@@ -216,7 +219,8 @@ class QuadrotorGoto(VecEnv):
 
     def _observe(self, rows: Tensor | None) -> Tensors:
         pick = self.every if rows is None else rows
-        state, goal = self.state[:, pick], self.goal[:, pick]
+        state = self.state[:, pick]
+        goal = self.goal[:, pick]
         yaw = self.pilot.heading(state)[None]
         measured = torch.cat([state[:3], yaw, state[7:10], state[12:13]])
         measured = measured + self.deviation * self.streams.normal(8, rows)

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.tensors import Tensors
 
 
@@ -39,30 +39,15 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the state machine.
+    """Settings of the state machine. SERL has `wins` "terminated", a race "truncated"."""
 
-    `lap`: goals per episode. `wins`: whether reaching the last one is a termination ("terminated",
-    as in SERL) or a truncation ("truncated", as in a race). Stuck: the last `window` positions are
-    all within `radius` m of the newest. Late: `timeout` steps without a goal. `recovery`: steps of
-    the primitive. `tries`: recoveries in a row without reaching a goal, after which a person is
-    needed.
-    """
-
-    lap: int = 1
-    wins: Literal["terminated", "truncated"] = "terminated"
-    window: int = 30
-    radius: float = 0.3
-    timeout: int = 200
-    recovery: int = 10
-    tries: int = 10
-
-    def __post_init__(self) -> None:
-        if min(self.lap, self.timeout, self.recovery, self.tries) < 1 or self.window < 2:
-            raise ConfigError(
-                "reset-free: lap, timeout, recovery and tries must be at least 1, window at least 2"
-            )
-        if not self.radius > 0:
-            raise ConfigError("reset-free: radius (m) must be above 0")
+    lap: Count = 1  # goals per episode
+    wins: Literal["terminated", "truncated"] = "terminated"  # what the last goal does
+    window: Annotated[int, Bound(2)] = 30  # stuck: so many last positions are near the newest
+    radius: Positive = 0.3  # stuck: distance that counts as near, m
+    timeout: Count = 200  # late: steps without a goal
+    recovery: Count = 10  # steps of the primitive
+    tries: Count = 10  # recoveries in a row without a goal before a person is needed
 
 
 @dataclass(slots=True)
@@ -139,7 +124,8 @@ class PracticeStates:
 
     def learn(self, facts: Facts) -> Verdict:
         """Update after a step of the learner in all envs."""
-        memory, config = self.memory, self.config
+        memory = self.memory
+        config = self.config
         stuck = self._stuck(facts.place) & ~facts.reached
         memory["age"] = torch.where(facts.reached, 0, memory["age"] + 1)
         memory["goals"] = memory["goals"] + facts.reached
@@ -154,7 +140,7 @@ class PracticeStates:
         hopeless = facts.lost | (fails & (memory["tries"] > config.tries))
         mode = torch.where(fails, int(Mode.RECOVERY), int(Mode.LEARNING))
         memory["mode"] = mode.masked_fill(hopeless, int(Mode.ERRORED))
-        self._forget(terminated | truncated)
+        self._clear_episode(terminated | truncated)
         return Verdict(terminated, truncated, won, stuck & fails, late & fails)
 
     def recovered(self) -> None:
@@ -167,14 +153,15 @@ class PracticeStates:
         return self.memory["mode"] == mode
 
     def _stuck(self, place: Tensor) -> Tensor:
-        memory, window = self.memory, self.config.window
+        memory = self.memory
+        window = self.config.window
         trail = torch.cat([place[:, None].to(memory["trail"]), memory["trail"][:, :-1]], 1)
         memory["trail"] = trail
         memory["kept"] = (memory["kept"] + 1).clamp(max=window)
         far = (trail - trail[:, :1]).norm(dim=2).amax(1)
         return (memory["kept"] >= window) & (far < self.config.radius)
 
-    def _forget(self, rows: Tensor) -> None:
-        """Of the episode that is over."""
+    def _clear_episode(self, rows: Tensor) -> None:
+        """Clear the memory of the episode that is over."""
         for name in ("age", "goals", "kept"):
             self.memory[name] = self.memory[name].masked_fill(rows, 0)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.policy import Policy
@@ -29,37 +30,26 @@ from embodied.envs.reset_free.state_machine import Facts, Mode, PracticeStates, 
 from embodied.envs.wrappers.stack import copied
 from embodied.policies.scripted.intervener import Intervener
 
+Slew = Annotated[float, Bound(above=0.0, high=2.0)]
+
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of reset-free training.
+    """Settings of reset-free training. `played` are nodes of scripted policies by goal number.
 
-    `states`: settings of the state machine. `primitive`: node of the recovery policy (None: the
-    robot moves home). `played`: nodes of scripted policies by goal number. `par`: success is a lap
-    within so many steps (None: any number). `resets` "free": ordinary training for comparison; the
-    environment is reset after every episode.
-
-    `slew`: largest change of an action element per step, of the range 2 (None: no limit; FastRLAP).
-    The executed action is `log["executed"]` and is what is learned from; the environment should
-    observe its last action. `teleop`: node of an intervener (embodied.policies.scripted.intervener)
-    that controls the robot when recoveries have failed, until it releases control, within `waits`
-    steps (None: none).
+    With a `slew` (FastRLAP), the executed action is `log["executed"]` and is what is learned from;
+    the environment should observe its last action. `teleop` controls the robot when recoveries have
+    failed, until it releases control.
     """
 
-    states: state_machine.Config = field(default_factory=state_machine.Config)
-    primitive: Node | None = None
-    played: Mapping[str, Node] = field(default_factory=dict[str, Node])
-    par: int | None = None
-    resets: Literal["none", "free"] = "none"
-    slew: float | None = None
-    teleop: Node | None = None
-    waits: int = 600
-
-    def __post_init__(self) -> None:
-        if self.slew is not None and not 0 < self.slew <= 2:
-            raise ConfigError("reset-free: slew must be above 0 and at most 2 (no limit)")
-        if self.waits < 1:
-            raise ConfigError("reset-free: waits must be at least 1")
+    states: state_machine.Config = field(default_factory=state_machine.Config)  # when it is stuck
+    primitive: Node | None = None  # node of the recovery policy (null: the robot moves home)
+    played: Mapping[str, Node] = field(default_factory=dict[str, Node])  # policies by goal
+    par: Count | None = None  # success is a lap within so many steps (null: any number)
+    resets: Literal["none", "free"] = "none"  # free: reset after every episode, for comparison
+    slew: Slew | None = None  # largest change of an action element per step, of 2 (null: no limit)
+    teleop: Node | None = None  # node of an intervener (embodied.policies.scripted.intervener)
+    waits: Count = 600  # longest control by `teleop`, in steps
 
 
 class ResetFreeWrapper(Wrapper):
@@ -97,15 +87,15 @@ class ResetFreeWrapper(Wrapper):
         """Reset the envs `mask` [B] (a person has reset the scene)."""
         obs = self.env.reset(seed, task, mask)
         rows = self.rows(mask)
-        states = self._machine()
+        states = self._state_machine()
         states.begin(rows)
         self.memory["length"] = self.memory["length"].masked_fill(rows, 0)
-        return self._play(obs, rows)[0]
+        return self._play_scripts(obs, rows)[0]
 
     def step(self, action: Tensor) -> Step:
-        states = self._machine()
-        action = self._bounded(action)
-        step = self._taken(action)
+        states = self._state_machine()
+        action = self._slew_limited(action)
+        step = self._remembered_step(action)
         now = self.ground.facts()
         facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
         verdict = states.learn(facts)
@@ -115,12 +105,14 @@ class ResetFreeWrapper(Wrapper):
         ended = verdict.ended
         self.memory["length"] = self.memory["length"].masked_fill(ended, 0)
         manual = states.rows(Mode.ERRORED)
-        obs, aside, following = step.obs, torch.zeros(self.num_envs), step.next_obs
+        obs = step.obs
+        aside = torch.zeros(self.num_envs)
+        following = step.next_obs
         if bool(ended.any()) or bool(facts.reached.any()):
             following = copied(step.next_obs)  # observed with the previous goal
             if bool((ended & ~step.ended).any()):
                 self._notify_before_reset(ended & ~step.ended)
-            obs, aside, more = self._between(ended, facts.reached)
+            obs, aside, more = self._between_episodes(ended, facts.reached)
             manual = manual | more
         log = {k: v for k, v in step.log.items() if k != "success"}
         log |= {"success": quick, "manual": manual, "crashed": facts.crashed}
@@ -136,7 +128,7 @@ class ResetFreeWrapper(Wrapper):
             log=log,
         )
 
-    def _machine(self) -> PracticeStates:
+    def _state_machine(self) -> PracticeStates:
         """Made when the first facts are there: they say how many numbers a place has."""
         if self.states is None:
             dims = self.ground.facts().place.shape[1]
@@ -146,57 +138,62 @@ class ResetFreeWrapper(Wrapper):
                 self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
         return self.states
 
-    def _bounded(self, action: Tensor) -> Tensor:
-        """What is done instead of `action` [B, A]; after a reset the last one was 0."""
+    def _slew_limited(self, action: Tensor) -> Tensor:
+        """The action that is executed for `action` [B, A]; after a reset the last one was 0."""
         if (slew := self.config.slew) is None:
             return action
         last = self.memory["last"]
         return last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
 
-    def _taken(self, action: Tensor) -> Step:
+    def _remembered_step(self, action: Tensor) -> Step:
         """A step of whoever acts, which is remembered."""
         if "last" in self.memory:
             self.memory["last"] = action.clone()
         return self.env.step(action)
 
-    def _between(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _between_episodes(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Observations to go on from; steps that were taken; where somebody had to come."""
-        states, ground = self._machine(), self.ground
+        states = self._state_machine()
+        ground = self.ground
         if self.config.resets == "free" and bool(ended.any()):
             ground.advance(reached & ~ended)
             states.begin(ended)
             nothing = torch.zeros(self.num_envs)
             return self.env.reset(mask=ended), nothing, torch.zeros_like(ended)
         ground.advance(reached)
-        obs, aside = self._mended(states)
+        obs, aside = self._call_person(states)
         stuck = states.rows(Mode.RECOVERY)
         if bool(stuck.any()) and self.actor is not None:
-            obs = self._alone(stuck, self.actor(), self.config.states.recovery)
+            obs = self._play_rows(stuck, self.actor(), self.config.states.recovery)
             aside = aside + self.config.states.recovery * stuck
         states.recovered()
         if bool(ended.any()):
             ground.rehome(ended)
             obs = ground.look()
-        obs, more, manual = self._play(obs, ended)
+        obs, more, manual = self._play_scripts(obs, ended)
         return obs, aside + more, manual
 
-    def _mended(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
+    def _call_person(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
         """Somebody puts right what no primitive can: observations, and steps that it took."""
-        errored, aside = states.rows(Mode.ERRORED), torch.zeros(self.num_envs)
+        errored = states.rows(Mode.ERRORED)
+        aside = torch.zeros(self.num_envs)
         if not bool(errored.any()):
             return self.ground.look(), aside
         left = errored
         if self.person is not None and bool((stuck := errored & ~self.ground.facts().lost).any()):
             print("stuck for good: drive it free, and let go", file=sys.stderr, flush=True)
-            steps, done = self._driven(self.person, stuck)
-            aside, left = aside + steps * stuck, errored & ~(done & stuck)
+            steps, done = self._let_person_control(self.person, stuck)
+            aside = aside + steps * stuck
+            left = errored & ~(done & stuck)
         states.begin(errored)
         return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
 
-    def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
-        """`person` has `rows` [B] until they let go: steps, and where [B] somebody came and did."""
+    def _let_person_control(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
+        """Let `person` control `rows` [B] until they let go; returns the steps, and where [B] they
+        did."""
         came = person.over(self.ground.look(), rows) & rows
-        done, steps = torch.zeros_like(rows), 0
+        done = torch.zeros_like(rows)
+        steps = 0
 
         def over() -> bool:
             nonlocal came, done, steps
@@ -205,19 +202,20 @@ class ResetFreeWrapper(Wrapper):
             came, done = came | held, done | (came & ~held)
             return bool(done[rows].all())
 
-        self._alone(rows, person.act, self.config.waits, over)
+        self._play_rows(rows, person.act, self.config.waits, over)
         return steps, done
 
-    def _play(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _play_scripts(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Goals that have a script are gone to, until one has not: in `rows` [B], one by one."""
-        aside, manual = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+        aside = torch.zeros(self.num_envs)
+        manual = torch.zeros(self.num_envs, dtype=torch.bool)
         if not self.played:
             return obs, aside, manual
         for row in rows.nonzero().flatten().tolist():
             failed = 0
             while (goal := int(self.ground.goal[row])) in self.played:
                 only = torch.arange(self.num_envs) == row
-                obs, steps, there = self._played(only, goal)
+                obs, steps, there = self._try_script(only, goal)
                 aside[row] += steps
                 failed = 0 if there else failed + 1
                 if there:
@@ -227,13 +225,14 @@ class ResetFreeWrapper(Wrapper):
                         raise ConfigError(
                             f"played: the scripted policy of goal {goal} did not reach the goal"
                         )
-                    manual, failed = manual | only, 0
+                    manual = manual | only
+                    failed = 0
                     obs = self.env.reset(mask=only)
                 self.ground.rehome(only)
                 obs = self.ground.look()
         return obs, aside, manual
 
-    def _played(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
+    def _try_script(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
         """One try of a script in the row `only` [B]: observations, steps, whether it got there."""
         make = self.played[goal]
         assert make is not None
@@ -244,23 +243,25 @@ class ResetFreeWrapper(Wrapper):
             facts = self.ground.facts()
             return bool((facts.reached | facts.lost)[only].all())
 
-        obs = self._alone(only, make(), self.config.states.timeout, over)
+        obs = self._play_rows(only, make(), self.config.states.timeout, over)
         return obs, taken["steps"], bool(self.ground.facts().reached[only].all())
 
-    def _alone(
+    def _play_rows(
         self,
         rows: Tensor,
         actor: Callable[[Tensors, Tensor], Tensor],
         steps: int,
         over: Callable[[], bool] = lambda: False,
     ) -> Tensors:
-        """`actor` plays up to `steps` in `rows` [B]; the others stay as they are."""
+        """Let `actor` play up to `steps` in `rows` [B]; the others stay as they are."""
         others = None if bool(rows.all()) else self.env.get_state()
         last = self.memory.get("last")
-        obs, first = self.ground.look(), torch.ones_like(rows)
+        obs = self.ground.look()
+        first = torch.ones_like(rows)
         for _ in range(steps):
-            step = self._taken(actor(obs, first))
-            obs, first = step.obs, step.ended
+            step = self._remembered_step(actor(obs, first))
+            obs = step.obs
+            first = step.ended
             if over():
                 break
         if others is not None:
@@ -270,11 +271,11 @@ class ResetFreeWrapper(Wrapper):
         return obs
 
     def set_state(self, state: Tensors) -> Tensors:
-        states = self._machine()
+        states = self._state_machine()
         obs = super().set_state(state)
         states.memory = self.memory
         return obs
 
     def get_state(self) -> dict[str, Any]:
-        self._machine()
+        self._state_machine()
         return super().get_state()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows, action_leaf
@@ -29,12 +30,15 @@ from embodied.envs.toy.stump_scene import (
     compile_walker,
 )
 
-BEAMS, RANGE = 10, 160 / 30
+BEAMS = 10
+RANGE = 160 / 30
 PAD = 10 * STEP
 """Flat ground before the first stump, and behind the start, m."""
 BEHIND = 3.0
 """How far behind the walker stumps are kept, m: nothing of it reaches there."""
-CLOSEST, LOWEST, UNEVEN = 0.01, 0.05, 0.1
+CLOSEST = 0.01
+LOWEST = 0.05
+UNEVEN = 0.1
 """Least gap, least height, and the deviation of a track's heights, in terrain steps."""
 PER_METRE = 130 / 30
 MASTERED = 230 / 364
@@ -49,21 +53,20 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Config:
-    """`distance` (m) to walk in `horizon` steps of 20 ms, and what a `fall` pays; `height` and
-    `spacing` of stumps, in terrain steps of 0.47 m, are what the task vector spans.
+    """Settings of the walker's track; a terrain step is 0.47 m. Heights below 0.05 are 0.05.
 
     Published tracks: distance=84, horizon=2000, fall=-100, height up to 3, or 9 where most is
-    unfeasible. Heights below 0.05 are 0.05.
+    unfeasible.
     """
 
-    num_envs: int = 16
-    distance: float = 28.0
-    horizon: int = 700
-    fall: float = -33.0
-    height: tuple[float, float] = (0.0, 3.0)
-    spacing: tuple[float, float] = (0.0, 6.0)
-    threads: int = 1
-    seed: int = 0
+    num_envs: Count = 16  # parallel environments
+    distance: Positive = 28.0  # to walk, m
+    horizon: Count = 700  # steps of 20 ms of an episode
+    fall: Number = -33.0  # reward of a fall
+    height: tuple[NonNegative, NonNegative] = (0.0, 3.0)  # of stumps, terrain steps
+    spacing: tuple[NonNegative, NonNegative] = (0.0, 6.0)  # of stumps, likewise
+    threads: Count = 1  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
 
 
 class StumpTrack(MujocoVecEnv):
@@ -100,7 +103,9 @@ class StumpTrack(MujocoVecEnv):
         self._raise(np.arange(self.num_envs))
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
-        qpos, qvel, touch = self.batch.qpos[rows], self.batch.qvel[rows], self.batch.sensordata
+        qpos = self.batch.qpos[rows]
+        qvel = self.batch.qvel[rows]
+        touch = self.batch.sensordata
         parts = [
             qpos[:, 2:3],
             2 / 50 * qvel[:, 2:3],
@@ -115,19 +120,24 @@ class StumpTrack(MujocoVecEnv):
     @staticmethod
     def _joints(angle: Floats, speed: Floats) -> Floats:
         """Angles and speeds in turn, [n, 8]: knees count from one radian of flexion."""
-        shift, top = np.array([0, 1, 0, 1.0]), np.array([*SPEEDS, *SPEEDS])
+        shift = np.array([0, 1, 0, 1.0])
+        top = np.array([*SPEEDS, *SPEEDS])
         return np.stack([angle + shift, speed / top], 2).reshape(len(angle), -1)
 
     def beams(self, rows: Rows) -> Floats:
-        """How far each of the rays from the hull gets, from straight down to ahead, [n, BEAMS] as
+        """The length of each ray from the hull, from straight down to ahead, [n, BEAMS] as
         shares of RANGE."""
         x, z = self.batch.qpos[rows, 0][:, None], self.batch.qpos[rows, 1][:, None] + STAND
         along, down = self._beams
         reach = np.minimum(np.where(down < 0, -z / np.minimum(down, -1e-9), np.inf), RANGE)
         left, top, _ = self._near(rows)
         # Stumps are convex and rest on the ground: a ray enters through the face or from above.
-        left, top, x, z = left[:, None], top[:, None], x[..., None], z[..., None]
-        along, down = along[:, None], down[:, None]
+        left = left[:, None]
+        top = top[:, None]
+        x = x[..., None]
+        z = z[..., None]
+        along = along[:, None]
+        down = down[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             face = np.where(along > 0, (left - x) / along, np.inf)
             enters = (face >= 0) & (z + face * down <= top)
@@ -138,7 +148,9 @@ class StumpTrack(MujocoVecEnv):
         return np.clip(np.minimum(reach, hit), 0, RANGE) / RANGE
 
     def outcome(self, action: Floats) -> Outcome:
-        qpos, memory, config = self.batch.qpos, self.memory, self.config
+        qpos = self.batch.qpos
+        memory = self.memory
+        config = self.config
         x = qpos[:, 0]
         potential = self._potential()
         reward = potential - memory["potential"] - 0.00035 * 80 * np.abs(action).sum(1)
@@ -202,8 +214,6 @@ def _check(config: Config) -> None:
             raise ConfigError(f"env.{name}=[{low:g}, {high:g}] must be [low, high]")
     if config.height[1] + 5 * UNEVEN > TALLEST:
         raise ConfigError(f"env.height must be at most {TALLEST - 5 * UNEVEN:g} terrain steps")
-    if config.distance <= 0:
-        raise ConfigError("env.distance (m) must be above 0")
 
 
 def _spec() -> Spec:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, Fraction
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import where
 from embodied.core.wrapper import Wrapper
@@ -22,10 +22,10 @@ from embodied.envs.wrappers.stack import copied
 
 @dataclass(frozen=True)
 class RepeatConfig:
-    """`times`: how often each action is applied; `discount`: d of the summed rewards."""
+    """Settings of action repetition."""
 
-    times: int = 2
-    discount: float = 1.0
+    times: Count = 2  # how often each action is applied
+    discount: Fraction = 1.0  # of the summed rewards, per step
 
 
 class ActionRepeat(Wrapper):
@@ -37,10 +37,9 @@ class ActionRepeat(Wrapper):
     """
 
     def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
-        if config.times < 1:
-            raise ConfigError(f"ActionRepeat: times={config.times} should be at least 1")
         super().__init__(env, replace(env.spec, dt=env.spec.dt * config.times))
-        self.times, self.discount = config.times, config.discount
+        self.times = config.times
+        self.discount = config.discount
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
@@ -53,12 +52,12 @@ class ActionRepeat(Wrapper):
             step = self.env.step(action)
             late |= done
             reward = result.reward + self.discount**i * step.reward * ~done
-            result = _later(result, step, done, reward)
+            result = _merge_steps(result, step, done, reward)
         obs = self.env.reset(mask=late) if late.any() else step.obs
         return replace(result, obs=obs)
 
 
-def _later(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
+def _merge_steps(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
     """`before` in envs that are `done` [B], else `step`."""
     log = where(done, before.log, step.log)
     if "success" in log:

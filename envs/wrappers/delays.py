@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Bound, Leaf
@@ -23,13 +24,11 @@ from embodied.envs.wrappers.stack import Lags, Past, chosen
 
 @dataclass(frozen=True)
 class SeeLateConfig:
-    """Delay in control steps, drawn from `low` to `high` inclusive for each episode, of the leaves
-    `names` (None: all policy observations; privileged leaves are not delayed).
-    """
+    """Settings of late observations; the delay is drawn for each episode."""
 
-    low: int = 1
-    high: int = 1
-    names: tuple[str, ...] | None = None
+    low: CountOrZero = 1  # smallest delay in control steps
+    high: CountOrZero = 1  # largest delay in control steps
+    names: tuple[str, ...] | None = None  # delayed leaves (null: all but privileged ones)
 
 
 class ObservationDelay(Wrapper):
@@ -74,15 +73,15 @@ class ObservationDelay(Wrapper):
 
 @dataclass(frozen=True)
 class ActLateConfig:
-    """Delay in control steps, drawn from `low` to `high` inclusive for each episode; `idle` is
-    applied until the first action arrives; `show` adds the leaf `sent` [high * A], the pending
-    actions (newest first), without which the state is not Markov.
+    """Settings of late actions; the delay is drawn for each episode.
+
+    `show` adds the leaf `sent` [high * A], newest first, without which the state is not Markov.
     """
 
-    low: int = 1
-    high: int = 1
-    idle: float = 0.0
-    show: bool = False
+    low: CountOrZero = 1  # smallest delay in control steps
+    high: CountOrZero = 1  # largest delay in control steps
+    idle: Number = 0.0  # action that is applied until the first one arrives
+    show: bool = False  # observe the pending actions
 
 
 class ActionDelay(Wrapper):
@@ -91,7 +90,8 @@ class ActionDelay(Wrapper):
     memory_roles = StateRoles(generators={"generator": None})
 
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
-        act, spec = env.spec.act, env.spec
+        act = env.spec.act
+        spec = env.spec
         if config.show and act.dtype != "float32":
             raise ConfigError("ActionDelay: show=true needs continuous actions")
         if config.show and config.high:
@@ -134,10 +134,10 @@ class ActionDelay(Wrapper):
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The last `frames` values of the leaves `names` (None: all policy observations)."""
+    """Settings of stacked observations."""
 
-    frames: int = 3
-    names: tuple[str, ...] | None = None
+    frames: Count = 3  # last values of a leaf
+    names: tuple[str, ...] | None = None  # stacked leaves (null: all but privileged ones)
 
 
 class FrameStack(Wrapper):
@@ -146,8 +146,6 @@ class FrameStack(Wrapper):
     """
 
     def __init__(self, config: StackConfig, env: VecEnv) -> None:
-        if config.frames < 1:
-            raise ConfigError(f"FrameStack: frames={config.frames} should be at least 1")
         names = chosen(env.spec, config.names, "FrameStack")
         leaves = {name: stacked(env.spec.obs[name], config.frames) for name in names}
         super().__init__(env, env.spec.with_obs(**leaves))
@@ -184,9 +182,9 @@ def stacked(leaf: Leaf, count: int) -> Leaf:
     if leaf.is_image:
         height, width, channels = leaf.shape
         return replace(leaf, shape=(height, width, count * channels), names=())
-    low, high = _again(leaf.low, count), _again(leaf.high, count)
+    low, high = _repeat_bound(leaf.low, count), _repeat_bound(leaf.high, count)
     return replace(leaf, shape=(count, *leaf.shape), low=low, high=high, names=())
 
 
-def _again(bound: Bound, count: int) -> Bound:
+def _repeat_bound(bound: Bound, count: int) -> Bound:
     return bound * count if isinstance(bound, tuple) else bound

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count
 from embodied.core.env import NotFinite, NotSavable, Step, VecEnv, require_finite
 from embodied.core.tensors import Tensors, nest
 from embodied.core.wrapper import Wrapper
@@ -18,12 +18,11 @@ from embodied.core.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """`folder`: where the file is written; `keep`: number of steps saved; `states`: also save
-    `get_state` of each step (slower)."""
+    """Settings of the guard against numbers that are not finite."""
 
-    folder: str = "outputs/not_finite"
-    keep: int = 5
-    states: bool = True
+    folder: str = "outputs/not_finite"  # where the file is written
+    keep: Count = 5  # saved steps
+    states: bool = True  # save `get_state` of each step too (slower)
 
 
 class NanGuard(Wrapper):
@@ -37,8 +36,6 @@ class NanGuard(Wrapper):
     def __init__(self, config: GuardConfig, env: VecEnv) -> None:
         super().__init__(env)
         self.config = config
-        if config.keep < 1:
-            raise ConfigError(f"NanGuard: keep={config.keep} should be at least 1")
         self.kept: deque[Tensors] = deque(maxlen=config.keep)
         self.obs: Tensors = {}
         self.written: Path | None = None

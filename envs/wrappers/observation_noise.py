@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
@@ -27,14 +28,15 @@ APART = re.compile(r"(.+)_from_(.+)_([xyz])")
 
 @dataclass(frozen=True)
 class Config:
-    """Standard deviations by element name, in the elements' units: `deviation` per step, `bias` per
-    episode. A name is that of an element, or of a group without axis or number: `dq` is dq1 to dq7,
-    `cube` the cube's x, y, z. `leaf` is the observation.
+    """Standard deviations by element name, in the elements' units.
+
+    A name is that of an element, or of a group without axis or number: `dq` is dq1 to dq7, `cube`
+    the cube's x, y, z.
     """
 
-    deviation: Mapping[str, float] = field(default_factory=dict)
-    bias: Mapping[str, float] = field(default_factory=dict)
-    leaf: str = "state"
+    deviation: Mapping[str, NonNegative] = field(default_factory=dict)  # noise of each step
+    bias: Mapping[str, NonNegative] = field(default_factory=dict)  # constant of an episode
+    leaf: str = "state"  # the observation that gets it
 
 
 class ObservationNoise(Wrapper):
@@ -49,7 +51,7 @@ class ObservationNoise(Wrapper):
             raise ConfigError(f'ObservationNoise: "{config.leaf}" has no named elements')
         self.names = env.spec.obs[config.leaf].names
         self.deviation, self.bias = (
-            self._wide(each).to(env.device) for each in (config.deviation, config.bias)
+            self._by_element(each).to(env.device) for each in (config.deviation, config.bias)
         )
         self.mixing = _mixing(self.names).to(env.device)
         self.streams = RowRng(self.depth << 40, env.num_envs, env.device)
@@ -71,7 +73,7 @@ class ObservationNoise(Wrapper):
     def step(self, action: Tensor) -> Step:
         self.streams.state = self.memory["generator"]
         step = self.env.step(action)
-        self.memory["noise"] = self._drawn(None) * self.deviation
+        self.memory["noise"] = self._noise(None) * self.deviation
         following = obs = self.transform_obs(step.next_obs)
         if step.ended.any():
             self._begin(step.ended.nonzero().flatten())
@@ -84,13 +86,13 @@ class ObservationNoise(Wrapper):
 
     def _begin(self, rows: Tensor) -> None:
         """Another bias, and other noise, for the episodes that begin in `rows` [n]."""
-        self.memory["bias"][rows] = self._drawn(rows) * self.bias
-        self.memory["noise"][rows] = self._drawn(rows) * self.deviation
+        self.memory["bias"][rows] = self._noise(rows) * self.bias
+        self.memory["noise"][rows] = self._noise(rows) * self.deviation
 
-    def _drawn(self, rows: Tensor | None) -> Tensor:
+    def _noise(self, rows: Tensor | None) -> Tensor:
         return self.streams.normal(len(self.names), rows).T
 
-    def _wide(self, given: Mapping[str, float]) -> Tensor:
+    def _by_element(self, given: Mapping[str, float]) -> Tensor:
         """[names], zero where nothing is given."""
         stems = [STEM.sub("", name) for name in self.names]
         wide = torch.zeros(len(self.names))
@@ -100,10 +102,6 @@ class ObservationNoise(Wrapper):
                 raise ConfigError(
                     "ObservationNoise: unknown element "
                     f'"{name}"{nearest(name, (*self.names, *stems))}'
-                )
-            if value < 0:
-                raise ConfigError(
-                    f"ObservationNoise: {name}={value} must be 0 or more (a standard deviation)"
                 )
             wide[torch.tensor(known)] = value
         return wide

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Bound, Leaf
@@ -22,11 +23,9 @@ from embodied.core.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class Config:
-    """`elements`: by leaf name, the indices of the elements to keep, in this order; other leaves
-    are unchanged.
-    """
+    """Settings of partial observations; leaves that are not named are unchanged."""
 
-    elements: Mapping[str, tuple[int, ...]]
+    elements: Mapping[str, tuple[CountOrZero, ...]]  # indices to keep, in order, by leaf
 
 
 class Partial(Wrapper):
@@ -74,5 +73,7 @@ def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
         return tuple(bound[e] for e in elements) if isinstance(bound, tuple) else bound
 
     names = tuple(leaf.names[e] for e in elements) if leaf.names else ()
-    shape, low, high = (len(elements),), chosen(leaf.low), chosen(leaf.high)
+    shape = (len(elements),)
+    low = chosen(leaf.low)
+    high = chosen(leaf.high)
     return replace(leaf, shape=shape, low=low, high=high, names=names)

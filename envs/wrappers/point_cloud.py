@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import POINTS, Leaf
 from embodied.envs.mujoco import depth_points
@@ -21,13 +22,14 @@ Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
 
 @dataclass(frozen=True)
 class Config(depth_points.Config):
-    """Point cloud settings and the cameras, `size` x `size` pixels each. `by`: "open3d" (one cloud
-    at a time), "torch" (one batch), or a torch device ("cuda").
+    """Settings of a point cloud from rendered cameras.
+
+    `by`: open3d makes one cloud at a time, torch a batch, cuda a batch on the GPU.
     """
 
-    cameras: tuple[str, ...] = ("front", "wrist")
-    size: int = 64
-    by: Literal["open3d", "torch", "cuda"] = "torch"
+    cameras: tuple[str, ...] = ("front", "wrist")  # depth cameras
+    size: Count = 64  # pixels of an image's side
+    by: Literal["open3d", "torch", "cuda"] = "torch"  # who makes the clouds
 
 
 class Clouds(Cameras):
@@ -35,10 +37,8 @@ class Clouds(Cameras):
 
     def __init__(self, names: tuple[str, ...], size: int, config: Config) -> None:
         super().__init__(names, size)
-        if not config.cameras or config.size < 1:
-            raise ConfigError(
-                "clouds: cameras must name at least one camera, size must be at least 1"
-            )
+        if not config.cameras:
+            raise ConfigError("clouds: cameras must name at least one camera")
         self.config = config
 
     def leaves(self) -> dict[str, Leaf]:
@@ -53,24 +53,27 @@ class Clouds(Cameras):
             pictures.append(super().observe([(model, data)]))
             clouds.append(self._measure(model, data))
         images = {n: np.concatenate([one[n] for one in pictures]) for n in self.names}
-        return {**images, "points": self._thinned(clouds)}
+        return {**images, "points": self._sample_points(clouds)}
 
     def _measure(
         self, model: mujoco.MjModel, data: mujoco.MjData
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """All that the cameras see of one scene: points [M, 3] and, where asked for, colours."""
-        size, parts, colours = self.config.size, [], []
+        size = self.config.size
+        parts = []
+        colours = []
         for name in self.config.cameras:
             depth = torch.from_numpy(self.depth(model, data, name, size, size))
             eye = self.pinhole(model, data, name, size, size)
-            matrix, pose = torch.from_numpy(eye.matrix), torch.from_numpy(eye.pose)
+            matrix = torch.from_numpy(eye.matrix)
+            pose = torch.from_numpy(eye.pose)
             parts.append(depth_points.unproject(depth[None], matrix[None], pose[None])[0].numpy())
             if self.config.colour:
                 picture = self.picture(model, data, name, size, size)
                 colours.append(picture.reshape(-1, 3) / 255)
         return np.concatenate(parts), np.concatenate(colours) if colours else None
 
-    def _thinned(
+    def _sample_points(
         self, clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]]
     ) -> NDArray[np.float32]:
         config = self.config

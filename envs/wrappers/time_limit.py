@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -16,9 +16,9 @@ from embodied.envs.wrappers.stack import copied
 
 @dataclass(frozen=True)
 class LimitConfig:
-    """`steps`: the longest episode; then it is truncated."""
+    """Settings of a time limit."""
 
-    steps: int
+    steps: Count  # the longest episode; then it is truncated
 
 
 class TimeLimit(Wrapper):
@@ -28,8 +28,6 @@ class TimeLimit(Wrapper):
 
     def __init__(self, config: LimitConfig, env: VecEnv) -> None:
         super().__init__(env)
-        if config.steps < 1:
-            raise ConfigError(f"TimeLimit: steps={config.steps} should be at least 1")
         self.steps = config.steps
         self.memory["age"] = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.bounds import Count, Positive
+from embodied.core.build import Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -27,14 +28,12 @@ from embodied.policies.generative.diffusion import steps
 
 @dataclass(frozen=True, kw_only=True)
 class Config(chain.Config):
-    """`last`: trainable steps (K'); `steps`: all denoising steps (None: as many as the base's;
-    fewer steps are noisier); `floor`: minimum std of exploration, in units of the normalised
-    action; `density_floor`: minimum std in densities (None: the same)."""
+    """Settings of noisy last steps; std in units of the normalised action."""
 
-    last: int = 4
-    steps: int | None = None
-    floor: float = 0.1
-    density_floor: float | None = None
+    last: Count = 4  # trainable denoising steps K'
+    steps: Count | None = None  # all denoising steps (null: the base's; fewer are noisier)
+    floor: Positive = 0.1  # smallest std of exploration
+    density_floor: Positive | None = None  # smallest std in densities (null: the same as `floor`)
 
 
 class NoisyDiffusion(chain.DenoisingMDP):
@@ -48,10 +47,6 @@ class NoisyDiffusion(chain.DenoisingMDP):
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
         least = config.floor if config.density_floor is None else config.density_floor
-        if min(config.floor, least) <= 0:
-            raise ConfigError(
-                "floor and density_floor must be above 0, as the last denoising step has no noise"
-            )
         self.links = config.last
         self.calm = self.inner.grid[-self.links :]
         self.noisy = steps(self.inner.base.sampler, eta=1.0)[-self.links :]
@@ -83,18 +78,20 @@ class NoisyDiffusion(chain.DenoisingMDP):
         return self.inner.tuned.embedded()[-self.links :]
 
     def link(
-        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(k, int):
-            return self._each(x, k, time, seen)
+            return self._mean_and_std(x, k, time, seen)
         step = self.noisy[k]
         x0, e = self.inner.tuned.split(x, step, time, seen)
         remain = step.next_remain
-        if loud is not None:
-            remain = torch.where(loud, remain, self.calm[k].next_remain)
+        if explores is not None:
+            remain = torch.where(explores, remain, self.calm[k].next_remain)
         return step.next_keep * x0 + remain * e, self.explored[k]
 
-    def _each(self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def _mean_and_std(
+        self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """As `link`, with a different step `k` [n] per sample, and the std of densities."""
         _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
         x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep

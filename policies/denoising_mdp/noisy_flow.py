@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -26,15 +27,16 @@ from embodied.policies.generative.flow import Flow
 
 @dataclass(frozen=True, kw_only=True)
 class Config(chain.Config):
-    """`low`, `high`: bounds of the std, in units of the normalised action; the two most important
-    settings (too small: probability ratios explode; too large: actions lose precision). `clip`:
-    bound of the means while exploring; the last mean is clipped to [-1, 1], like the flow's
-    result."""
+    """Settings of a flow policy with noisy steps; std in units of the normalised action.
 
-    low: float = 0.08
-    high: float = 0.16
-    hidden: tuple[int, ...] = (64, 64)
-    clip: float = 3.0
+    `low` and `high` matter most: too small, probability ratios explode; too large, actions lose
+    precision.
+    """
+
+    low: Positive = 0.08  # smallest std of a step
+    high: Positive = 0.16  # largest std of a step
+    hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
+    clip: Positive = 3.0  # bound of the means while exploring (of the last one: [-1, 1])
 
 
 class NoisyFlow(chain.DenoisingMDP):
@@ -47,8 +49,8 @@ class NoisyFlow(chain.DenoisingMDP):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        if not 0 < config.low <= config.high:
-            raise ConfigError(f"low={config.low} must be above 0 and at most high={config.high}")
+        if config.low > config.high:
+            raise ConfigError(f"low={config.low} must be at most high={config.high}")
         self.links = self.inner.steps
         size = self.inner.net.time_dim + self.inner.feature_size
         self.noise = mlp(size, config.hidden, self.size, "tanh")
@@ -72,12 +74,12 @@ class NoisyFlow(chain.DenoisingMDP):
         return self.inner.embedded()
 
     def link(
-        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mean = x + self.inner.net.at(x, time, seen) / self.links
         limit = self.limits[k]
-        if loud is not None:
-            limit = torch.where(loud, limit, torch.inf)
+        if explores is not None:
+            limit = torch.where(explores, limit, torch.inf)
         return mean.clamp(-limit, limit), self.std(time, seen)
 
     def std(self, time: Tensor, seen: Tensor) -> Tensor:

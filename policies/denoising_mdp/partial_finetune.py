@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -24,10 +25,10 @@ from embodied.policies.networks.encoders import Encoder
 
 @dataclass(frozen=True)
 class Config:
-    """`base`: a diffusion policy; `last`: number of denoising steps of the fine-tuned copy."""
+    """Settings of a diffusion policy of which a copy of the last steps is trained."""
 
-    base: Node
-    last: int = 4
+    base: Node  # node of a diffusion policy
+    last: Count = 4  # denoising steps of the fine-tuned copy
 
 
 class PartialFinetune(ObservesHistory):
@@ -44,11 +45,15 @@ class PartialFinetune(ObservesHistory):
                 "only the denoising steps of a diffusion policy (init=RUN) can be fine-tuned, not "
                 f"{type(base).__name__}"
             )
-        self.spec, self.chunk, self.size = spec, base.chunk, base.size
-        self.base, self.tuned = base.requires_grad_(False), tuned
-        self.past, self.names = base.past, base.names
+        self.spec = spec
+        self.chunk = base.chunk
+        self.size = base.size
+        self.base = base.requires_grad_(False)
+        self.tuned = tuned
+        self.past = base.past
+        self.names = base.names
         self.grid = steps(base.sampler, eta=0.0)
-        if not 1 <= config.last <= len(self.grid):
+        if config.last > len(self.grid):
             raise ConfigError(f"last={config.last} is not in 1..{len(self.grid)} (its steps)")
         self.last = config.last
 

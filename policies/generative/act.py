@@ -18,8 +18,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.bounds import Count, NonNegative
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
@@ -31,21 +31,19 @@ from embodied.policies.networks.pointnet import PointConfig
 
 @dataclass(frozen=True)
 class Config:
-    """`style`: size of z; `beta`: weight of the KL divergence; `prior`: act with z sampled from the
-    prior, not with its mean; `width`, `heads`, `layers`: of encoder and decoder each; `ensemble`:
-    temporal ensembling with `decay` (leave `execute` out)."""
+    """Settings of ACT."""
 
-    chunk: int = 8
-    style: int = 16
-    beta: float = 10.0
-    prior: bool = False
-    width: int = 128
-    heads: int = 4
-    layers: int = 2
-    ensemble: bool = False
-    decay: float = 0.01
-    images: ImageConfig = field(default_factory=ImageConfig)
-    points: PointConfig = field(default_factory=PointConfig)
+    chunk: Count = 8  # actions of one decision
+    style: Count = 16  # size of the latent z
+    beta: NonNegative = 10.0  # weight of the KL divergence
+    prior: bool = False  # act with z sampled from the prior, not with its mean
+    width: Count = 128  # units of a token
+    heads: Count = 4  # attention heads of a layer
+    layers: Count = 2  # layers of the encoder and of the decoder
+    ensemble: bool = False  # temporal ensembling (leave `execute` out)
+    decay: NonNegative = 0.01  # of the ensemble's weights per step of age
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Act(Policy):
@@ -57,10 +55,12 @@ class Act(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
-        width, self.length = config.width, config.chunk
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
+        width = config.width
+        self.length = config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.tokens = nn.ModuleList(nn.Linear(size, width) for size in self.encoder.sizes)
@@ -137,7 +137,8 @@ class Act(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean absolute error over the valid steps plus beta KL, [n]."""
-        seen, valid = self.observed(under(batch, "obs")), batch["valid"]
+        seen = self.observed(under(batch, "obs"))
+        valid = batch["valid"]
         action = self.range(batch["action"]).flatten(2)
         mean, log_std = self.posterior(seen, action, valid)
         z = mean + log_std.exp() * torch.randn_like(mean)

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
@@ -33,11 +35,10 @@ from embodied.policies.generative.guidance import SamplerStep
 
 @dataclass(frozen=True)
 class Config(flow.Config):
-    """`steps`: sampling steps; `levels`: times of the training grid (more: sharper samples, slower
-    training)."""
+    """Settings of a consistency policy, in addition to those of flow matching."""
 
-    steps: int = 1
-    levels: int = 80
+    steps: Count = 1  # sampling steps
+    levels: Annotated[int, Bound(2)] = 80  # training times (more: sharper, slower)
 
 
 class Consistency(flow.Flow):
@@ -45,13 +46,12 @@ class Consistency(flow.Flow):
     added before each further step."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        if not 1 <= config.steps <= config.levels:
-            raise ConfigError(
-                f"steps={config.steps} must be at least 1 and at most levels={config.levels}"
-            )
+        if config.steps > config.levels:
+            raise ConfigError(f"steps={config.steps} must be at most levels={config.levels}")
         super().__init__(config, spec)
         self.levels = config.levels
-        self.noise_steps = config.chunk if config.steps == 1 else 0
+        if config.steps > 1:
+            self.noise_steps = 0
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.steps * self.size, device=self.range.radius.device)
@@ -76,7 +76,7 @@ class Consistency(flow.Flow):
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """f(x, t, o) [n, D] at times `t` [n]: the predicted chunk."""
+        """Return f(x, t, o) [n, D] at times `t` [n], the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
     def loss(self, batch: Tensors) -> Tensor:
@@ -85,7 +85,8 @@ class Consistency(flow.Flow):
         target = self.range(batch["action"]).flatten(1)
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)
-        t, s = level / self.levels, (level + 1) / self.levels
+        t = level / self.levels
+        s = (level + 1) / self.levels
         with torch.no_grad():
             goal = self.clean(torch.lerp(z, target, s[:, None]), s, features)
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.nn.networks import Denoiser, sinusoid
 from embodied.policies.networks.attention import Attention
@@ -67,12 +68,12 @@ class Timed(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """`width`: of a token; `depth`: layers; `heads`: attention heads per layer."""
+    """Settings of a Transformer that denoises a chunk."""
 
-    width: int = 128
-    depth: int = 3
-    heads: int = 4
-    time_dim: int = 16
+    width: Count = 128  # units of a token
+    depth: Count = 3  # layers
+    heads: Count = 4  # attention heads of a layer
+    time_dim: Count = 16  # size of the time embedding, even
 
 
 class Transformer(Timed):
@@ -80,7 +81,8 @@ class Transformer(Timed):
 
     def __init__(self, config: TransformerConfig, chunk: int, action: int, features: int) -> None:
         super().__init__(config.time_dim, features, config.width)
-        self.action, width = action, config.width
+        self.action = action
+        width = config.width
         self.enter = nn.Linear(action, width)
         self.place = nn.Parameter(0.02 * torch.randn(chunk, width))
         self.layers = nn.ModuleList(Modulated(width, config.heads) for _ in range(config.depth))
@@ -108,7 +110,7 @@ class Modulated(nn.Module):
         )
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
-        """`h` [n, L, width], `condition` [n, width]."""
+        """Return the next tokens [n, L, width] of `h` [n, L, width] and `condition` [n, width]."""
         scale, shift, last_scale, last_shift = self.modulate(condition)[:, None].chunk(4, 2)
         own = self.norm(h) * (1 + scale) + shift
         h = h + self.own(own, own)
@@ -117,14 +119,13 @@ class Modulated(nn.Module):
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """`channels`: of each level, at half the length of the level before; `kernel`: odd size;
-    `groups`: of group normalisation; `width`: of the condition."""
+    """Settings of a U-Net that denoises a chunk."""
 
-    channels: tuple[int, ...] = (64, 128)
-    kernel: int = 3
-    groups: int = 8
-    width: int = 128
-    time_dim: int = 16
+    channels: tuple[Count, ...] = (64, 128)  # of each level, half as long as the last
+    kernel: Count = 3  # width of a convolution in steps, odd
+    groups: Count = 8  # of group normalisation
+    width: Count = 128  # units of the condition
+    time_dim: Count = 16  # size of the time embedding, even
 
 
 class UNet(Timed):
@@ -148,7 +149,8 @@ class UNet(Timed):
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         condition = self.conditioned(time, features)
-        h, kept = x.unflatten(1, (-1, self.action)).transpose(1, 2), []
+        h = x.unflatten(1, (-1, self.action)).transpose(1, 2)
+        kept = []
         for i, block in enumerate(self.down):
             h = block(h, condition)
             if i < len(self.halve):
@@ -179,7 +181,7 @@ class Film(nn.Module):
         self.short = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
-        """`h` [n, channels, L] to [n, out, L]."""
+        """Map `h` [n, channels, L] to [n, out, L]."""
         scale, shift = self.modulate(condition)[:, :, None].chunk(2, 1)
         inner = functional.mish(self.norm(self.one(h))) * (1 + scale) + shift
         return self.short(h) + functional.mish(self.last(self.two(inner)))

@@ -15,10 +15,12 @@ ReinFlow (Zhang et al., 2025); the authors bootstrap the first eighth of a shuff
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Bound, Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -28,12 +30,11 @@ from embodied.policies.generative import flow
 
 @dataclass(frozen=True)
 class Config(flow.Config):
-    """`steps`: sampling steps, a power of two up to `finest`, the number of steps of plain flow
-    matching; `bootstrap`: one in so many samples of a batch trains longer steps."""
+    """Settings of a shortcut policy, in addition to those of flow matching."""
 
-    steps: int = 1
-    finest: int = 16
-    bootstrap: int = 4
+    steps: Count = 1  # sampling steps, a power of two up to `finest`
+    finest: Annotated[int, Bound(2)] = 16  # steps of plain flow matching, a power of two
+    bootstrap: Annotated[int, Bound(2)] = 4  # one in so many samples of a batch trains longer steps
 
 
 class Shortcut(flow.Flow):
@@ -41,13 +42,10 @@ class Shortcut(flow.Flow):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         for name, count in (("steps", config.steps), ("finest", config.finest)):
-            if count < 1 or count & (count - 1):
+            if count & (count - 1):
                 raise ConfigError(f"{name}={count} must be a power of two: 1, 2, 4, ...")
-        if not config.steps <= config.finest or config.finest < 2 or config.bootstrap < 2:
-            raise ConfigError(
-                f"steps={config.steps} must be at most finest={config.finest}, which is at least "
-                f"2, as is bootstrap={config.bootstrap}"
-            )
+        if config.steps > config.finest:
+            raise ConfigError(f"steps={config.steps} must be at most finest={config.finest}")
         super().__init__(config, spec)
         self.config = config
         self.finest_level = config.finest.bit_length() - 1
@@ -59,16 +57,17 @@ class Shortcut(flow.Flow):
         return super().embedded() + self.sizes.weight[self.steps.bit_length() - 1]
 
     def velocity(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        """s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
+        """Return s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
         return self.net.at(x, self.net.embed(t) + self.sizes(level), features)
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the velocity over the valid steps, [n]."""
         features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
-        x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
+        x0 = torch.randn_like(target)
+        t = torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
-        some = self._some(t)
+        some = self._bootstrapped(t)
         level[some] = torch.randint(self.finest_level, (len(t[some]),), device=t.device)
         scale = torch.exp2(level[some])
         t[some] = (t[some] * scale).floor() / scale
@@ -78,7 +77,7 @@ class Shortcut(flow.Flow):
         error = (self.velocity(x, t, level, features) - goal).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
-    def _some(self, t: Tensor) -> Tensor:
+    def _bootstrapped(self, t: Tensor) -> Tensor:
         """Random samples [n / bootstrap] of a batch. Not every k-th one: a batch may alternate
         between sources. Not randperm, which synchronises with the device."""
         return torch.rand_like(t).topk(len(t) // self.config.bootstrap).indices

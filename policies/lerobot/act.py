@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.affine import Affine
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -25,18 +26,16 @@ from embodied.policies.networks.resnet import FrozenBatchNorm, channels_of, resn
 
 @dataclass(frozen=True)
 class Config:
-    """`chunk`: steps of the `horizon` predicted ones that are returned; `latent`: size of z;
-    `dilate`: dilation in the backbone's last layer. `inputs` and `action` as in
-    `embodied.policies.lerobot.policy`."""
+    """Settings of LeRobot's ACT; `inputs` and `action` as in `embodied.policies.lerobot.policy`."""
 
-    inputs: Mapping[str, Input]
-    chunk: int
-    horizon: int
-    action: Affine | None = None
-    latent: int = 32
-    backbone: str = "resnet18"
-    dilate: bool = False
-    transformer: TransformerConfig = field(default_factory=TransformerConfig)
+    inputs: Mapping[str, Input]  # the features that the policy takes, by LeRobot's name
+    chunk: Count  # actions of one decision, of the `horizon` predicted ones
+    horizon: Count  # steps of a prediction
+    action: Affine | None = None  # physical values of -1 and +1 (null: the actions are in [-1, 1])
+    latent: Count = 32  # size of z
+    backbone: str = "resnet18"  # image encoder: resnet18, resnet34, ...
+    dilate: bool = False  # dilation in the backbone's last layer
+    transformer: TransformerConfig = field(default_factory=TransformerConfig)  # its layers
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk <= self.horizon:
@@ -48,7 +47,8 @@ class LeRobotAct(LeRobotPolicy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.inputs, config.action, obs_steps=1)
-        self.config, self.chunk = config, config.chunk
+        self.config = config
+        self.chunk = config.chunk
         self.model = Network(config, spec.act.size)
         self.eval()
 
@@ -111,7 +111,8 @@ class Network(nn.Module):
 
     def tokens(self, given: list[tuple[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """Tokens [T, n, width] and their places [T, 1, width], of normalised inputs."""
-        n, some = len(given[0][1]), given[0][1]
+        n = len(given[0][1])
+        some = given[0][1]
         z = torch.zeros(n, self.config.latent, dtype=some.dtype, device=some.device)
         vectors = [self.encoder_latent_input_proj(z)]
         vectors += [self.encoder_robot_state_input_proj(x) for kind, x in given if kind == "state"]

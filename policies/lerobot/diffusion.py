@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.affine import Affine
+from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
@@ -30,27 +31,29 @@ from embodied.policies.lerobot.images import ImageConfig, ImageEncoder
 from embodied.policies.lerobot.policy import Input, LeRobotPolicy
 from embodied.policies.lerobot.unet import UNet, UNetConfig
 
+Schedule = Literal["squaredcos_cap_v2", "linear", "scaled_linear"]
+
 
 @dataclass(frozen=True)
 class Config:
-    """`chunk`: steps of the prediction that are returned; `steps`: of the sampler, at most
-    `train_steps` noise levels; `prediction`: of the network; `clip_sample`: bound of x_0 (None:
-    none). `inputs` and `action` as in `embodied.policies.lerobot.policy`."""
+    """Settings of LeRobot's diffusion policy; `inputs` and `action` as in
+    `embodied.policies.lerobot.policy`.
+    """
 
-    inputs: Mapping[str, Input]
-    chunk: int
-    horizon: int
-    action: Affine | None = None
-    obs_steps: int = 2
-    steps: int = 100
-    train_steps: int = 100
-    schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2"
-    beta_start: float = 0.0001
-    beta_end: float = 0.02
-    prediction: Literal["epsilon", "sample"] = "epsilon"
-    clip_sample: float | None = 1.0
-    unet: UNetConfig = field(default_factory=UNetConfig)
-    images: ImageConfig = field(default_factory=ImageConfig)
+    inputs: Mapping[str, Input]  # the features that the policy takes, by LeRobot's name
+    chunk: Count  # actions of one decision, of the `horizon` predicted ones
+    horizon: Count  # steps of a prediction
+    action: Affine | None = None  # physical values of -1 and +1 (null: the actions are in [-1, 1])
+    obs_steps: Count = 2  # observations that the policy sees, the present one included
+    steps: Count = 100  # sampling steps, at most `train_steps`
+    train_steps: Count = 100  # noise levels
+    schedule: Schedule = "squaredcos_cap_v2"  # of the noise levels
+    beta_start: PositiveFraction = 0.0001  # noise variance of the first level
+    beta_end: PositiveFraction = 0.02  # noise variance of the last level
+    prediction: Literal["epsilon", "sample"] = "epsilon"  # what the network predicts
+    clip_sample: Positive | None = 1.0  # bound of the predicted actions (null: none)
+    unet: UNetConfig = field(default_factory=UNetConfig)  # settings of the U-Net
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
 
     def __post_init__(self) -> None:
         most = self.horizon - self.obs_steps + 1
@@ -76,7 +79,9 @@ class LeRobotDiffusion(LeRobotPolicy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.inputs, config.action, config.obs_steps)
-        self.config, self.chunk, self.noise_steps = config, config.chunk, config.horizon
+        self.config = config
+        self.chunk = config.chunk
+        self.noise_steps = config.horizon
         size = sum(i.shape[0] for i in config.inputs.values() if i.kind != "image")
         cameras = [each.shape for each in config.inputs.values() if each.kind == "image"]
         self.diffusion = nn.Module()
@@ -119,7 +124,8 @@ class LeRobotDiffusion(LeRobotPolicy):
         ]
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        condition, x = self.features(obs), noise
+        condition = self.features(obs)
+        x = noise
         for level in self.levels:
             x0, e = self.split(x, level, condition)
             x = level.then * x0 + level.rest * e
@@ -129,9 +135,11 @@ class LeRobotDiffusion(LeRobotPolicy):
         """The predicted chunk x_0, clipped, and the noise e, [n, horizon, A] each."""
         out = self.net(x, level.t, condition)
         if self.config.prediction == "sample":
-            x0, e = out, (x - level.keep * out) / level.remain
+            x0 = out
+            e = (x - level.keep * out) / level.remain
         else:
-            x0, e = (x - level.remain * out) / level.keep, out
+            x0 = (x - level.remain * out) / level.keep
+            e = out
         return self._clipped(x0), e
 
     def net(self, x: Tensor, level: int | Tensor, condition: Tensor) -> Tensor:
@@ -182,7 +190,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         are copies of its first and last step, and do not count.
         """
         condition = self.features(under(batch, "obs"))
-        target, valid = self._filled(self.range(batch["action"]), batch["valid"])
+        target, valid = self._with_missing_weights(self.range(batch["action"]), batch["valid"])
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         abar = alphas(self.config).to(target)[level][:, None, None]
@@ -190,17 +198,20 @@ class LeRobotDiffusion(LeRobotPolicy):
         wanted = e if self.config.prediction == "epsilon" else target
         return per_row((out - wanted).square(), valid)
 
-    def _filled(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_missing_weights(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """A chunk [n, H, A] and its valid steps [n, H] as a prediction of `horizon` steps."""
         after = self.config.horizon - self.past - chunk.shape[1]
-        before, behind = chunk[:, :1], chunk[:, -1:]
+        before = chunk[:, :1]
+        behind = chunk[:, -1:]
         parts = [before.expand(-1, self.past, -1), chunk, behind.expand(-1, after, -1)]
         return torch.cat(parts, 1), functional.pad(valid, (self.past, after))
 
 
 def alphas(config: Config) -> Tensor:
-    """abar [train_steps], float32 as LeRobot's sampler computes it."""
-    total, start, end = config.train_steps, config.beta_start, config.beta_end
+    """Return abar [train_steps], float32 as LeRobot's sampler computes it."""
+    total = config.train_steps
+    start = config.beta_start
+    end = config.beta_end
     if config.schedule == "squaredcos_cap_v2":
 
         def abar(t: float) -> float:
@@ -218,7 +229,8 @@ def alphas(config: Config) -> Tensor:
 
 def levels(config: Config) -> list[Level]:
     """The sampler's steps; the levels are evenly spaced from 0."""
-    stride, abar = config.train_steps // config.steps, alphas(config)
+    stride = config.train_steps // config.steps
+    abar = alphas(config)
     result: list[Level] = []
     for t in range((config.steps - 1) * stride, -1, -stride):
         following = abar[t - stride] if t >= stride else torch.tensor(1.0)

@@ -13,25 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count
 from embodied.policies.networks.resnet import channels_of, group_norm, resnet
 
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """`resize`, then `crop` (from the centre): height and width in pixels, None: as they are;
-    `groups`: group instead of batch normalisation; `keypoints`: of the spatial softmax; `separate`:
-    one encoder for each camera."""
+    """Settings of LeRobot's image encoder."""
 
-    backbone: str = "resnet18"
-    resize: tuple[int, int] | None = None
-    crop: tuple[int, int] | None = None
-    groups: bool = False
-    keypoints: int = 32
-    separate: bool = True
+    backbone: str = "resnet18"  # resnet18, resnet34, ...
+    resize: tuple[Count, Count] | None = None  # height and width in pixels (null: as they are)
+    crop: tuple[Count, Count] | None = None  # of the centre, after `resize` (null: all)
+    groups: bool = False  # group instead of batch normalisation
+    keypoints: Count = 32  # of the spatial softmax
+    separate: bool = True  # one encoder for each camera
 
 
 class ImageEncoder(nn.Module):
-    """From images [n, 3, H, W] to features [n, 2 * keypoints]."""
+    """Maps images [n, 3, H, W] to features [n, 2 * keypoints]."""
 
     def __init__(self, config: ImageConfig, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class ImageEncoder(nn.Module):
 
 
 class SpatialSoftmax(nn.Module):
-    """From [n, C, H, W] to keypoints [n, K, 2], x and y in [-1, 1]."""
+    """Maps [n, C, H, W] to keypoints [n, K, 2], x and y in [-1, 1]."""
 
     pos_grid: Tensor
 

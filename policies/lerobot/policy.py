@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.affine import Affine
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.history import HISTORY
 from embodied.core.spec import Spec
@@ -34,12 +35,11 @@ CONSTANT = 1e-6  # an element of the actions with a smaller scale does not vary
 
 @dataclass(frozen=True)
 class Input:
-    """A feature that the policy takes. `obs`: the name of our observation; `shape`: LeRobot's (of
-    an image: channels, height, width)."""
+    """A feature that a LeRobot policy takes."""
 
-    obs: str
-    kind: Literal["state", "env", "image"]
-    shape: tuple[int, ...]
+    obs: str  # name of our observation
+    kind: Literal["state", "env", "image"]  # what the feature is
+    shape: tuple[Count, ...]  # LeRobot's (of an image: channels, height, width)
 
 
 class Normalization(nn.Module):
@@ -79,7 +79,9 @@ class LeRobotPolicy(ObservesHistory):
         if spec.act.dtype != "float32" or len(spec.act.shape) != 1:
             raise ConfigError("a LeRobot policy needs a vector of continuous actions")
         require_inputs(inputs, spec)
-        self.spec, self.inputs, self.past = spec, inputs, obs_steps - 1
+        self.spec = spec
+        self.inputs = inputs
+        self.past = obs_steps - 1
         self.names = sorted({each.obs for each in inputs.values()})
         shapes = [i.shape if i.kind != "image" else (i.shape[0], 1, 1) for i in inputs.values()]
         self.normalize = nn.ModuleList(Normalization(shape) for shape in shapes)

@@ -14,19 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.bounds import Count
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """`width`: of a token; `feedforward`: of the hidden layer; `encoder`, `decoder`: layers;
-    `before`: normalise before a part, not after it."""
+    """Settings of LeRobot's Transformer."""
 
-    width: int = 512
-    heads: int = 8
-    feedforward: int = 3200
-    activation: Literal["relu", "gelu"] = "relu"
-    encoder: int = 4
-    decoder: int = 1
-    before: bool = False
+    width: Count = 512  # units of a token
+    heads: Count = 8  # attention heads of a layer
+    feedforward: Count = 3200  # units of the hidden layer
+    activation: Literal["relu", "gelu"] = "relu"  # of the hidden layer
+    encoder: Count = 4  # layers of the encoder
+    decoder: Count = 1  # layers of the decoder
+    before: bool = False  # normalise before a part, not after it
 
 
 class Encoder(nn.Module):
@@ -44,7 +45,7 @@ class Encoder(nn.Module):
 
 
 class Part(nn.Module):
-    """What both kinds of layers share: the residual parts and their normalisation."""
+    """Base class of both kinds of layers: the residual parts and their normalisation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -52,7 +53,8 @@ class Part(nn.Module):
         self.self_attn = nn.MultiheadAttention(width, config.heads)
         self.linear1 = nn.Linear(width, config.feedforward)
         self.linear2 = nn.Linear(config.feedforward, width)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.before = config.before
         self.activation = functional.relu if config.activation == "relu" else functional.gelu
 

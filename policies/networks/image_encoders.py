@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 
 GROUPS = 8
@@ -23,16 +24,17 @@ GROUPS = 8
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """`body`, `channels`: convolutions, each halving the size; `head`; `embeddings`: learned maps
-    per channel; `features`: output size; `shared`: one network for all cameras, whose images must
-    then have the same shape."""
+    """Settings of the image encoder.
 
-    channels: tuple[int, ...] = (32, 64, 64, 64)
-    features: int = 64
-    shared: bool = False
-    body: Literal["strided", "resnet"] = "strided"
-    head: Literal["flat", "softmax", "embeddings"] = "flat"
-    embeddings: int = 8
+    `head`: all values of the maps, a spatial softmax, or `embeddings` learned maps per channel.
+    """
+
+    channels: tuple[Count, ...] = (32, 64, 64, 64)  # of the convolutions, each halving the size
+    features: Count = 64  # size of the output
+    shared: bool = False  # one network for all cameras, whose images must have the same shape
+    body: Literal["strided", "resnet"] = "strided"  # kind of the convolutions
+    head: Literal["flat", "softmax", "embeddings"] = "flat"  # from maps to features
+    embeddings: Count = 8  # learned maps per channel, for head=embeddings
 
 
 class Camera(nn.Module):
@@ -51,7 +53,9 @@ class Camera(nn.Module):
                 if config.body == "strided"
                 else residual(channels, out, stem=i == 0)
             )
-            channels, height, width = out, -(-height // 2), -(-width // 2)
+            channels = out
+            height = -(-height // 2)
+            width = -(-width // 2)
         self.convolve = nn.Sequential(*layers)
         head = HEADS[config.head](channels, height, width, config)
         self.project = nn.Sequential(
@@ -128,7 +132,8 @@ class SpatialSoftmax(nn.Module):
         super().__init__()
         self.size = 2 * channels
         self.log_sharpness = nn.Parameter(torch.zeros(()))
-        rows, columns = torch.linspace(-1, 1, height), torch.linspace(-1, 1, width)
+        rows = torch.linspace(-1, 1, height)
+        columns = torch.linspace(-1, 1, width)
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         places = torch.stack([x.flatten(), y.flatten()], 1)
         self.register_buffer("places", places, persistent=False)

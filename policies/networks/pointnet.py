@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count
 from embodied.nn.normalizers import MeanStdNormalizer
 
 
 @dataclass(frozen=True)
 class PointConfig:
-    """`channels`: of the per-point MLP; `features`: output size."""
+    """Settings of the point cloud encoder."""
 
-    channels: tuple[int, ...] = (64, 128, 256)
-    features: int = 64
+    channels: tuple[Count, ...] = (64, 128, 256)  # units of the layers that see one point
+    features: Count = 64  # size of the output
 
 
 class PointNet(nn.Module):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.errors import RemoteError
 from embodied.core.policy import Policy
@@ -30,27 +31,20 @@ from embodied.serve.protocol import FEATURES, NOISE, OURS
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`url`: ws://HOST:PORT; `token_file`: a file with the server's access token (None: the
-    variable EMBODIED_TOKEN, or the file that a server on this machine wrote). `timeout`: s for one
-    answer; `wait`: s to wait for a server that is lost (0: an error at once).
+    """Settings of a policy on a server.
 
-    `mapping`: names and units there (`embodied.datasets.mapping`), for a server of another project:
-    `{obs: {front: observation/image}, action: {low: [...], high: [...]}}`. `prompt`: the task in
-    words, sent with each observation (None: none is sent). `chunk`: the number of actions that the
-    server should send (None: whatever it sends).
-
-    `policy_hash`: SHA-256 of the weights that should be served. It is saved with a run, which
-    another policy is then refused for.
+    `mapping` holds names and units there (`embodied.datasets.mapping`), for a server of another
+    project: `{obs: {front: observation/image}, action: {low: [...], high: [...]}}`.
     """
 
-    url: str
-    token_file: str | None = None
-    timeout: float = 10.0
-    wait: float = 600.0
-    mapping: dict[str, Any] | None = None
-    prompt: str | None = None
-    chunk: int | None = None
-    policy_hash: str | None = None
+    url: str  # ws://HOST:PORT of the server
+    token_file: str | None = None  # file with its token (null: EMBODIED_TOKEN, or a local server's)
+    timeout: Positive = 10.0  # longest wait for one answer, s
+    wait: NonNegative = 600.0  # longest wait for a server that is lost, s (0: an error at once)
+    mapping: dict[str, Any] | None = None  # names and units there (null: as here)
+    prompt: str | None = None  # the task in words, sent with each observation (null: none is sent)
+    chunk: Count | None = None  # actions that the server should send (null: whatever it sends)
+    policy_hash: str | None = None  # SHA-256 of the served weights; a run refuses another one
 
 
 class RemotePolicy(Policy):
@@ -123,7 +117,8 @@ class RemotePolicy(Policy):
 
     def _ask(self, obs: Tensors, extra: dict[str, Any], noise: Tensor | None) -> dict[str, Any]:
         """One answer for all rows, whatever the server can take at once."""
-        n, sent = length(obs), self.translation.observations(obs)
+        n = length(obs)
+        sent = self.translation.observations(obs)
         chosen = noise is not None and self.offer.noise is not None
         if chosen:
             sent[NOISE] = cast(Tensor, noise).detach().cpu().float().numpy()
@@ -142,7 +137,8 @@ class RemotePolicy(Policy):
 
     def _actions(self, there: Any) -> Tensor:
         """Actions [n, chunk, *shape] of this spec; RemoteError for any others."""
-        act, actions = self.spec.act, _tensor(there)
+        act = self.spec.act
+        actions = _tensor(there)
         if actions.shape[1:] != (self.chunk, *act.shape) or (
             actions.is_floating_point() == (act.dtype == "int64")
         ):

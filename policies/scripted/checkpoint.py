@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import checkpoint
+from embodied.core.bounds import Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -21,16 +22,13 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`run`: a run or checkpoint folder; `explore`: act with exploration noise; `noise`: standard
-    deviation of added noise, in units of half the action range; `random`: share of uniform
-    decisions; `settings`: other settings of the policy, such as the steps of its sampler.
-    """
+    """Settings of a demonstrator from a run."""
 
-    run: str
-    explore: bool = False
-    noise: float = 0.0
-    random: float = 0.0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    run: str  # a run or checkpoint folder
+    explore: bool = False  # act with exploration noise
+    noise: NonNegative = 0.0  # std of added noise, of half the action range
+    random: Fraction = 0.0  # share of uniform decisions
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other settings of the policy
 
 
 class CheckpointDemonstrator(Policy):
@@ -44,7 +42,9 @@ class CheckpointDemonstrator(Policy):
         base = checkpoint.load_policy(config.run, spec)
         settings = config.settings
         self.base = checkpoint.with_settings(base, settings, config.run) if settings else base
-        self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        self.spec = spec
+        self.chunk = self.base.chunk
+        self.config = config
         self.size = self.chunk * spec.act.size
         self.shape = self.base.sample_noise(1).shape[1:]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import NonNegative, PositiveFraction
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.scripted import fr3
@@ -25,16 +25,11 @@ UP = 4  # the phase of `scripted.lift` in which it raises
 
 @dataclass(frozen=True)
 class Config(fr3.Config):
-    """As `embodied.policies.scripted.fr3`; `slack` (m) of the width that counts as closed on the
-    cube."""
+    """Settings as in `embodied.policies.scripted.fr3`, and those of the delay."""
 
-    task: str = "lift"
-    calm: float = 0.5
-    slack: float = 0.006
-
-    def __post_init__(self) -> None:
-        if not 0 < self.calm <= 1:
-            raise ConfigError(f"calm={self.calm} must be above 0 and at most 1")
+    task: str = "lift"  # which task of the environment
+    calm: PositiveFraction = 0.5  # share of the remaining distance that a step covers
+    slack: NonNegative = 0.006  # of the width that counts as closed on the cube, m
 
 
 class DelayedLift(Scripted):
@@ -42,7 +37,8 @@ class DelayedLift(Scripted):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        self.calm, self.slack = config.calm, config.slack
+        self.calm = config.calm
+        self.slack = config.slack
         self.plan = self._plan
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -51,7 +47,8 @@ class DelayedLift(Scripted):
         return calmed, carry
 
     def _plan(self, seen: Seen) -> Plan:
-        plan, state = fr3.lift(seen), seen.state
+        plan = fr3.lift(seen)
+        state = seen.state
         yaw = torch.atan2(state["cube_sin_4yaw"], state["cube_cos_4yaw"]) / 4
         wide = 2 * state["cube_half"] * (yaw.cos() + yaw.sin().abs())
         holds = (state["width"] < wide + self.slack)[:, None]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -37,27 +38,19 @@ class Intervener(Protocol):
         By default it does nothing."""
 
     def close(self) -> None:
-        """At the end of the environment; by default it does nothing."""
+        """Release what was opened; called at the end. By default this does nothing."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """`hand`: node of the policy that takes over. It takes over when |`distance`| (the elements
-    `NAME_x, NAME_y, NAME_z` of the observation) has not decreased by `better` m in `patience`
-    steps, and releases control after `hold` steps. `blunder`: share of steps with a takeover for no
-    reason.
-    """
+    """Settings of an intervener, which takes over when the distance stops decreasing."""
 
-    hand: Node
-    distance: str = "goal_from_tool"
-    patience: int = 6
-    better: float = 0.02
-    hold: int = 5
-    blunder: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.patience < 1 or self.hold < 1 or not 0 <= self.blunder <= 1:
-            raise ConfigError("intervener: patience and hold must be at least 1, blunder in [0, 1]")
+    hand: Node  # node of the policy that takes over
+    distance: str = "goal_from_tool"  # NAME of the observed elements NAME_x, NAME_y, NAME_z
+    patience: Count = 6  # steps without progress before it takes over
+    better: NonNegative = 0.02  # decrease of the distance that is progress, m
+    hold: Count = 5  # steps after which it releases control
+    blunder: Fraction = 0.0  # share of steps with a takeover for no reason
 
 
 class ProgressIntervener(Intervener):

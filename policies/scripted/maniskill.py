@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -22,13 +23,11 @@ GRASPED = "extra_is_grasped"
 
 @dataclass(frozen=True)
 class Config:
-    """`unsteady`: standard deviation of the motion noise; `reach`: metres of an action of 1;
-    `close`: distance (m) between tool and cube at which the gripper closes.
-    """
+    """Settings of the scripted cube picker."""
 
-    unsteady: float = 0.1
-    reach: float = 0.1
-    close: float = 0.015
+    unsteady: NonNegative = 0.1  # standard deviation of the motion noise
+    reach: Positive = 0.1  # tool motion of an action of 1, m
+    close: Positive = 0.015  # distance of tool and cube at which the gripper closes, m
 
 
 class PickCube(Policy):
@@ -42,7 +41,10 @@ class PickCube(Policy):
                 "this demonstrator needs env.id=PickCube-v1, obs=state and "
                 "control_mode=pd_ee_delta_pos"
             )
-        self.spec, self.config, self.chunk, self.size = spec, config, 1, 4
+        self.spec = spec
+        self.config = config
+        self.chunk = 1
+        self.size = 4
         self.at = {key: names.index(f"{name}[0]") for key, name in SEEN.items()}
         self.grasped = names.index(GRASPED)
 

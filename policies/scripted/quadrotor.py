@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -22,13 +23,14 @@ WHAT = ("goal", "tool", "lead")
 
 @dataclass(frozen=True)
 class Config:
-    """`gain` (1/m): the action length is the distance times the gain, at most 1."""
+    """Settings of the flight to the goal."""
 
-    gain: float = 4.0
+    gain: Positive = 4.0  # an action is gain times the distance, at most 1 (1/m)
 
 
 class FlyTo(Policy):
-    """For actions vx, vy, vz and a `state` with the elements goal_x, tool_x, lead_x, ..."""
+    """Flies to the goal; for actions vx, vy, vz and a `state` with the elements goal_x, tool_x,
+    lead_x, ..."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -41,7 +43,8 @@ class FlyTo(Policy):
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"FlyTo needs the state element {name}{nearest(name, names)}")
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.places = [names.index(name) for name in wanted]
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

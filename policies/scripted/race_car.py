@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -15,13 +17,11 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`throttle` of the lap; `gain` from the goal's bearing (rad) to steering; `unsteady`: standard
-    deviation of the noise on both.
-    """
+    """Settings of the lap driver."""
 
-    throttle: float = 0.0
-    gain: float = 1.6
-    unsteady: float = 0.1
+    throttle: Annotated[float, Bound(-1.0, 1.0)] = 0.0  # of the whole lap
+    gain: NonNegative = 1.6  # steering per bearing of the goal, 1/rad
+    unsteady: NonNegative = 0.1  # standard deviation of the noise on throttle and steering
 
 
 class Lap(Policy):
@@ -29,7 +29,8 @@ class Lap(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         names = spec.obs["state"].names
         if not {"goal_ahead", "goal_left"} <= {*names}:
             raise ConfigError("Lap needs the state elements goal_ahead and goal_left; set env=race")

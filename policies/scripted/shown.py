@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import DEMONSTRATOR, Spec
@@ -15,9 +16,9 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`unsteady`: standard deviation of the noise on each action."""
+    """Settings of a policy that plays the oracle's action."""
 
-    unsteady: float = 0.0
+    unsteady: NonNegative = 0.0  # standard deviation of the noise on each action
 
 
 class Shown(Policy):
@@ -27,7 +28,8 @@ class Shown(Policy):
         super().__init__()
         if DEMONSTRATOR not in spec.obs:
             raise ConfigError("this environment shows no oracle; OGBench's does: env.play=true")
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.spec.act.size)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import CountOrZero, Positive
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.policies.steering import steered
@@ -21,10 +22,10 @@ from embodied.policies.steering import steered
 
 @dataclass(frozen=True)
 class Config(steered.Config):
-    """`scale`: largest correction in units of the action range; `execute` 0: the whole chunk."""
+    """Settings of a residual policy."""
 
-    scale: float = 0.1
-    execute: int = 0
+    scale: Positive = 0.1  # largest correction in units of the action range
+    execute: CountOrZero = 0  # executed actions of the chunk (0: the whole chunk)
 
 
 class Residual(steered.Steered):

@@ -20,10 +20,10 @@ from embodied.core.tensors import Tensors, nest, under
 
 @dataclass(frozen=True)
 class Config:
-    """`base`, `inner`: complete policy nodes, so that a checkpoint is self-contained."""
+    """Settings of a policy that steers another; complete nodes make a checkpoint self-contained."""
 
-    base: Node
-    inner: Node
+    base: Node  # node of the steered policy
+    inner: Node  # node of the policy that steers
 
 
 class Steered(PolicyWrapper):

@@ -17,8 +17,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.bounds import Count
+from embodied.core.build import Node, build
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, take
 from embodied.nn.networks import QFunction
@@ -28,14 +29,13 @@ Judge = Callable[[Tensors, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`n`: candidates per decision from the policy `base`; `critic`: a `QFunction`, whose networks'
-    Q-values are aggregated by `value`. `chunk`: overrides the base's (None: as in its node)."""
+    """Settings of the choice among candidates."""
 
-    base: Node
-    critic: Node
-    n: int = 8
-    chunk: int | None = None
-    value: Literal["mean", "min"] = "mean"
+    base: Node  # node of the wrapped policy
+    critic: Node  # node of a QFunction
+    n: Count = 8  # candidates per decision
+    chunk: Count | None = None  # actions of one decision (null: the base's)
+    value: Literal["mean", "min"] = "mean"  # how the critic's networks are aggregated
 
 
 class BestOfN(PolicyWrapper):
@@ -49,11 +49,10 @@ class BestOfN(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        if config.n < 1:
-            raise ConfigError(f"n={config.n} candidates: n must be at least 1")
-        self.spec, self.n, self.value = spec, config.n, config.value
+        require_continuous(spec)
+        self.spec = spec
+        self.n = config.n
+        self.value = config.value
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.base = build({**config.base, **chunk}, Policy, spec=spec)
         self.chunk = self.base.chunk

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
@@ -25,12 +26,10 @@ from embodied.policies.wrappers import best_of_n
 
 @dataclass(frozen=True, kw_only=True)
 class Config(best_of_n.Config):
-    """`edit`: a policy with the additional observation `base_action`, a whole chunk, whose action
-    is the edit; `scale`: largest edit in units of the action range (the authors use 0.05 to
-    0.7)."""
+    """Settings of edits of candidates."""
 
-    edit: Node
-    scale: float = 0.1
+    edit: Node  # node of a policy that sees `base_action`, a whole chunk, and acts with the edit
+    scale: Positive = 0.1  # largest edit in units of the action range (the authors: 0.05 to 0.7)
 
 
 class Edit(best_of_n.BestOfN):
@@ -41,8 +40,6 @@ class Edit(best_of_n.BestOfN):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        if config.scale <= 0:
-            raise ConfigError(f"scale={config.scale} must be above 0")
         self.scale = config.scale
         act = Leaf((self.size,), low=-1.0, high=1.0)
         seen = spec.with_obs(base_action=act).with_act(act)

@@ -16,11 +16,12 @@ whole decision: an action chunk that repeats one action.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, PositiveFraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
@@ -36,29 +37,24 @@ UNKNOWN = (
 )  # initial logit of the safety critic (safe), so that the reflex does not start active
 
 
+Share = Annotated[float, Bound(above=0.0, below=1.0)]
+Stiffness = Annotated[float, Bound(-1.0, 1.0)]
 Rate = Literal["control", "decision"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`base`: the task policy, which decides every `decision_steps` control steps.
+    """Settings of a task policy with a reflex."""
 
-    The reflex starts when the risk exceeds `threshold`, ends at `release_ratio * threshold`, and
-    lasts at least `min_duration_steps` control steps. `hidden`: layers of the safety critic and the
-    recovery policy. `reflex_obs`: the observation that these two see, and the task policy does not
-    (None: both see everything). `held_stiffness`: values of the last elements of the action, which
-    only the recovery policy changes (empty: the task policy chooses all elements).
-    """
-
-    base: Node
-    rate: Rate = "control"
-    decision_steps: int = 5
-    threshold: float = 0.5
-    release_ratio: float = 0.7
-    min_duration_steps: int = 3
-    hidden: tuple[int, ...] = (128, 128)
-    reflex_obs: str | None = None
-    held_stiffness: tuple[float, ...] = ()
+    base: Node  # node of the task policy
+    rate: Rate = "control"  # how often the reflex acts: each control step, or each decision
+    decision_steps: Count = 5  # control steps of a decision of the task policy
+    threshold: Share = 0.5  # risk at which the reflex starts
+    release_ratio: PositiveFraction = 0.7  # the reflex ends at this share of `threshold`
+    min_duration_steps: Count = 3  # shortest reflex in control steps
+    hidden: tuple[Count, ...] = (128, 128)  # layers of the safety critic and the recovery policy
+    reflex_obs: str | None = None  # observation that only these two see (null: both see everything)
+    held_stiffness: tuple[Stiffness, ...] = ()  # last elements, for the reflex only (empty: none)
 
 
 class ReflexOverride(PolicyWrapper):
@@ -71,12 +67,10 @@ class ReflexOverride(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if not 0 < config.threshold < 1 or not 0 < config.release_ratio <= 1:
-            raise ConfigError("the reflex needs 0 < threshold < 1 and 0 < release_ratio <= 1")
-        if config.decision_steps < 1 or config.min_duration_steps < 1:
-            raise ConfigError("the reflex needs decision_steps and min_duration_steps of 1 or more")
-        self.spec, self.config = spec, config
-        self.on, self.off = config.threshold, config.threshold * config.release_ratio
+        self.spec = spec
+        self.config = config
+        self.on = config.threshold
+        self.off = config.threshold * config.release_ratio
         by_decision = config.rate == "decision"
         self.chunk = config.decision_steps if by_decision else 1
         self.held_calls = 1 if by_decision else config.decision_steps
@@ -118,7 +112,8 @@ class ReflexOverride(PolicyWrapper):
         return torch.tanh(self.recovery(seen))
 
     def initial(self, n: int) -> Tensors:
-        device, size = self.armed.device, self.spec.act.size
+        device = self.armed.device
+        size = self.spec.act.size
         zeros = torch.zeros(n, size, device=device)
         return {
             "left": torch.zeros(n, dtype=torch.int64, device=device),
@@ -132,7 +127,8 @@ class ReflexOverride(PolicyWrapper):
         return self.base.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        fresh, age = carry["left"] <= 0, carry["age"]
+        fresh = carry["left"] <= 0
+        age = carry["age"]
         action = torch.where(fresh[:, None], self.propose(obs, noise), carry["row/action"])
         seen = self.encoder(obs)
         risk = self.risks_of(seen, action).amax(0)
@@ -154,7 +150,8 @@ class ReflexOverride(PolicyWrapper):
                 "task_run should be a run of learner=bresa in this environment, with the same "
                 "reflex_obs and held_stiffness"
             )
-        self.base, self.trained_task = other.base.requires_grad_(False), True
+        self.base = other.base.requires_grad_(False)
+        self.trained_task = True
         self.config = replace(self.config, base=other.base.node)
         self.node = {**self.node, "base": other.base.node}
 
@@ -195,12 +192,13 @@ def task_spec(spec: Spec, config: Config) -> Spec:
     """The spec of the task policy: without the reflex's own observation and the held stiffness."""
     reflex_leaves(spec, config)
     kept = {name: leaf for name, leaf in spec.obs.items() if name != config.reflex_obs}
-    act, held = spec.act, len(config.held_stiffness)
+    act = spec.act
+    held = len(config.held_stiffness)
     if held:
-        if not held < act.size or not all(-1 <= value <= 1 for value in config.held_stiffness):
+        if held >= act.size:
             raise ConfigError(
                 f"held_stiffness={list(config.held_stiffness)} should be fewer numbers than the "
-                f"action's {act.size}, each from -1 to 1"
+                f"action's {act.size}"
             )
         act = replace(act, shape=(act.size - held,), names=act.names[: act.size - held])
     return replace(spec, obs=kept, act=act)

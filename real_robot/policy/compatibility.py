@@ -6,6 +6,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Bound, Leaf, Spec
 from embodied.embodiments.controller import Controller
+from embodied.policies import abilities
 from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import MOST_ACTION
@@ -66,5 +67,5 @@ def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
     policy that cannot do it."""
     if deployment.chunks is None:
         return policy
-    made = policy.with_real_time_chunking(deployment.chunks)
+    made = abilities.with_real_time_chunking(policy, deployment.chunks)
     return made if made is policy else made.eval()

@@ -151,7 +151,7 @@ def test_states_are_flat() -> None:
     actor = Actor(Counting(), 2)
     played(actor, at(1, 2), ~NEVER)
     state = actor.get_state()
-    assert {"cursor", "plan", "carry/count", "carry/row/age", "seen/state"} <= set(state)
+    assert {"cursor", "plan", "carry/count", "carry/row/age", "decision_obs/state"} <= set(state)
     assert all(len(value) == 2 for value in state.values())
 
 

@@ -48,7 +48,7 @@ def sources(*tops: str) -> list[Path]:
 
 def test_every_call_says_its_role() -> None:
     count = 0
-    for path in sources(*PACKAGES, "tests"):
+    for path in sources(*PACKAGES, "benchmarks", "tests"):
         here = str(path.relative_to(ROOT))
         for call in calls(path):
             if isinstance(call.func, ast.Attribute):

@@ -305,7 +305,6 @@ def test_a_demonstrator_reaches_the_goal_which_ends_the_episode() -> None:
     [
         ({"goal": "make_wood_pickax"}, 'did you mean "make_wood_pickaxe"'),
         ({"observe": ()}, "duplicates"),
-        ({"num_envs": 0}, "num_envs=0"),
     ],
 )
 def test_mistakes_are_one_line(settings: dict[str, Any], says: str) -> None:

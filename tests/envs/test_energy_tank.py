@@ -123,5 +123,3 @@ def test_it_needs_springs() -> None:
     other = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     with pytest.raises(ConfigError, match="impedance-controlled"):
         EnergyTank(Config(start=1.0, most=1.0, least=0.1, power=1.0), other)
-    with pytest.raises(ConfigError, match="price"):
-        Config(start=1.0, most=1.0, least=0.1, power=1.0, price=-1.0)

@@ -68,5 +68,3 @@ def test_a_push_moves_a_soft_arm_farther() -> None:
 def test_a_task_without_touch_sensors_is_refused() -> None:
     with pytest.raises(ConfigError, match="reach has no touch sensors; use channel"):
         Fr3Contact(Config(task="reach"))
-    with pytest.raises(ConfigError, match="softest must be between 0 and 1"):
-        Config(softest=1.0)

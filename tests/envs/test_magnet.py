@@ -94,8 +94,6 @@ def test_settings_that_make_no_magnet() -> None:
         AssistForce(Config(body="cup"), lift())
     with pytest.raises(ConfigError, match="FR3 environment"):
         AssistForce(Config(body="cube"), Gym(GymConfig("Pendulum-v1", 1)))
-    with pytest.raises(ConfigError, match="above 0"):
-        AssistForce(Config(body="cube", reach=0.0), lift())
     with pytest.raises(ConfigError, match="already has"):
         AssistForce(Config(body="cube"), AssistForce(Config(body="cube"), lift()))
     with pytest.raises(ValueError, match=r"\[0, 1\]"):

@@ -76,7 +76,6 @@ def test_rows_are_their_own_and_come_back() -> None:
     ("settings", "reason"),
     [
         ({"deviation": {"cubes": 0.1}}, 'did you mean "cube"'),
-        ({"bias": {"cube_x": -0.1}}, "0 or more"),
         ({"leaf": "points"}, "no named elements"),
     ],
 )

@@ -153,12 +153,8 @@ def test_the_cloud_of_a_row_that_ended_is_of_its_end() -> None:
 
 
 def test_wrong_settings_are_one_line() -> None:
-    for wrong, says in (
-        ({"points": 0}, "above 0"),
-        ({"low": (1.0, 0, 0), "high": (0.5, 1, 1)}, "is empty"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            depth_points.Config(**wrong)
+    with pytest.raises(ConfigError, match="is empty"):
+        depth_points.Config(low=(1.0, 0, 0), high=(0.5, 1, 1))
     with pytest.raises(ConfigError, match="at least one camera"):
         Fr3(Config(num_envs=1, clouds=point_cloud.Config(cameras=())))
     with pytest.raises(ValueError, match="camera 'side'"):

@@ -105,12 +105,6 @@ def test_rows_are_their_own() -> None:
     assert machine.memory["mode"].tolist() == [Mode.RECOVERY, Mode.LEARNING]
 
 
-def test_settings() -> None:
-    for bad in ({"lap": 0}, {"window": 1}, {"radius": 0.0}, {"tries": 0}):
-        with pytest.raises(ConfigError):
-            state_machine.Config(**bad)
-
-
 @dataclass(frozen=True)
 class CorridorConfig:
     num_envs: int = 1
@@ -242,8 +236,6 @@ def test_actions_change_by_so_much_at_most() -> None:
     for _ in range(20):
         row, step = rollout.step()
         assert torch.equal(row["action"], step.log["executed"]), "what was done is learned from"
-    with pytest.raises(ConfigError, match="slew"):
-        Config(slew=0.0)
 
 
 def test_the_bound_goes_on_from_what_the_primitive_did() -> None:

@@ -110,9 +110,7 @@ def test_success_is_a_return_above_the_bar_at_the_end() -> None:
     assert env.step(torch.zeros(2, 4)).terminated.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"height": (2, 1)}, {"height": (0, 10)}, {"spacing": (1, 0)}, {"distance": 0}]
-)
+@pytest.mark.parametrize("settings", [{"height": (2, 1)}, {"height": (0, 10)}, {"spacing": (1, 0)}])
 def test_settings_that_make_no_track(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="env"):
         world(**settings)

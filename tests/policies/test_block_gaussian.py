@@ -151,7 +151,5 @@ def test_density_by_hand() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="hold=0"):
-        make(hold=0)
     with pytest.raises(ConfigError, match="plain layers"):
         make().feedforward()

@@ -219,7 +219,6 @@ def test_bounds_of_the_noise_hold_and_fall() -> None:
         ("noisy_flow.NoisyFlow", {"base": BASES["flow"], "low": 0.3}, "at most high=0.16"),
         ("noisy_diffusion.NoisyDiffusion", {"base": BASES["flow"]}, "not Flow"),
         ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "last": 11}, "1..10"),
-        ("noisy_diffusion.NoisyDiffusion", {"base": BASES["diffusion"], "floor": 0.0}, "above 0"),
     ],
 )
 def test_mistakes_are_one_line(name: str, settings: dict[str, Any], says: str) -> None:

@@ -73,7 +73,8 @@ def test_every_step_sees_the_whole_chunk_the_time_and_the_features(net: dict[str
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    made = build({"_target_": f"policies.{policy}", "chunk": 3, "net": net}, Policy, spec=SPEC)
+    node = {"_target_": f"embodied.policies.{policy}", "chunk": 3, "net": net}
+    made = build(node, Policy, spec=SPEC)
     batch = {
         "obs/state": torch.randn(8, 4),
         "action": torch.randn(8, 3, 3),
@@ -89,7 +90,8 @@ def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, 
 def test_the_default_network_is_what_it_was(policy: str) -> None:
     """Same names, same values for the same seed: checkpoints and results stay as they are."""
     torch.manual_seed(3)
-    made = build({"_target_": f"policies.{policy}", "chunk": 2, "width": 16}, Policy, spec=SPEC)
+    node = {"_target_": f"embodied.policies.{policy}", "chunk": 2, "width": 16}
+    made = build(node, Policy, spec=SPEC)
     torch.manual_seed(3)
     Encoder(SPEC.obs)
     net = Denoiser(6, 4, 16, 2, 16)

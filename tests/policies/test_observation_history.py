@@ -119,8 +119,6 @@ def test_one_step_needs_no_memory_and_one_observation_is_the_least() -> None:
     assert policy.initial(3) == {} and not policy.augments
     obs = take({"state": torch.randn(4, 2)}, torch.arange(4))
     assert torch.equal(policy.features(obs), policy.encoder(obs))
-    with pytest.raises(ConfigError, match="obs_steps=0 must be at least 1"):
-        make("flow.Flow", obs_steps=0)
     with pytest.raises(ConfigError, match=r"flow\.obs_steps=1"):
         flow = make("flow.Flow").node
         build(

@@ -135,7 +135,6 @@ def test_targets_have_no_gradient() -> None:
         ({"steps": 3}, "steps=3 must be a power of two"),
         ({"finest": 12}, "finest=12 must be a power of two"),
         ({"steps": 8, "finest": 4}, "steps=8 must be at most finest=4"),
-        ({"bootstrap": 1}, "bootstrap=1"),
     ],
 )
 def test_steps_that_do_not_fit_are_refused(settings: dict[str, int], words: str) -> None:

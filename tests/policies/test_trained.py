@@ -20,7 +20,7 @@ SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def saved(folder: Path, kind: str = "gaussian.Gaussian", spec: Spec = SPEC, chunk: int = 1) -> Path:
     torch.manual_seed(0)
-    node = {"_target_": f"policies.{kind}"}
+    node = {"_target_": f"embodied.policies.{kind}"}
     if chunk > 1:
         node |= {"chunk": chunk, "width": 16, "depth": 1}
     checkpoint.save(folder / "checkpoints" / "00000001", build(node, Policy, spec=spec), 1)

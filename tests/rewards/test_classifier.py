@@ -212,8 +212,8 @@ def test_what_ends_the_world_is_no_negative(tmp_path: Path, data: list[str]) -> 
     reward.observe_step(
         rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False])
     )
-    assert reward.own.kept()["state"][:, 0].tolist() == pytest.approx([0.3])
-    assert reward.won.seen == 0
+    assert reward.recent.kept()["state"][:, 0].tolist() == pytest.approx([0.3])
+    assert reward.recent_successes.seen == 0
 
 
 def test_marked_successes_are_learned(tmp_path: Path, data: list[str]) -> None:

@@ -257,8 +257,6 @@ def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
     [
         ({}, "reward.demos=DIR"),
         ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
-        ({"history": 0}, "reward.history=0"),
-        ({"rewind": 1.5}, "reward.rewind=1.5"),
     ],
 )
 def test_what_is_missing_is_said(

@@ -92,7 +92,7 @@ def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str]
     assert flat(whole) == flat(again)
     # 30 of 120 steps a row: one episode of 20 is stored, 10 steps of the next one wait.
     assert len(whole["loop"]["replay"]["rows"]["returns"]) == 80
-    assert len(whole["loop"]["held"]["who"]) == 40
+    assert len(whole["loop"]["trajectory_columns"]["env"]) == 40
 
 
 def test_demonstrations_begin_the_replay(tmp_path: Path, demos: list[str]) -> None:

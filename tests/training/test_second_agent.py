@@ -104,9 +104,9 @@ def test_a_game_resumes_exactly(tmp_path: Path) -> None:
             resume = str(tmp_path / name) if end != steps[0] else None
             settings = {**ROOMS, "out": str(tmp_path / name), "steps": end, "resume": resume}
             train(settings, Log(tmp_path / name, silent=True))
-        kept = checkpoint.load_state(tmp_path / name, "loop")["loop"]["kept"]
+        kept = checkpoint.load_state(tmp_path / name, "loop")["loop"]["parts"]
         assert kept["teacher"]["games"] == 1200 // (4 * 5 * 4)
-        assert kept["rival"]["learner"]["done"] == 576  # of 600: 150 steps of 4 rows, by the dozen
+        assert kept["second_agent"]["learner"]["done"] == 576  # of 600, by the dozen
         states.append((kept, checkpoint.load_state(tmp_path / name, "learner")))
     assert str(states[0]) == str(states[1])
 

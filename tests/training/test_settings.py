@@ -234,7 +234,7 @@ def test_a_run_follows(tmp_path: Path, demos: str, regime: str) -> None:
     assert {row["step"] for row in rows} >= updated
     assert [row["step"] for row in rows if "eval/return" in row] == [16, 32]
     written = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
-    assert set(written) == set(settings_of(RunConfig)) and written["seed"] == 3
+    assert set(written) == {"format", *settings_of(RunConfig)} and written["seed"] == 3
     assert set(written["data"]) == {"regime", *settings_of(REGIMES[regime])}
 
 

@@ -47,7 +47,7 @@ def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[s
     train(node, Log(folder, silent=True))
     lines = (folder / episode_log.FILE).read_text().splitlines()
     return [json.loads(line) for line in lines], checkpoint.load_state(folder, "loop")["loop"][
-        "kept"
+        "parts"
     ]
 
 

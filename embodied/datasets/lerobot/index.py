@@ -8,12 +8,13 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embodied.datasets.lerobot.schema import VERSION, Column, DatasetError
+from embodied.core import formats
+from embodied.datasets.lerobot.schema import OURS, VERSION, Column, DatasetError
 
 ROW = b"embodied.row"  # where a pending file keeps its line of meta/episodes
 DAMAGE = (OSError, ValueError, KeyError, EOFError, pa.ArrowException)
@@ -78,6 +79,12 @@ def read_info(path: Path) -> dict[str, Any]:
             f"{path} is a LeRobot dataset of version {version}, {VERSION} is needed; "
             "convert it with LeRobot's own converter"
         )
+    if OURS in info:
+        ours = info[OURS]
+        if not isinstance(ours, dict):
+            raise damaged(file, TypeError(f"{OURS} should hold a dictionary"))
+        ours = cast(dict[str, Any], ours)
+        info[OURS] = formats.upgrade_dataset(ours, ours.get("format", 1))
     return info
 
 

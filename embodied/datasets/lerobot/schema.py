@@ -22,6 +22,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from embodied.core import formats
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 
@@ -190,7 +191,11 @@ def new_info(
     for name in CLOCK:
         dtype = "float32" if name == "timestamp" else "int64"
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
-    ours = {"format": 1, "spec": spec.to_json(), "columns": [c.to_json() for c in columns]}
+    ours = {
+        "format": formats.DATASET,
+        "spec": spec.to_json(),
+        "columns": [c.to_json() for c in columns],
+    }
     return {
         "codebase_version": VERSION,
         "robot_type": robot,

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, parse, plain
 from embodied.embodiments.arrays import Floats
 from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
@@ -31,14 +32,13 @@ Forward = Callable[[Floats], tuple[Floats, Floats, Floats]]
 
 @dataclass(frozen=True)
 class Hand:
-    """A gripper that opens by `open` m, at `speed` m/s. In the model file it is moved by `joints`,
-    each from its position `closed` to `opened` (rad or m)."""
+    """A gripper. In the model file its joints move from `closed` to `opened`."""
 
-    open: float
-    speed: float = 0.1
-    joints: tuple[str, ...] = ()
-    closed: tuple[float, ...] = ()
-    opened: tuple[float, ...] = ()
+    open: Annotated[float, Bound(above=0.0, below=1.0)]  # opening, m
+    speed: Annotated[float, Bound(above=0.0, below=10.0)] = 0.1  # of opening, m/s
+    joints: tuple[str, ...] = ()  # names in the model file
+    closed: tuple[Number, ...] = ()  # their closed positions, rad or m
+    opened: tuple[Number, ...] = ()  # their open positions, rad or m
 
     def __post_init__(self) -> None:
         if not (0 < self.open < 1 and 0 < self.speed < 10):
@@ -49,35 +49,34 @@ class Hand:
 
 @dataclass(frozen=True)
 class JointLimits:
-    """Of each joint: positions `low` and `high` (rad, m), `velocity` (/s), and `effort` (N m, N; 0:
-    not known)."""
+    """Limits, one number per joint."""
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    velocity: tuple[float, ...]
-    effort: tuple[float, ...]
+    low: tuple[Number, ...]  # smallest positions, rad or m
+    high: tuple[Number, ...]  # largest positions, rad or m
+    velocity: tuple[Positive, ...]  # largest velocities, rad/s or m/s
+    effort: tuple[NonNegative, ...]  # largest efforts, N m or N (0: not known)
 
 
 @dataclass(frozen=True)
 class ArmFile:
-    """What an arm file holds. `source`: the file that it was made from; `base`, `tip`: names
-    there."""
+    """The content of an arm file."""
 
-    name: str
-    source: str
-    base: str
-    tip: str
-    joints: tuple[Joint, ...]
-    tool: Frame
-    limits: JointLimits
-    home: tuple[float, ...]
-    hand: Hand | None = None
-    bodies: list[Any] = field(default_factory=list[Any])
-    pairs: list[Any] = field(default_factory=list[Any])
-    format: str = FORMAT
+    name: str  # of the arm
+    source: str  # file that it was made from
+    base: str  # name of the base body there
+    tip: str  # name of the last body there
+    joints: tuple[Joint, ...]  # from the base to the tip
+    tool: Frame  # the tool's frame in that of the last joint
+    limits: JointLimits  # of the joints
+    home: tuple[Number, ...]  # joint positions, rad or m
+    hand: Hand | None = None  # the gripper (null: none)
+    bodies: list[Any] = field(default_factory=list[Any])  # capsules of the arm's shape
+    pairs: list[Any] = field(default_factory=list[Any])  # bodies that never collide
+    format: str = FORMAT  # of the file
 
     def __post_init__(self) -> None:
-        n, limits = len(self.joints), self.limits
+        n = len(self.joints)
+        limits = self.limits
         if self.format != FORMAT:
             raise ConfigError(
                 f"the arm file is of format {self.format}; this version reads {FORMAT}: write it "
@@ -86,7 +85,9 @@ class ArmFile:
         rows = (limits.low, limits.high, limits.velocity, limits.effort, self.home)
         if any(len(row) != n for row in rows) or not np.isfinite(rows).all():
             raise ConfigError(f"arm {self.name}: limits and home need {n} finite numbers each")
-        low, high, home = np.array(limits.low), np.array(limits.high), np.array(self.home)
+        low = np.array(limits.low)
+        high = np.array(limits.high)
+        home = np.array(self.home)
         if not ((low < high) & (low <= home) & (home <= high)).all():
             raise ConfigError(f"arm {self.name}: low < high and home between them, of every joint")
         if min(limits.velocity) <= 0 or min(limits.effort) < 0:

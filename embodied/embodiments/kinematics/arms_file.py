@@ -21,30 +21,29 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, named_function, parse
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.fr3 import rotation
 from embodied.embodiments.kinematics.arm import is_arm_file, load_arm
 
 FORMAT = "embodied-arms-1"
-Point = tuple[float, float, float]
+Point = tuple[Number, Number, Number]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """An `arm` whose base stands at `place` (m), turned by the rotation vector `turn` (rad), in the
-    common base frame. `capsules`: its shape (None: that of `arm`). `hand`: whether its hand's
-    opening is a joint."""
+    """An arm in the common base frame."""
 
-    arm: str
-    place: Point = (0.0, 0.0, 0.0)
-    turn: Point = (0.0, 0.0, 0.0)
-    capsules: str | None = None
-    hand: bool = True
+    arm: str  # fr3, ur5e, so101, or an arm file
+    place: Point = (0.0, 0.0, 0.0)  # of its base, m
+    turn: Point = (0.0, 0.0, 0.0)  # rotation vector of its base, rad
+    capsules: str | None = None  # its shape (null: that of `arm`)
+    hand: bool = True  # its hand's opening is a joint
 
     @property
     def joints(self) -> int:
-        """How many numbers of the joint vector are this arm's."""
+        """The number of this arm's elements of the joint vector."""
         return len(load_arm(self.arm)) + self.hand
 
     @property
@@ -55,10 +54,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class ArmsFile:
-    """The arms by their prefixes ("left", "right"), in the order of the joint vector."""
+    """Several arms, in the order of the joint vector."""
 
-    arms: dict[str, Placed]
-    format: str = FORMAT
+    arms: dict[str, Placed]  # by their prefixes: left, right
+    format: str = FORMAT  # of the file
 
     def __post_init__(self) -> None:
         if self.format != FORMAT or len(self.arms) < 2:
@@ -68,10 +67,12 @@ class ArmsFile:
                 raise ConfigError(f"arms: {name} should be a plain name, as left or right")
 
     def forward(self, q: Floats) -> tuple[Floats, Floats, Floats]:
-        """Of the first arm's tool, in the common base frame: position [B, 3], rotation [B, 3, 3]
+        """The first arm's tool in the common base frame: position [B, 3], rotation [B, 3, 3]
         and Jacobian [B, 6, n] at joint positions [B, n] of all arms."""
-        xp, first = namespace(q), next(iter(self.arms.values()))
-        arm, base = load_arm(first.arm), constant(first.rotation, q)
+        xp = namespace(q)
+        first = next(iter(self.arms.values()))
+        arm = load_arm(first.arm)
+        base = constant(first.rotation, q)
         place, turn, jacobian = arm.forward(q[:, : len(arm)])
         rest = xp.zeros_like(q[:, None, len(arm) :]) + xp.zeros_like(jacobian[:, :, :1])
         both = xp.concatenate([base @ jacobian[:, :3], base @ jacobian[:, 3:]], 1)

@@ -10,28 +10,29 @@ control process needs NumPy and nothing else. Arrays may be numpy arrays or torc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.arrays import Floats, constant, namespace
 
 Array = NDArray[np.float64]
-Point = tuple[float, float, float]
+Point = tuple[Number, Number, Number]
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Its frame, at position 0, in the frame of joint `parent` (-1: the base): `place` (m) and
-    `turn` (3 x 3, row by row). `axis` is in its own frame; a sliding joint moves along it."""
+    """A joint; its frame at position 0 is in the frame of joint `parent`."""
 
-    name: str
-    parent: int
-    place: Point
-    turn: tuple[float, ...]
-    axis: Point
-    slides: bool = False
+    name: str  # of the joint
+    parent: Annotated[int, Bound(-1)]  # number of the joint before (-1: the base)
+    place: Point  # of its frame, m
+    turn: tuple[Number, ...]  # rotation matrix of its frame, row by row
+    axis: Point  # in its own frame; a sliding joint moves along it
+    slides: bool = False  # a sliding joint
 
     def __post_init__(self) -> None:
         numbers = np.array([*self.place, *self.turn, *self.axis])
@@ -43,10 +44,10 @@ class Joint:
 
 @dataclass(frozen=True)
 class Frame:
-    """A fixed frame: `place` (m) and `turn` (3 x 3, row by row)."""
+    """A fixed frame."""
 
-    place: Point
-    turn: tuple[float, ...]
+    place: Point  # m
+    turn: tuple[Number, ...]  # rotation matrix, row by row
 
     def __post_init__(self) -> None:
         if len(self.turn) != 9 or not np.isfinite([*self.place, *self.turn]).all():
@@ -66,11 +67,13 @@ class Chain:
             raise ConfigError("an arm needs at least one joint between its base and its tip")
         if broken := [j.name for i, j in enumerate(joints) if j.parent != i - 1]:
             raise ConfigError(f"joint {broken[0]} does not follow the one before: no serial arm")
-        self.joints, self.tip = joints, tip
+        self.joints = joints
+        self.tip = tip
         self._places = np.array([each.place for each in joints])
         self._parts = np.stack([_parts(each) for each in joints], 1)
         self._axes = np.array([np.asarray(j.axis) / np.linalg.norm(j.axis) for j in joints])
-        self._tip_place, self._tip_turn = np.array(tip.place), np.reshape(tip.turn, (3, 3))
+        self._tip_place = np.array(tip.place)
+        self._tip_turn = np.reshape(tip.turn, (3, 3))
 
     def __len__(self) -> int:
         return len(self.joints)
@@ -90,15 +93,18 @@ class Chain:
         return xp.stack(turns, 1), xp.stack(places, 1)
 
     def _frames(self, q: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
-        """Of each joint: rotation, place, and its axis in the base frame."""
+        """The rotation and place of each joint, and its axis in the base frame."""
         xp = namespace(q)
         still, with_cos, with_sin = constant(self._parts, q)
         cos, sin = xp.cos(q)[:, :, None, None], xp.sin(q)[:, :, None, None]
         local = still + cos * with_cos + sin * with_sin
-        offsets, own = constant(self._places, q), constant(self._axes, q)
+        offsets = constant(self._places, q)
+        own = constant(self._axes, q)
         turn = xp.broadcast_to(constant(np.eye(3), q), (len(q), 3, 3))
         place = xp.broadcast_to(constant(np.zeros(3), q), (len(q), 3))
-        turns, places, axes = [], [], []
+        turns = []
+        places = []
+        axes = []
         for i, joint in enumerate(self.joints):
             place = place + turn @ offsets[i]
             turn = turn @ local[:, i]

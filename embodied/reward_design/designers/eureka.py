@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embodied.core.bounds import CountOrZero, NonNegative
 from embodied.llm.chat import Chat, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
@@ -22,19 +23,19 @@ from embodied.reward_design.reflection import reflect
 
 @dataclass(frozen=True)
 class Config:
-    """`temperature` of the model; `repairs`: refusals of one program that the model may mend;
-    `human`: human feedback that is added to each reflection."""
+    """Settings of Eureka."""
 
-    temperature: float = 1.0
-    repairs: int = 1
-    human: str = ""
+    temperature: NonNegative = 1.0  # temperature of the model
+    repairs: CountOrZero = 1  # refusals of one program that the model may mend
+    human: str = ""  # human feedback that is added to each reflection
 
 
 class Eureka(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
-        self.config, self.chat = config, chat
+        self.config = config
+        self.chat = chat
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         messages = self.messages(board, number)

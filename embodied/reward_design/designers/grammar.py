@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from embodied.core.bounds import Count, Fraction
 from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.primitives import (
     SCALES,
@@ -32,12 +33,11 @@ STILL = 1e-3  # a component that moves less than this share of the largest one's
 
 @dataclass(frozen=True)
 class Config:
-    """`terms`: most terms of a program; `draws`: programs to check per proposal; `fresh`: fraction
-    of new programs once there are parents."""
+    """Settings of the grammar."""
 
-    terms: int = 4
-    draws: int = 40
-    fresh: float = 0.25
+    terms: Count = 4  # largest number of terms of a program
+    draws: Count = 40  # programs to check per proposal
+    fresh: Fraction = 0.25  # fraction of new programs once there are parents
 
 
 class Grammar(Designer):

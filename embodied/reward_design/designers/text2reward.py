@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from embodied.core.bounds import CountOrZero, NonNegative
 from embodied.core.build import ConfigError
 from embodied.llm.chat import Chat, Message
 from embodied.reward_design import prompts
@@ -32,24 +33,22 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Config:
-    """`examples`: a YAML file of {instruction, code} items, of which `shots` are included;
-    `feedback`: a file with one line per round (None: the terminal, if there is one); `temperature`
-    of the model where it samples one program, `later_temperature` elsewhere; `repairs`: refusals
-    of one program that the model may mend."""
+    """Settings of Text2Reward."""
 
-    examples: str | None = None
-    shots: int = 3
-    feedback: str | None = None
-    temperature: float = 0.0
-    later_temperature: float = 0.7
-    repairs: int = 1
+    examples: str | None = None  # YAML file of {instruction, code} items; null: none
+    shots: CountOrZero = 3  # examples that are included
+    feedback: str | None = None  # file with a line per round; null: the terminal, if there is one
+    temperature: NonNegative = 0.0  # of the model where it samples one program
+    later_temperature: NonNegative = 0.7  # of the model elsewhere
+    repairs: CountOrZero = 1  # refusals of one program that the model may mend
 
 
 class Text2Reward(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
-        self.config, self.chat = config, chat
+        self.config = config
+        self.chat = chat
         self.examples = _examples(config.examples)
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:

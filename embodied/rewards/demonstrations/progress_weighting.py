@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.weighted import Weights
+from embodied.core.bounds import Count, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import observations
@@ -26,17 +27,12 @@ from embodied.rewards.wrappers.progress_observation import PROGRESS
 
 @dataclass(frozen=True)
 class Config:
-    """`horizon`: steps over which progress is compared (the length of the policy's chunk);
-    `kappa`: a gain above it has the weight 1."""
+    """Settings of reward-aligned behaviour cloning."""
 
-    horizon: int = 10
-    kappa: float = 0.01
-    seed: int = 0
+    horizon: Count = 10  # steps over which progress is compared: the length of the policy's chunk
+    kappa: Number = 0.01  # a gain in progress above it has the weight 1
+    seed: CountOrZero = 0  # seed of the progress model's fit
     rewind: rewind.Config = field(default_factory=rewind.Config)  # the progress model
-
-    def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ConfigError(f"weighting.horizon={self.horizon} must be at least 1")
 
 
 class ProgressGain(Weights):

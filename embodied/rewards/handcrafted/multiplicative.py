@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -27,17 +26,16 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`progress`, `factors` and `penalties` (by name) are factors of the next observation, see
-    `embodied.rewards.handcrafted.factors`; `factors` are in [0, 1]. `scale` multiplies the whole.
-    """
+    """Settings of the product; see `embodied.rewards.handcrafted.factors` for factors. All of them
+    are computed from the next observation."""
 
-    progress: Node
-    factors: dict[str, Node] = field(default_factory=dict)
-    penalties: dict[str, Node] = field(default_factory=dict)
-    scale: float = 1.0
+    progress: Node  # factor: progress made in this step
+    factors: dict[str, Node] = field(default_factory=dict)  # factors in [0, 1] that multiply it
+    penalties: dict[str, Node] = field(default_factory=dict)  # factors that are subtracted
+    scale: Number = 1.0  # multiplies the whole
 
 
-class Multiplicative(Reward):
+class Multiplicative(SummedReward):
     """Applied once, when transitions are stored. The environment's reward is not used."""
 
     frozen = True
@@ -54,16 +52,9 @@ class Multiplicative(Reward):
                     "a weight in (0, 1]"
                 )
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
-    def components(self, rows: Tensors) -> Tensors:
-        done = self.progress(rows)
+    def components(self, transitions: Tensors) -> Tensors:
+        done = self.progress(transitions)
         for factor in self.factors.values():
-            done = done * factor(rows)
-        lost = {name: -penalty(rows) for name, penalty in self.penalties.items()}
+            done = done * factor(transitions)
+        lost = {name: -penalty(transitions) for name, penalty in self.penalties.items()}
         return {name: self.config.scale * part for name, part in {"progress": done, **lost}.items()}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 
 
 @dataclass(frozen=True)
 class Config:
-    """The stored reward is the environment's times `factor`."""
+    """Settings of the scaled reward."""
 
-    factor: float = 1.0
+    factor: Number = 1.0  # factor of the environment's reward
 
 
 class Scaled(Reward):
@@ -29,9 +30,5 @@ class Scaled(Reward):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.config.factor * rows["reward"]
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.config.factor * transitions["reward"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError, named_function
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
@@ -20,16 +21,14 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`function`: dotted name of `f(transitions, weights, **settings) -> [N]`; `every`: environment
-    steps between increases; `start`, `factor` (default 1) and `limit` (default none) by the
-    weight's name; `settings`: further keyword arguments of the function."""
+    """Settings of the reward curriculum; weights are by name."""
 
-    function: str
-    start: dict[str, float]
-    factor: dict[str, float] = field(default_factory=dict)
-    limit: dict[str, float] = field(default_factory=dict)
-    every: int = 100_000
-    settings: dict[str, float] = field(default_factory=dict)
+    function: str  # dotted name of f(transitions, weights, **settings) -> [N]
+    start: dict[str, Number]  # initial weights
+    factor: dict[str, Number] = field(default_factory=dict)  # growth of a weight; default 1
+    limit: dict[str, Number] = field(default_factory=dict)  # largest weight; default none
+    every: Count = 100_000  # environment steps between increases
+    settings: dict[str, Number] = field(default_factory=dict)  # further arguments of `function`
 
 
 class ScheduledWeights(Reward):
@@ -40,8 +39,6 @@ class ScheduledWeights(Reward):
     def __init__(self, config: Config) -> None:
         if unknown := ({*config.factor} | {*config.limit}) - {*config.start}:
             raise ConfigError(f"reward.start has no {min(unknown)}; it must name every weight")
-        if config.every < 1:
-            raise ConfigError(f"reward.every={config.every} should be at least 1 step")
         self.config = config
         self.function = named_function(config.function, "scheduled reward")
         self.bumps = -1
@@ -52,16 +49,18 @@ class ScheduledWeights(Reward):
         bumps = step // self.config.every
         if bumps == self.bumps:
             return
-        self.bumps, limit, factor = bumps, self.config.limit, self.config.factor
+        self.bumps = bumps
+        limit = self.config.limit
+        factor = self.config.factor
         self.weights = {
             name: min(limit.get(name, float("inf")), value * factor.get(name, 1.0) ** bumps)
             for name, value in self.config.start.items()
         }
         self.metrics = {name: torch.tensor(value) for name, value in self.weights.items()}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.function(rows, self.weights, **self.config.settings)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.function(transitions, self.weights, **self.config.settings)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing to learn; returns the weights, for the log."""
         return self.metrics

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from embodied.core.bounds import Number
 from embodied.core.build import Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -22,15 +21,15 @@ from embodied.rewards.handcrafted.factors import Factor
 
 @dataclass(frozen=True)
 class Config:
-    """`potential`: a factor of a state (see `embodied.rewards.handcrafted.factors`), best kept near
-    0: with gamma below 1 a constant c costs (1 - gamma) c per step."""
+    """Settings of potential-based shaping. A potential is best kept near 0: with gamma below 1 a
+    constant c costs (1 - gamma) c per step."""
 
-    potential: Node
-    weight: float = 1.0
-    env_weight: float = 1.0
+    potential: Node  # a factor of a state, see embodied.rewards.handcrafted.factors
+    weight: Number = 1.0  # weight of the shaping
+    env_weight: Number = 1.0  # weight of the environment's reward
 
 
-class Shaping(Reward):
+class Shaping(SummedReward):
     """Applied once, when transitions are stored."""
 
     frozen = True
@@ -39,17 +38,10 @@ class Shaping(Reward):
         self.config = config
         self.potential = Factor(config.potential, spec)
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
-    def components(self, rows: Tensors) -> Tensors:
-        now, then = self.potential(rows, "obs"), self.potential(rows, "next_obs")
-        gained = rows["discount"] * then - now
+    def components(self, transitions: Tensors) -> Tensors:
+        now, then = self.potential(transitions, "obs"), self.potential(transitions, "next_obs")
+        gained = transitions["discount"] * then - now
         return {
-            "env": self.config.env_weight * rows["reward"],
+            "env": self.config.env_weight * transitions["reward"],
             "shaping": self.config.weight * gained,
         }
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}

@@ -16,7 +16,7 @@ from embodied.core.tensors import Tensors, length, take
 
 def minibatches(
     learn: Callable[[Tensors], dict[str, Tensor]],
-    rows: Tensors,
+    transitions: Tensors,
     size: int,
     generator: torch.Generator,
     share: float = 1.0,
@@ -25,8 +25,8 @@ def minibatches(
 
     Uses a random fraction `share` of the transitions (at least one), each once.
     """
-    count = length(rows)
+    count = length(transitions)
     order = torch.randperm(count, generator=generator, device=generator.device)
     order = order[: max(round(share * count), 1)]
-    seen = [learn(take(rows, part)) for part in order.split(size)]
+    seen = [learn(take(transitions, part)) for part in order.split(size)]
     return {key: torch.stack([each[key] for each in seen]).mean() for key in seen[0]}

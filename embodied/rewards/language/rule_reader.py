@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embodied.core.bounds import CountOrZero, Fraction, NonNegative
 from embodied.llm.chat import Answer, Chat, ChatError, Message
 
 LINE = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
@@ -24,16 +25,14 @@ PAIR = re.compile(r"^first: (.*) \| second: (.*)$")
 
 @dataclass(frozen=True)
 class Config:
-    """`helpful`: patterns in order of importance; the first that matches a caption gives its rank.
-    `error`: fraction of captions (or pairs) labelled wrongly, `refusal`: without an answer,
-    `broken`: requests with an invalid answer; `latency` in seconds per request."""
+    """Settings of the simulated language model."""
 
-    helpful: tuple[str, ...] = (r"unlocked", r"picked up", r"opened")
-    error: float = 0.0
-    refusal: float = 0.0
-    broken: float = 0.0
-    latency: float = 0.0
-    seed: int = 0
+    helpful: tuple[str, ...] = (r"unlocked", r"picked up", r"opened")  # patterns, the best first
+    error: Fraction = 0.0  # fraction of captions or pairs that are labelled wrongly
+    refusal: Fraction = 0.0  # fraction of captions or pairs without an answer
+    broken: Fraction = 0.0  # fraction of requests with an invalid answer
+    latency: NonNegative = 0.0  # s per request
+    seed: CountOrZero = 0  # decides which captions are labelled wrongly
 
 
 class RuleReader(Chat):

@@ -21,7 +21,8 @@ class ImageStore:
     reused; scores are kept for all of them, also for observations that were overwritten."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.count = capacity, 0
+        self.capacity = capacity
+        self.count = 0
         self.images: Tensors = {}
         self.reward = torch.full((capacity,), torch.nan)  # of the env; NaN: initial state
         self.scores = torch.zeros(1024)
@@ -60,14 +61,14 @@ class ImageStore:
         filled = min(self.count, self.capacity)
         return {
             "count": self.count,
-            "sights": {key: value[:filled].clone() for key, value in self.images.items()},
+            "images": {key: value[:filled].clone() for key, value in self.images.items()},
             "reward": self.reward[:filled].clone(),
             "scores": self.scores[: self.count].clone(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.__init__(self.capacity)
-        self.add(state["sights"])
+        self.add(state["images"])
         self.count = state["count"]
         self.reward[: len(state["reward"])] = state["reward"]
         self.scores = torch.zeros(max(1024, 2 * self.count))

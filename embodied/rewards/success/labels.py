@@ -5,42 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.nn.fit import held_out
 from embodied.rewards.demonstrations.observations import all_frames, shared_leaves
 
 
 @dataclass(frozen=True)
 class Training:
-    """`views`: observations to use, images by a CNN or (`model`) by a frozen image-text encoder:
-    "simclip", a folder, or a name on the hub.
+    """Settings of the classifier's network, labels, training and calibration. Frames before the
+    `margin` are negatives."""
 
-    The `last` frames of a successful episode are positives, the `margin` before them are skipped,
-    all others are negatives. `held_out`: fraction of episodes for calibration; `false_positives`:
-    fraction of negatives that may exceed the threshold. `shuffle` permutes the labels: a control
-    experiment.
-    """
-
-    views: tuple[str, ...] = ("state",)
-    model: str | None = None
-    hidden: tuple[int, ...] = (64, 64)
-    channels: tuple[int, ...] = (16, 32, 32)
-    updates: int = 600
-    batch_size: int = 64
-    lr: float = 1e-3
-    shift: int = 2
-    last: int = 1
-    margin: int = 1
-    held_out: float = 0.25
-    false_positives: float = 0.01
-    shuffle: bool = False
+    views: tuple[str, ...] = ("state",)  # observations to use
+    model: str | None = None  # frozen encoder of images: "simclip", a folder, hub name; null: a CNN
+    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    channels: tuple[Count, ...] = (16, 32, 32)  # channels of the CNN
+    updates: Count = 600  # gradient steps of the first version
+    batch_size: Annotated[int, Bound(2)] = 64  # frames per gradient step, half of them positives
+    lr: Positive = 1e-3  # AdamW's learning rate
+    shift: CountOrZero = 2  # largest shift of images, pixels
+    last: Count = 1  # last frames of a successful episode that are positives
+    margin: CountOrZero = 1  # frames before these that are skipped
+    held_out: Fraction = 0.25  # fraction of episodes for calibration; at least one of each kind
+    false_positives: Fraction = 0.01  # fraction of negatives that may exceed the threshold
+    shuffle: bool = False  # permute the labels: a control experiment
 
 
 @dataclass(frozen=True)
@@ -115,11 +112,6 @@ def split(whole: LabelledFrames, share: float, seed: int) -> tuple[LabelledFrame
             "at least 2 are needed"
         )
     random = torch.Generator().manual_seed(seed)
-    held = torch.cat([_some(won, share, random), _some(others, share, random)])
+    held = torch.cat([part[held_out(len(part), share, random)] for part in (won, others)])
     aside = torch.isin(whole.episode, held)
     return whole.at((~aside).nonzero().flatten()), whole.at(aside.nonzero().flatten())
-
-
-def _some(episodes: Tensor, share: float, random: torch.Generator) -> Tensor:
-    count = max(1, round(share * len(episodes))) if len(episodes) else 0
-    return episodes[torch.randperm(len(episodes), generator=random)[:count]]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from embodied.core import tensors as tt
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 
 
-class RecentBuffer:
+class RecentBuffer(Remembered):
     """A ring buffer of `size` observations (leaves [N, ...]) on the CPU; `seen` counts all that
     were ever added."""
 
+    remembered = ("ring", "seen")
+
     def __init__(self, size: int) -> None:
-        self.size, self.seen = size, 0
+        self.size = size
+        self.seen = 0
         self.ring: Tensors = {}
 
     def push(self, moments: Tensors) -> None:
@@ -31,9 +33,3 @@ class RecentBuffer:
     def kept(self) -> Tensors:
         """The stored observations, unordered; {} while empty."""
         return {name: value[: min(self.seen, self.size)] for name, value in self.ring.items()}
-
-    def get_state(self) -> dict[str, Any]:
-        return {"ring": tt.each(self.ring, torch.clone), "seen": self.seen}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.ring, self.seen = tt.each(state["ring"], torch.clone), state["seen"]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
@@ -39,32 +40,25 @@ Sentences = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Config:
-    """`prompt` describes the goal (None: the environment's text), `baseline` a scene without it;
-    several sentences are averaged. `model`: "simclip", a folder with a CLIP or SigLIP, or a name on
-    the hub.
+    """Settings of the CLIP reward. Several sentences of `prompt` or `baseline` are averaged.
 
-    `ladder`: sentences from worst to best; "auto": the order that the encoder was trained with, if
-    one ends in the prompt (for "A and B" the mean of both); "none". `temperature` of the ladder
-    (None: the encoder's).
-
-    `value`: "level": reward score - 1 in each step (reaching the goal soon and staying is optimal);
-    "change": discount * score' - score, potential-based shaping. Both times `scale`. `picture`: an
-    image observation; None renders the environment at `size` pixels (None: the encoder's).
-    `terminations` "as_truncations" treats them as truncations, so that the
-    environment's success cannot leak into the reward; "kept".
+    `ladder` "auto" is the order that the encoder was trained with, if one ends in the prompt (for
+    "A and B" the mean of both). `value` "level" is score - 1 in each step: reaching the goal soon
+    and staying is optimal; "change" is discount * score' - score, potential-based shaping.
+    `terminations` "as_truncations" cannot let the environment's success leak into the reward.
     """
 
-    prompt: Sentences = None
-    baseline: Sentences = None
-    model: str = "simclip"
-    alpha: float = 0.5
-    ladder: Literal["auto", "none"] | tuple[str, ...] = "auto"
-    temperature: float | None = None
-    value: Literal["level", "change"] = "level"
-    scale: float = 1.0
-    picture: str | None = None
-    size: int | None = None
-    terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
+    prompt: Sentences = None  # describes the goal; null: the environment's text
+    baseline: Sentences = None  # describes a scene without the goal
+    model: str = "simclip"  # "simclip", a folder with a CLIP or SigLIP, or a name on the hub
+    alpha: Fraction = 0.5  # weight of the direction from baseline to goal
+    ladder: Literal["auto", "none"] | tuple[str, ...] = "auto"  # or sentences from worst to best
+    temperature: Positive | None = None  # softmax over the ladder; null: the encoder's
+    value: Literal["level", "change"] = "level"  # form of the reward
+    scale: Number = 1.0  # multiplies the reward
+    picture: str | None = None  # image observation; null: the environment is rendered
+    size: Count | None = None  # side of rendered images, pixels; null: the encoder's
+    terminations: Literal["as_truncations", "kept"] = "as_truncations"  # what they become
 
 
 class Clip(Reward):
@@ -75,8 +69,6 @@ class Clip(Reward):
     def __init__(self, config: Config, spec: Spec, device: torch.device) -> None:
         self.config = config
         require_picture(config.picture, spec)
-        if not 0 <= config.alpha <= 1:
-            raise ConfigError(f"reward.alpha={config.alpha} should be between 0 and 1")
         goal = listed(config.prompt) or listed(spec.text or None)
         if not goal and not isinstance(config.ladder, tuple):
             raise ConfigError('no goal: set reward.prompt="..."')
@@ -88,36 +80,29 @@ class Clip(Reward):
         config = self.config
         if config.picture is None:
             env = with_render(env, config.size or self.model.side)
-        return (
-            NoTerminationWrapper(env)
-            if config.terminations in ("as_truncations", "hidden")
-            else env
-        )
+        return NoTerminationWrapper(env) if config.terminations == "as_truncations" else env
 
     def score(self, pictures: Tensor) -> Tensor:
         """Similarity [N] of uint8 images [N, H, W, 3] to the prompt; at most 1."""
         return self.readout(self.model.images(pictures))
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         leaf, config = self.config.picture or PICTURE, self.config
-        after = self.score(images_of(rows, f"next_obs/{leaf}"))
+        after = self.score(images_of(transitions, f"next_obs/{leaf}"))
         if config.value == "level":
             reward = after - 1
         else:
-            before = self.score(images_of(rows, f"obs/{leaf}"))
-            reward = rows["discount"].to(after.device) * after - before
-        return (config.scale * reward).to(rows["reward"].device)
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+            before = self.score(images_of(transitions, f"obs/{leaf}"))
+            reward = transitions["discount"].to(after.device) * after - before
+        return (config.scale * reward).to(transitions["reward"].device)
 
 
 class Projected:
     """1 - |P (z - g)|^2 / 2 of embeddings [N, D]."""
 
     def __init__(self, goal: Tensor, baseline: Tensor | None, alpha: float) -> None:
-        self.goal, self.alpha = goal, alpha if baseline is not None else 0.0
+        self.goal = goal
+        self.alpha = alpha if baseline is not None else 0.0
         way = torch.zeros_like(goal) if baseline is None else goal - baseline
         if self.alpha and float(way.norm()) < 1e-6:
             raise ConfigError("reward.baseline has the same embedding as reward.prompt")
@@ -133,7 +118,8 @@ class Ladders:
     """Expected positions in [0, 1] on ladders, each [K, D] from worst to best, averaged."""
 
     def __init__(self, ladders: list[Tensor], scale: float) -> None:
-        self.ladders, self.scale = ladders, scale
+        self.ladders = ladders
+        self.scale = scale
 
     def __call__(self, seen: Tensor) -> Tensor:
         places = [self.place(seen, rungs) for rungs in self.ladders]
@@ -195,8 +181,8 @@ def require_picture(name: str | None, spec: Spec) -> None:
         raise ConfigError(f"reward.picture={name} is not an image observation; there are {images}")
 
 
-def images_of(rows: Tensors, key: str) -> Tensor:
-    """The images in `rows`; ConfigError if there are none."""
-    if key not in rows:
+def images_of(transitions: Tensors, key: str) -> Tensor:
+    """The images in `transitions`; ConfigError if there are none."""
+    if key not in transitions:
         raise ConfigError(f"the transitions have no {key}: choose an image, reward.picture=NAME")
-    return rows[key]
+    return transitions[key]

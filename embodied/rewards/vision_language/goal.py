@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, NonNegative, Number, Whole
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
@@ -29,25 +30,17 @@ from embodied.vision.image_text import ImageText
 
 @dataclass(frozen=True)
 class Config:
-    """`goal`: an image file, or a dataset, of which the final observation of episode `episode` is
-    the goal (-1: the last). `leaf`: the observation to compare; None renders the environment at
-    `size` pixels (None: the encoder's), and the goal is an image file.
+    """Settings of the goal reward: either `goal` or `state` is given."""
 
-    `state`, instead of `goal`: the target values of named elements of a vector (by index if they
-    have no names); the others do not count. `weights` of its elements, default 1. `model` as in the
-    reward clip; `terminations` "as_truncations" treats them as truncations,
-    "kept".
-    """
-
-    goal: str | None = None
-    state: dict[str, float] | None = None
-    leaf: str | None = None
-    episode: int = -1
-    weights: dict[str, float] = field(default_factory=dict)
-    model: str = "simclip"
-    scale: float = 1.0
-    size: int | None = None
-    terminations: Literal["as_truncations", "kept", "hidden", "told"] = "as_truncations"
+    goal: str | None = None  # image file, or dataset whose `episode` ends in the goal
+    state: dict[str, Number] | None = None  # target values of named elements; others do not count
+    leaf: str | None = None  # observation to compare; null: rendered, and `goal` is an image file
+    episode: Whole = -1  # episode of the dataset `goal`; -1: the last
+    weights: dict[str, NonNegative] = field(default_factory=dict)  # of elements by name; default 1
+    model: str = "simclip"  # "simclip", a folder with a CLIP or SigLIP, or a name on the hub
+    scale: Number = 1.0  # multiplies the reward
+    size: Count | None = None  # side of rendered images, pixels; null: the encoder's
+    terminations: Literal["as_truncations", "kept"] = "as_truncations"  # what they become
 
 
 class Goal(Reward):
@@ -56,7 +49,8 @@ class Goal(Reward):
     frozen = True
 
     def __init__(self, config: Config, spec: Spec, device: torch.device) -> None:
-        self.config, self.leaf = config, PICTURE if config.leaf is None else config.leaf
+        self.config = config
+        self.leaf = PICTURE if config.leaf is None else config.leaf
         if config.leaf is not None and config.leaf not in spec.obs:
             raise ConfigError(
                 f"reward.leaf={config.leaf} is not an observation: {', '.join(spec.obs)}"
@@ -79,33 +73,26 @@ class Goal(Reward):
             raise ConfigError(f"the goal has {len(wanted)} numbers, {config.leaf} has {len(names)}")
         weights = vector(config.weights, names, 1.0)
         counts = torch.tensor([name in every for name in names])
-        self.goal, self.weights = wanted.to(device), torch.where(counts, weights, 0.0).to(device)
+        self.goal = wanted.to(device)
+        self.weights = torch.where(counts, weights, 0.0).to(device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with rendered images if needed, and without terminations."""
         if self.config.leaf is None and self.model is not None:
             env = with_render(env, self.config.size or self.model.side)
-        return (
-            NoTerminationWrapper(env)
-            if self.config.terminations in ("as_truncations", "hidden")
-            else env
-        )
+        return NoTerminationWrapper(env) if self.config.terminations == "as_truncations" else env
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         key = f"next_obs/{self.leaf}"
-        if key not in rows:
+        if key not in transitions:
             raise ConfigError(
                 f"the transitions have no {key}: choose an observation, reward.leaf=NAME"
             )
         if self.model is not None:
-            off = self.model.images(rows[key]) - self.goal
+            off = self.model.images(transitions[key]) - self.goal
         else:
-            off = self.weights * (rows[key].flatten(1) - self.goal)
-        return (-self.config.scale * off.norm(dim=1)).to(rows["reward"].device)
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+            off = self.weights * (transitions[key].flatten(1) - self.goal)
+        return (-self.config.scale * off.norm(dim=1)).to(transitions["reward"].device)
 
 
 def goal_image(config: Config, goal: str) -> Tensor:

@@ -25,9 +25,9 @@ from embodied.rewards.vision_language.video_reward import VideoConfig, VideoRewa
 
 @dataclass(frozen=True)
 class Config(VideoConfig):
-    """The settings of `VideoConfig`; `shuffle`: frames in random order (false: an ablation)."""
+    """Settings of GVL, besides those of `VideoConfig`."""
 
-    shuffle: bool = True
+    shuffle: bool = True  # frames in random order; false: an ablation
 
 
 class VlmProgress(VideoReward):
@@ -44,7 +44,8 @@ class ShuffledFrames:
     interpolated = True
 
     def __init__(self, shuffle: bool, seed: int) -> None:
-        self.shuffle, self.seed = shuffle, seed
+        self.shuffle = shuffle
+        self.seed = seed
 
     def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
         order = torch.arange(1, len(images))

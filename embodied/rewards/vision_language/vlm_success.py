@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.llm.chat import Chat, ChatError, Message
@@ -37,21 +38,19 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Config(VideoConfig):
-    """The settings of `VideoConfig`; `ask`: for a probability or for a score. `prefixes`: questions
-    per episode, about growing parts of it (1: only about all of it, and only its last transition is
-    rewarded)."""
+    """Settings of the success question, besides those of `VideoConfig`."""
 
-    ask: Literal["probability", "score"] = "probability"
-    prefixes: int = 1
+    ask: Literal["probability", "score"] = "probability"  # from log probabilities, or a grade
+    prefixes: Count = 1  # questions per episode, about growing parts; 1: only the last step is paid
 
 
 class VlmSuccess(VideoReward):
-    """What the model says about the whole episode is the progress of its last observation."""
+    """The model's answer about an episode is the progress of its last observation."""
 
     def __init__(self, config: Config, spec: Spec, folder: Path) -> None:
-        if not 1 <= config.prefixes <= config.frames:
+        if config.prefixes > config.frames:
             raise ConfigError(
-                f"reward.prefixes={config.prefixes} must be from 1 to reward.frames={config.frames}"
+                f"reward.prefixes={config.prefixes} must be at most reward.frames={config.frames}"
             )
         super().__init__(config, GrowingVideo(config.ask, config.prefixes), spec, folder)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, Fraction
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -30,9 +30,8 @@ class SuccessDetector(Wrapper):
 
     def __init__(self, env: VecEnv, detect: Callable[[Tensors], Tensor], steps: int) -> None:
         super().__init__(env)
-        if steps < 1:
-            raise ConfigError(f"a success is detected in at least 1 step, not in {steps}")
-        self.detect, self.steps = detect, steps
+        self.detect = detect
+        self.steps = steps
         self.memory = {"passed": torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)}
 
     def reset(
@@ -62,12 +61,11 @@ class SuccessDetector(Wrapper):
 
 @dataclass(frozen=True)
 class Config:
-    """`trained`: a folder from `embodied reward classifier`; success is a probability above
-    `threshold` (None: the calibrated one) in `steps` consecutive steps."""
+    """Settings of the success detector."""
 
-    trained: str
-    steps: int = 3
-    threshold: float | None = None
+    trained: str  # folder of `embodied reward classifier`
+    steps: Count = 3  # consecutive steps in which a success must be detected
+    threshold: Fraction | None = None  # probability above which it is one; null: the calibrated one
 
 
 class DetectSuccess(SuccessDetector):

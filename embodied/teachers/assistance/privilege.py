@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -24,22 +25,21 @@ from embodied.teachers.teacher import Teacher
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`name`: the task parameter that is the assistance; `first`: the initial p; `below`: an
-    episode gets up to this much less than p (at least 0)."""
+    """Settings of the privileged-action curriculum."""
 
-    name: str = "help"
-    first: float = 1.0
-    step: float = 0.03
-    enough: float = 0.7
-    little: float = 0.3
-    batch: int = 100
-    below: float = 0.25
+    name: str = "help"  # the task parameter that is the assistance
+    first: Fraction = 1.0  # initial level p
+    step: PositiveFraction = 0.03  # change of p after success or failure
+    enough: Fraction = 0.7  # mean score above which p decreases
+    little: Fraction = 0.3  # mean score below which p increases
+    batch: Count = 100  # episodes of that mean
+    below: Fraction = 0.25  # an episode gets up to this much less than p, at least 0
 
 
 class Privilege(Teacher):
     """`level` is p, in whole steps below `first`."""
 
-    needs = frozenset({"help"})
+    needs = "help"
     remembered = ("level", "recent")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
@@ -52,12 +52,8 @@ class Privilege(Teacher):
         super().__init__(config, spec, seed)
         if config.name not in self.space.names:
             raise ConfigError(f"teacher.box fixes {config.name}: the assistance cannot be annealed")
-        if not 0 < config.step <= 1 or not 0 <= config.first <= 1 or config.batch < 1:
-            raise ConfigError("teacher: 0 < step <= 1, 0 <= first <= 1 and batch of 1 or more")
-        if not 0 <= config.little < config.enough <= 1:
-            raise ConfigError("teacher: 0 <= little < enough <= 1")
-        if not 0 <= config.below <= 1:
-            raise ConfigError("teacher: 0 <= below <= 1")
+        if config.little >= config.enough:
+            raise ConfigError("teacher: needs little < enough")
         self.place = self.space.names.index(config.name)
         self.level = float(config.first)
         self.recent: deque[float] = deque(maxlen=config.batch)

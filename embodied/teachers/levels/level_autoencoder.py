@@ -14,36 +14,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from embodied.core.bounds import Bound, Count, Positive
+from embodied.nn.fit import gradient_step
 from embodied.teachers.levels.level_generator import Grammar, Words
-from embodied.teachers.torch_teacher import embedding, gradient_step, gru, linear
+from embodied.teachers.torch_teacher import embedding, gru, linear
 
 EDGE = 4.0  # bound of latents
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Trained first: `steps` batches of `batch` levels out of `pool` random ones.
-    `blur`: dropout on the decoder's inputs of previous tokens (so that it needs z). `warm`: k;
-    `weight`: c."""
+    """Settings of the autoencoder, which is trained before the first episode."""
 
-    pool: int = 20_000
-    steps: int = 2_000
-    batch: int = 64
-    lr: float = 2e-3
-    latent: int = 16
-    embedding: int = 32
-    reader: int = 64
-    writer: int = 128
-    blur: float = 0.3
-    weight: float = 79.0
-    warm: float = 150.0
-    bounded: bool = False
+    pool: Count = 20_000  # random levels to train on
+    steps: Count = 2_000  # gradient steps
+    batch: Count = 64  # levels per gradient step
+    lr: Positive = 2e-3  # Adam's learning rate
+    latent: Count = 16  # size of z
+    embedding: Count = 32  # size of a token's embedding
+    reader: Count = 64  # units of the encoder's GRU, in each direction
+    writer: Count = 128  # units of the decoder's GRU
+    blur: Annotated[float, Bound(0.0, below=1.0)] = 0.3  # dropout of the decoder's input tokens
+    weight: Positive = 79.0  # c, weight of the cross-entropy
+    warm: Positive = 150.0  # k, steps of the warm-up of the KL weight
+    bounded: bool = False  # replace z by 4 tanh(z), as in the paper
 
 
 class LevelAutoencoder(nn.Module):
@@ -51,7 +52,8 @@ class LevelAutoencoder(nn.Module):
 
     def __init__(self, settings: Settings, grammar: Grammar, random: np.random.Generator) -> None:
         super().__init__()
-        self.settings, self.grammar = settings, grammar
+        self.settings = settings
+        self.grammar = grammar
         latent, size = settings.latent, settings.embedding
         # One token more: the start token.
         self.embedding = embedding(grammar.words + 1, size, random)

@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embodied.teachers.torch_teacher import gradient_step, linear, mlp
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
+from embodied.nn.fit import gradient_step
+from embodied.teachers.torch_teacher import linear, mlp
 
 Words = NDArray[np.int64]
 
@@ -35,16 +37,16 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Settings:
-    """PPO settings; `epochs`: gradient steps on the whole batch."""
+    """PPO settings of the level generator."""
 
-    lr: float = 1e-3
-    epochs: int = 5
-    gamma: float = 0.995
-    lam: float = 0.95
-    clip: float = 0.2
-    value_weight: float = 0.5
-    entropy: float = 0.005
-    width: int = 64
+    lr: Positive = 1e-3  # Adam's learning rate
+    epochs: Count = 5  # gradient steps on the whole batch
+    gamma: Fraction = 0.995  # discount per token
+    lam: Fraction = 0.95  # lambda of GAE
+    clip: Positive = 0.2  # clip range of the probability ratio
+    value_weight: NonNegative = 0.5  # weight of the value loss
+    entropy: NonNegative = 0.005  # weight of the entropy bonus
+    width: Count = 64  # units of the hidden layers
 
 
 class LevelGenerator(nn.Module):
@@ -56,7 +58,8 @@ class LevelGenerator(nn.Module):
         size = (grammar.marks + 1) * grammar.words + 1
         self.trunk = nn.Sequential(mlp((size, width, width), random, nn.Tanh), nn.Tanh())
         # Nearly uniform token probabilities at first.
-        self.word, self.worth = linear(width, grammar.words, random, 0.01), linear(width, 1, random)
+        self.word = linear(width, grammar.words, random, 0.01)
+        self.worth = linear(width, 1, random)
 
     def forward(self, seen: Tensor, t: Tensor | int) -> tuple[Tensor, Tensor]:
         """Log-probabilities [..., V] of word `t` (counted from 0) and values [...]."""
@@ -87,7 +90,9 @@ class LevelGenerator(nn.Module):
         grammar = self.grammar
         lots = torch.from_numpy(random.random((grammar.length, n))).float()
         seen, rows = torch.zeros(n, (grammar.marks + 1) * grammar.words + 1), torch.arange(n)
-        words, logs, values = [], [], []
+        words = []
+        logs = []
+        values = []
         for t in range(grammar.length):
             seen[:, -1] = t / grammar.length
             log, value = self(seen, t)

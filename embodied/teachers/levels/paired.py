@@ -24,21 +24,22 @@ from embodied.teachers.torch_teacher import tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Config(regret.Config):
-    """`adversary`: PPO settings of the level generator."""
+    """Settings of PAIRED."""
 
-    adversary: Settings = field(default_factory=Settings)
+    adversary: Settings = field(default_factory=Settings)  # PPO of the level generator
 
 
 class Paired(regret.RegretTeacher):
     """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
 
-    remembered = (*regret.RegretTeacher.remembered, "words", "old", "value")
+    remembered = ("words", "old", "value")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings, self.spelled = config.adversary, spelled(self.levels)
+        self.settings = config.adversary
+        self.spelled = spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
         self.builder = LevelGenerator(grammar, self.settings.width, self.random)

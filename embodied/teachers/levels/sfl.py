@@ -15,14 +15,16 @@ these steps count too, and the tests are the random levels that the student trai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.task_space import Floats
@@ -31,17 +33,15 @@ TRAIN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
-    """`candidates`: levels that are tested in a round, `plays` episodes each; `size`: how many are
-    kept; `every`: episodes between rounds; `replay`: share of them on kept levels;
-    `train_on_tests`: whether the student learns from the tests too."""
+class Config(teacher.Config):
+    """Settings of sampling for learnability."""
 
-    candidates: int = 4_000
-    plays: int = 4
-    size: int = 400
-    every: int = 8_000
-    replay: float = 1.0
-    train_on_tests: bool = True
+    candidates: Count = 4_000  # levels that are tested in a round
+    plays: Annotated[int, Bound(2)] = 4  # episodes on each of them; 1 cannot tell p (1 - p) from 0
+    size: Count = 400  # candidates that are kept, at most `candidates`
+    every: Count = 8_000  # episodes between rounds
+    replay: Fraction = 1.0  # share of these on kept levels
+    train_on_tests: bool = True  # the student learns from the tests too
 
 
 class Sfl(level_teacher.LevelTeacher):
@@ -50,11 +50,10 @@ class Sfl(level_teacher.LevelTeacher):
     Tests and other episodes overlap while the last tests of a round are running.
     """
 
-    # Only with estimates does the student leave episodes out of its training.
-    needs = level_teacher.LevelTeacher.needs | {"estimates"}
+    uses_estimates = True  # only so does the student leave episodes out of its training
     remembered = (
-        *level_teacher.LevelTeacher.remembered,
-        *("kept", "tested", "waiting", "wins", "plays", "trained", "rounds", "learnability"),
+        *("kept", "tested", "waiting", "wins", "plays"),
+        *("trained", "rounds", "learnability"),
     )
 
     def __init__(
@@ -62,9 +61,15 @@ class Sfl(level_teacher.LevelTeacher):
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config
-        _check(config)
+        if config.size > config.candidates:
+            raise ConfigError(
+                f"teacher.size={config.size} should be at most "
+                f"teacher.candidates={config.candidates}"
+            )
         self.kept = np.zeros((0, len(self.space)))
-        self.trained, self.rounds, self.learnability = 0, 0, 0.0
+        self.trained = 0
+        self.rounds = 0
+        self.learnability = 0.0
         self.begin_round()
 
     def begin_round(self) -> None:
@@ -73,7 +78,8 @@ class Sfl(level_teacher.LevelTeacher):
         self.tested = self.levels.random(count, self.random)
         order = np.tile(np.arange(count), self.settings.plays)
         self.waiting: list[int] = self.random.permutation(order).tolist()
-        self.wins, self.plays = np.zeros(count), np.zeros(count)
+        self.wins = np.zeros(count)
+        self.plays = np.zeros(count)
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return [self.one() for _ in range(n)]
@@ -117,9 +123,11 @@ class Sfl(level_teacher.LevelTeacher):
         best = np.argsort(-worth, kind="stable")[: self.settings.size]
         self.kept = self.tested[best]
         self.learnability = float(worth[best].mean())
-        self.rounds, self.trained = self.rounds + 1, 0
+        self.rounds = self.rounds + 1
+        self.trained = 0
         self.tested = self.tested[:0]
-        self.wins, self.plays = self.wins[:0], self.plays[:0]
+        self.wins = self.wins[:0]
+        self.plays = self.plays[:0]
 
     def forget(self) -> None:
         """Interrupted tests are repeated."""
@@ -132,17 +140,3 @@ class Sfl(level_teacher.LevelTeacher):
             return {**super().metrics(), **counts}
         kept = {f"kept_{name}": value for name, value in self.levels.traits(self.kept).items()}
         return {**super().metrics(), **counts, **kept}
-
-
-def _check(config: Config) -> None:
-    for name in ("candidates", "plays", "size", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name}={getattr(config, name)} should be at least 1")
-    if config.size > config.candidates:
-        raise ConfigError(
-            f"teacher.size={config.size} should be at most teacher.candidates={config.candidates}"
-        )
-    if config.plays < 2:
-        raise ConfigError("teacher.plays=1 cannot tell p (1 - p) from 0: at least 2")
-    if not 0 <= config.replay <= 1:
-        raise ConfigError(f"teacher.replay={config.replay:g} should be from 0 to 1")

@@ -7,19 +7,20 @@ kept until the outcome is known.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
@@ -34,26 +35,21 @@ GAMMA = 0.99
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The player is the policy of the trained `run`, or `player`, the node of a demonstrator.
-    `episodes` of it are recorded, and every `every`-th state is kept.
+    """Settings of initial states. The player is the policy of `run`, or the demonstrator `player`;
+    its states are recorded. The return of an episode is scored as a share of the player's from the
+    same state."""
 
-    `usual`: share of episodes that start with the environment's own reset; after `steps`
-    environment steps all do (0: never). `limit`: episodes from a saved state are truncated after so
-    many steps (0: the environment's own limit). `signal`: the score of an episode, its success or
-    its return as a share of the player's return from the same state.
-    """
-
-    run: str | None = None
-    player: Node | None = None
-    episodes: int = 10
-    every: int = 10
-    usual: float = 0.0
-    steps: int = 0
-    limit: int = 0
-    signal: Literal["success", "return"] = "success"
+    run: str | None = None  # folder of a trained run, whose policy plays
+    player: Node | None = None  # or a demonstrator
+    episodes: Count = 10  # episodes that are recorded
+    every: Count = 10  # steps between saved states
+    usual: Fraction = 0.0  # share of episodes that start with the environment's own reset
+    steps: CountOrZero = 0  # environment steps after which all episodes do; 0: never
+    limit: CountOrZero = 0  # steps of episodes from a saved state; 0: the environment's limit
+    signal: Literal["success", "return"] = "success"  # score of an episode
 
 
-class ResetDistribution(Curriculum, ABC):
+class ResetDistribution(Remembered, Curriculum, ABC):
     """Subclasses select trajectories (`select`), propose initial states (`propose`) and learn from
     the outcomes (`learn`).
 
@@ -61,14 +57,17 @@ class ResetDistribution(Curriculum, ABC):
     exactly even if the player is gone.
     """
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[frozenset[str]] = frozenset({"states"})
+    remembered = ("paths", "random", "pending", "clock", "issued", "dropped")
+    needs = "states"
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.random = np.random.Generator(np.random.PCG64(seed))
-        self.clock, self.issued, self.dropped = 0, 0, 0
+        self.clock = 0
+        self.issued = 0
+        self.dropped = 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player = build(_player(config), Policy, spec=spec).eval()
         recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)
@@ -143,25 +142,10 @@ class ResetDistribution(Curriculum, ABC):
         """Numbers to log."""
         return {}
 
-    def get_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
-        return {
-            "own": own,
-            "paths": dict(vars(self.paths)),
-            "random": self.random.bit_generator.state,
-            "pending": dict(self.pending),
-            "counts": (self.clock, self.issued, self.dropped),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
         self.paths = Trajectories(**state["paths"])
         self.set_up()
-        for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["own"][name]))
-        self.random.bit_generator.state = state["random"]
-        self.pending = dict(state["pending"])
-        self.clock, self.issued, self.dropped = state["counts"]
+        super().set_state(state)
 
 
 def _player(config: Config) -> Node:
@@ -178,8 +162,3 @@ def _check(config: Config) -> None:
             "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
             "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
         )
-    for name in ("episodes", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name} has to be at least 1")
-    if not 0 <= config.usual <= 1:
-        raise ConfigError(f"teacher.usual={config.usual:g} should be between 0 and 1")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
@@ -26,15 +27,14 @@ from embodied.teachers.task_space import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Config(reset_distribution.Config):
-    """`width` and `stride` count saved states (one per `every` steps). Demonstrations known to have
-    failed are left out."""
+    """Settings of the reverse curriculum. Demonstrations known to have failed are left out."""
 
-    every: int = 1
-    usual: float = 0.2
-    enough: float = 0.2
-    batch: int = 20
-    width: int = 4
-    stride: int = 1
+    every: Count = 1  # steps between saved states
+    usual: Fraction = 0.2  # share of episodes that start with the environment's own reset
+    enough: PositiveFraction = 0.2  # mean score at which the point moves back
+    batch: Count = 20  # episodes of that mean
+    width: Count = 4  # saved states before the point, from which episodes start
+    stride: Count = 1  # saved states by which the point moves
 
 
 class Reverse(ResetDistribution):
@@ -44,11 +44,6 @@ class Reverse(ResetDistribution):
     remembered = ("point", "recent")
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        for name in ("batch", "width", "stride"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"teacher.{name} has to be at least 1")
-        if not 0 < config.enough <= 1:
-            raise ConfigError(f"teacher.enough={config.enough:g} should be above 0, at most 1")
         super().__init__(config, spec, env, seed)
 
     def select(self, paths: Trajectories) -> Trajectories:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import under
@@ -28,13 +28,13 @@ PASSES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Config(reset_distribution.Config):
-    """`best`: episodes that are kept; `clusters`: of their states, by `feature`."""
+    """Settings of SnapshotRL."""
 
-    best: int = 10
-    clusters: int = 6
-    feature: Literal["return", "state"] = "return"
-    steps: int = 100_000
-    limit: int = 100
+    best: Count = 10  # recorded episodes that are kept
+    clusters: Count = 6  # clusters of their states, sampled uniformly
+    feature: Literal["return", "state"] = "return"  # feature for clustering
+    steps: CountOrZero = 100_000  # environment steps with saved states; 0: always
+    limit: CountOrZero = 100  # steps of episodes from a saved state; 0: the environment's limit
 
 
 class Snapshot(ResetDistribution):
@@ -43,8 +43,6 @@ class Snapshot(ResetDistribution):
     remembered = ("members",)
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        if config.clusters < 1 or config.best < 1:
-            raise ConfigError("teacher.clusters and teacher.best have to be at least 1")
         super().__init__(config, spec, env, seed)
 
     def select(self, paths: Trajectories) -> Trajectories:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
@@ -32,16 +33,15 @@ from embodied.teachers.task_space import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Config(reset_distribution.Config):
-    """`alpha`, `switch`, `stray`: as above; `weight`: w of the similarity; `least`: states less
-    similar than this are not joined; `away`: random steps to a nearby state."""
+    """Settings of adaptive trajectory sampling."""
 
-    every: int = 2
-    alpha: float = 1.0
-    switch: float = 0.1
-    stray: float = 0.1
-    weight: float = 1.0
-    least: float = 1e-10
-    away: int = 3
+    every: Count = 2  # steps between saved states
+    alpha: Fraction = 1.0  # 0: trajectories are sampled uniformly; 1: by their scores
+    switch: Fraction = 0.1  # probability of the most similar state of another trajectory
+    stray: Fraction = 0.1  # probability of a state near the frame
+    weight: NonNegative = 1.0  # w of the similarity
+    least: Fraction = 1e-10  # states less similar than this are not joined
+    away: Count = 3  # random steps to a nearby state
 
 
 class Trajectory(ResetDistribution):
@@ -50,11 +50,8 @@ class Trajectory(ResetDistribution):
     remembered = ("means", "frames", "origin")
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        for name in ("alpha", "switch", "stray"):
-            if not 0 <= getattr(config, name) <= 1:
-                raise ConfigError(f"teacher.{name} should be between 0 and 1")
-        if config.switch + config.stray > 1 or config.away < 1:
-            raise ConfigError("teacher: switch + stray at most 1, and away at least 1")
+        if config.switch + config.stray > 1:
+            raise ConfigError("teacher: switch + stray has to be at most 1")
         super().__init__(config, spec, env, seed)
         self.frames = len(self.paths)
         more = nearby_states(self.paths, env, config.away, config.weight, self.random)
@@ -110,7 +107,7 @@ class Trajectory(ResetDistribution):
             self.means[frame] = (self.means[frame] + score) / 2
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.frames = state["own"]["frames"]
+        self.frames = state["frames"]
         super().set_state(state)
 
     def metrics(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.students.student_archive import (
@@ -40,41 +41,36 @@ class HasTestScores(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(alpgmm.Config):
-    """`archive`: the folder of past students. `stepping` to the next stage: "return" when the mean
-    of the last `recent` scores in this stage reaches the past student's times `tolerance`; "time"
-    after `stay` episodes; "pool" samples all stages at once; "none" uses no past student.
+    """Settings of Meta-ACL.
 
-    `join`: this run is added to the archive (always with "none"), as `name` (default: its seed).
-    The test is at `probes` tasks after every `epoch` episodes; a student without `HasTestScores`
-    is evaluated by its episodes near them. A share `random` of the tasks comes from the whole box
-    before `pretest` epochs and after the last stage, `random_taught` between them. `lively`: the
-    least learning progress of a component that is kept; after the last stage the progress of the
-    components is updated every `refresh` episodes.
+    A stage ends by `stepping`: "return" when the mean of the last `recent` scores in it reaches the
+    past student's times `tolerance`; "time" after `stay` episodes; "pool" samples all stages at
+    once; "none" uses no past student. A student without `HasTestScores` is tested by its episodes
+    near the tasks.
     """
 
-    archive: str
-    name: str = ""
-    join: bool = False
-    stepping: Literal["return", "time", "pool", "none"] = "return"
+    archive: str  # folder of past students
+    name: str = ""  # name of this run in the archive; empty: its seed
+    join: bool = False  # this run is added to the archive; always with stepping=none
+    stepping: Literal["return", "time", "pool", "none"] = "return"  # what ends a stage
     choice: Literal["knowledge", "random"] = "knowledge"  # which of the nearest past students
-    neighbours: int = 5  # nearest past students to choose from
-    epoch: int = 1_000
-    pretest: int = 1
-    probes: int = 64
-    recent: int = 50
-    tolerance: float = 1.0
-    stay: int = 250
-    lively: float = 0.2
-    refresh: int = 100
-    random: float = 0.1
-    random_taught: float = 0.02
+    neighbours: Count = 5  # nearest past students to choose from
+    epoch: Count = 1_000  # episodes between tests
+    pretest: Count = 1  # tests before a past student is chosen
+    probes: Count = 64  # tasks of a test
+    recent: Count = 50  # scores of a stage that are averaged
+    tolerance: NonNegative = 1.0  # factor of the past student's score that has to be reached
+    stay: Count = 250  # episodes of a stage with stepping=time
+    lively: NonNegative = 0.2  # least learning progress of a component that is kept
+    refresh: Count = 100  # episodes between updates of the progress after the last stage
+    random: Fraction = 0.1  # share of tasks of the whole box outside of the curriculum
+    random_taught: Fraction = 0.02  # share of tasks of the whole box during the curriculum
 
 
 class MetaAcl(alpgmm.AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
-        *alpgmm.AlpGmm.remembered,
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
         *("scored", "stayed", "recent_progress"),
     )
@@ -83,9 +79,10 @@ class MetaAcl(alpgmm.AlpGmm):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTestScores | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if not config.archive or config.pretest < 1 or config.epoch < 1:
-            raise ConfigError("teacher: set archive=FOLDER, pretest >= 1 and epoch >= 1")
-        self.plan, self.student = config, student
+        if not config.archive:
+            raise ConfigError("teacher: set archive=FOLDER")
+        self.plan = config
+        self.student = student
         self.folder = Path(config.archive)
         self.known_students = {} if config.stepping == "none" else records(self.folder)
         self.file = self.folder / f"{config.name or f'seed-{seed}'}.npz"
@@ -93,7 +90,9 @@ class MetaAcl(alpgmm.AlpGmm):
         self.history: list[list[float]] = []  # of this run: point, score, own fit, component
         self.tests: list[list[float]] = []
         self.expert: list[Stage] = []
-        self.chosen, self.stage, self.finished = "", 0, False
+        self.chosen = ""
+        self.stage = 0
+        self.finished = False
         self.scored: list[float] = []  # scores of the current stage
         self.stayed = 0
         self.recent_progress: list[list[float]] = []  # component and progress, after the last stage
@@ -160,7 +159,8 @@ class MetaAcl(alpgmm.AlpGmm):
 
     def step(self) -> None:
         """Go to the next stage; after the last, its components are weighted by current progress."""
-        self.scored, self.stayed = [], 0
+        self.scored = []
+        self.stayed = 0
         if self.stage + 1 < len(self.expert):
             self.stage += 1
         else:
@@ -168,7 +168,8 @@ class MetaAcl(alpgmm.AlpGmm):
 
     def refreshed(self) -> None:
         """Update each component's progress to the mean over its last episodes."""
-        rows, self.recent_progress = np.array(self.recent_progress), []
+        rows = np.array(self.recent_progress)
+        self.recent_progress = []
         alp = self.expert[self.stage]["alp"].copy()
         for component in np.unique(rows[:, 0]).astype(int):
             alp[component] = rows[rows[:, 0] == component, 1].mean()
@@ -225,11 +226,6 @@ class MetaAcl(alpgmm.AlpGmm):
             fit=history[:, width + 1],
             component=history[:, width + 2],
         )
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        old = {"album": "own_fits", "story": "history", "lately": "recent_progress"}
-        own = {old.get(name, name): value for name, value in state["own"].items()}
-        super().set_state({**state, "own": own})
 
     def metrics(self) -> dict[str, float]:
         taught = {"stage": float(self.stage), "stages": float(len(self.expert))}

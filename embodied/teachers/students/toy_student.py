@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ import yaml
 from torch import Tensor
 
 from embodied import configs
+from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
 from embodied.teachers.plots.task_density import draw
@@ -39,28 +40,23 @@ RUGGED = 5  # seed of the permutation of pieces, the same for every student
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`useless`: additional task dimensions without effect; `noise`: standard deviation of noise on
-    returns; `forget`: every so many episodes the competence of a random quadrant is set to 0;
-    `rows`: episodes in parallel; `turn`: quarter turns of the grid (-1: given by the seed);
-    `rugged`: number of pieces of each dimension, which are permuted (always in the same way), so
-    that neighbouring tasks differ in difficulty (Romac et al., 2021; 0: none); `points`: lines of
-    metrics; `picture`: plot the sampled tasks (tasks.png)."""
+    """Settings of the toy student."""
 
-    teacher: str = "uniform"
-    cells: int = 10
-    dimensions: int = 2
-    useless: int = 0
-    noise: float = 0.0
-    forget: int = 0
-    turn: int = 0
-    rugged: int = 0
-    rows: int = 1
-    episodes: int = 20_000
-    points: int = 20
-    picture: bool = False
-    seed: int = 0
-    out: Path = Path("outputs/toy")
-    settings: dict[str, Any] = field(default_factory=dict)
+    teacher: str = "uniform"  # name of the teacher
+    cells: Count = 10  # cells of each dimension
+    dimensions: Count = 2  # task dimensions with an effect
+    useless: CountOrZero = 0  # additional task dimensions without effect
+    noise: NonNegative = 0.0  # standard deviation of noise on returns
+    forget: CountOrZero = 0  # episodes between resets of a random quadrant's competence; 0: never
+    turn: Annotated[int, Bound(-1)] = 0  # quarter turns of the grid; -1: given by the seed
+    rugged: CountOrZero = 0  # permuted pieces of each dimension (Romac et al., 2021); 0: none
+    rows: Count = 1  # episodes in parallel
+    episodes: Count = 20_000  # episodes in all
+    points: Count = 20  # lines of metrics
+    picture: bool = False  # plot the sampled tasks (tasks.png)
+    seed: CountOrZero = 0  # seed of student and teacher
+    out: Path = Path("outputs/toy")  # folder of the results
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of the teacher
 
 
 class Student:
@@ -161,7 +157,9 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
     """Run `config.episodes` episodes, `config.rows` in parallel. Writes metrics.jsonl with the
     share of unlocked cells."""
     config.out.mkdir(parents=True, exist_ok=True)
-    began, spent, every = time.perf_counter(), 0.0, max(config.episodes // config.points, 1)
+    began = time.perf_counter()
+    spent = 0.0
+    every = max(config.episodes // config.points, 1)
     past: list[Floats] = []
     shares: list[float] = []
     with (config.out / "metrics.jsonl").open("w", buffering=1) as log:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, Number, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -21,18 +22,16 @@ from embodied.teachers.task_space import Floats, named_task
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`easy`: the initial task, values of task parameters by name; the others start in the middle
-    of their box. `boundary`: probability of an episode at a bound. `delta`: step of a bound, as a
-    fraction of the parameter's box. `low`, `high`: thresholds of the mean score. `skip_reached`:
-    bounds that have reached the edge of the box are no longer tested (nor moved back)."""
+    """Settings of ADR. Task parameters that `easy` does not name start in the middle of their
+    box."""
 
-    easy: Mapping[str, float] = field(default_factory=dict)
-    boundary: float = 0.5
-    delta: float = 0.05
-    queue: int = 10  # episodes at a bound between its moves
-    low: float = 0.1
-    high: float = 0.75
-    skip_reached: bool = False
+    easy: Mapping[str, Fraction] = field(default_factory=dict)  # initial task, values by name
+    boundary: Fraction = 0.5  # probability of an episode at a bound
+    delta: PositiveFraction = 0.05  # step of a bound, as a fraction of the parameter's box
+    queue: Count = 10  # episodes at a bound between its moves
+    low: Number = 0.1  # a mean score up to this moves a bound inward
+    high: Number = 0.75  # a mean score from this on moves a bound outward
+    skip_reached: bool = False  # bounds at the edge of the box are not tested, nor moved back
 
 
 class Adr(teacher.Teacher):
@@ -42,11 +41,9 @@ class Adr(teacher.Teacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not (config.low < config.high and 0 < config.delta <= 1 and config.queue > 0):
+        if config.low >= config.high:
             raise ConfigError(
-                "teacher: needs low < high, 0 < delta <= 1 and queue > 0; got "
-                f"low={config.low:g} high={config.high:g} delta={config.delta:g} "
-                f"queue={config.queue}"
+                f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
         self.settings = config
         easy = named_task(self.space, config.easy, 0.5, "easy")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import CountOrZero
 from embodied.core.spec import Spec
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks import gmm_teacher
@@ -23,21 +23,19 @@ FEW = 5  # up to this many earlier tasks, the progress is 0
 
 @dataclass(frozen=True, kw_only=True)
 class Config(gmm_teacher.Config):
-    """`memory`: number of the newest tasks among which the nearest is searched; 0: all of them (as
-    published), so that old scores count as much as new ones and the search time grows."""
+    """Settings of ALP-GMM. With `memory` 0 (as published) old scores count as much as new ones, and
+    the search time grows."""
 
-    memory: int = 20_000
+    memory: CountOrZero = 20_000  # newest tasks among which the nearest is searched; 0: all
 
 
 class AlpGmm(gmm_teacher.Fitted):
     """Needs only the scores of episodes: no thresholds and no access to the student."""
 
-    remembered = (*gmm_teacher.Fitted.remembered, "known", "seen")
+    remembered = ("known", "seen")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if config.memory < 0:
-            raise ConfigError(f"teacher.memory={config.memory} should be 0 (all) or more")
         self.limit = config.memory
         self.known = np.zeros((64, len(self.space) + 1))  # points and scores, a ring if limited
         self.seen = 0

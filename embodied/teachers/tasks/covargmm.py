@@ -20,10 +20,10 @@ from embodied.teachers.tasks.gmm import Mixture
 
 @dataclass(frozen=True, kw_only=True)
 class Config(gmm_teacher.Config):
-    """`absolute`: falling scores count as well. Progress is measured within `every` episodes: use a
-    larger value if there are many parallel envs and few updates."""
+    """Settings of Covar-GMM. Progress is measured within `every` episodes: use more if there are
+    many parallel envs and few updates."""
 
-    absolute: bool = False
+    absolute: bool = False  # falling scores count as well
 
 
 class CovarGmm(gmm_teacher.Fitted):

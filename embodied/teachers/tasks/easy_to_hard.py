@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from embodied.core.bounds import Count, CountOrZero, Fraction, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -18,21 +19,18 @@ from embodied.teachers.task_space import Floats, named_task
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`easy`: the easy task, values of task parameters by name; the others are at their minimum.
+    """Settings of the growing box. With `pace` "schedule" its share grows linearly to 1 in
+    `episodes` episodes; with "success" it changes with the mean of the last `window` scores in the
+    current box."""
 
-    The share s is initially `width`. With `pace` "schedule" it grows linearly to 1 in `episodes`
-    episodes. With "success" it grows by `step` when the mean of the last `window` scores in the
-    current box is at least `grow`, and shrinks by `step` when that mean is below `shrink`.
-    """
-
-    easy: Mapping[str, float] = field(default_factory=dict)
-    width: float = 0.1
-    pace: Literal["schedule", "success"] = "success"
-    episodes: int = 5_000
-    window: int = 50
-    step: float = 0.05
-    grow: float = 0.7
-    shrink: float = 0.0
+    easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; others: minimum
+    width: PositiveFraction = 0.1  # initial share s
+    pace: Literal["schedule", "success"] = "success"  # what the share grows with
+    episodes: CountOrZero = 5_000  # episodes until the share is 1
+    window: Count = 50  # scores of the mean
+    step: Positive = 0.05  # change of the share
+    grow: Number = 0.7  # mean score from which the box grows
+    shrink: Number = 0.0  # mean score below which the box shrinks
 
 
 class EasyToHard(teacher.Teacher):
@@ -42,15 +40,15 @@ class EasyToHard(teacher.Teacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not 0 < config.width <= 1 or config.step <= 0 or config.shrink >= config.grow:
+        if config.shrink >= config.grow:
             raise ConfigError(
-                "teacher: needs 0 < width <= 1, step > 0 and shrink < grow; got "
-                f"width={config.width:g} step={config.step:g} "
-                f"shrink={config.shrink:g} grow={config.grow:g}"
+                f"teacher: needs shrink < grow; got shrink={config.shrink:g} grow={config.grow:g}"
             )
         self.settings = config
         self.easy = named_task(self.space, config.easy, 0.0, "easy")
-        self.share, self.size, self.ended = config.width, 0, 0
+        self.share = config.width
+        self.size = 0
+        self.ended = 0
         self.scored: list[float] = []
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -22,15 +23,13 @@ from embodied.teachers.tasks.gmm import Mixture
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`every`: episodes between fits; each fit uses these episodes only. The mixture has `fewest`
-    to `most` components, chosen by `criterion`. `random`: share of tasks that are sampled uniformly
-    from the whole box."""
+    """Settings of the mixture. Each fit uses the newest `every` episodes only."""
 
-    every: int = 250
-    random: float = 0.2
-    fewest: int = 2
-    most: int = 10
-    criterion: Literal["aic", "aicc"] = "aic"
+    every: Count = 250  # episodes between fits
+    random: Fraction = 0.2  # share of tasks that are sampled uniformly from the whole box
+    fewest: Count = 2  # least number of components
+    most: Count = 10  # largest number of components
+    criterion: Literal["aic", "aicc"] = "aic"  # chooses the number of components
 
 
 class Fitted(teacher.Teacher):
@@ -41,7 +40,7 @@ class Fitted(teacher.Teacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not (1 <= config.fewest <= config.most and config.every >= 2 * config.fewest):
+        if config.fewest > config.most or config.every < 2 * config.fewest:
             raise ConfigError(
                 f"teacher: fewest={config.fewest} to most={config.most} components cannot be "
                 f"fitted to every={config.every} episodes; teacher.every should be at least "

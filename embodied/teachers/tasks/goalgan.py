@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, points, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
 OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped
@@ -27,38 +29,28 @@ OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """Each goal gets `rollouts` episodes; it is labelled good if their mean score is from `low` to
-    `high`. After `every` labelled goals, both networks are trained for `iterations` steps on
-    batches of `batch`.
+    """Settings of Goal GAN. A share `old` of the goals comes from the good ones so far, a share
+    `random` is uniform (0 in the paper; it finds a first good goal if the generator proposes none),
+    the others come from the generator. `pretrain` imitates the box of half-width `spread` around
+    `easy`."""
 
-    Sources of goals: a share `old` from the good goals so far (stored if at least `apart` of the
-    cube's diagonal from the others), a share `random` uniform (0 in the paper; it finds a first
-    good goal if the generator proposes none), the others from the generator. Goals that are not
-    uniform get Gaussian `noise` (std). Before the first episode the generator is trained for
-    `pretrain` steps to imitate the box of half-width `spread` around `easy` (values of task
-    parameters by name; empty: the whole cube).
-
-    `full_range`: the generator's output in (-1, 1) is scaled to the range (-0.5, 1.5) and clipped,
-    as in the paper; otherwise to (0, 1).
-    """
-
-    rollouts: int = 2
-    low: float = 0.25
-    high: float = 0.75
-    every: int = 100
-    iterations: int = 250
-    batch: int = 64
-    lr: float = 1e-3
-    old: float = 0.2
-    random: float = 0.1
-    noise: float = 0.01
-    apart: float = 0.01
-    pretrain: int = 500
-    easy: Mapping[str, float] = field(default_factory=dict)
-    spread: float = 0.1
-    full_range: bool = False
-    generator_width: int = 256  # units of a hidden layer
-    discriminator_width: int = 128  # units of a hidden layer
+    rollouts: Count = 2  # episodes per goal
+    low: Fraction = 0.25  # least mean score of a good goal
+    high: Fraction = 0.75  # largest mean score of a good goal
+    every: Count = 100  # labelled goals between trainings
+    iterations: Count = 250  # gradient steps of a training
+    batch: Count = 64  # goals per gradient step
+    lr: Positive = 1e-3  # RMSprop's learning rate
+    old: Fraction = 0.2  # share of goals from the good ones so far
+    random: Fraction = 0.1  # share of uniform goals
+    noise: NonNegative = 0.01  # standard deviation of noise on the other goals
+    apart: NonNegative = 0.01  # least distance of stored good goals, of the cube's diagonal
+    pretrain: CountOrZero = 500  # gradient steps before the first episode
+    easy: Mapping[str, Fraction] = field(default_factory=dict)  # easy task; empty: the whole cube
+    spread: NonNegative = 0.1  # half-width of the box around `easy`
+    full_range: bool = False  # scale the generator's output to (-0.5, 1.5) and clip, as published
+    generator_width: Count = 256  # units of a hidden layer
+    discriminator_width: Count = 128  # units of a hidden layer
 
 
 class GoalGan(TorchTeacher):
@@ -68,12 +60,12 @@ class GoalGan(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not (config.rollouts > 0 and 0 <= config.low < config.high <= 1):
+        if config.low >= config.high:
             raise ConfigError(
-                "teacher: needs rollouts > 0 and 0 <= low < high <= 1; got "
-                f"rollouts={config.rollouts} low={config.low:g} high={config.high:g}"
+                f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
-        self.settings, d = config, len(self.space)
+        self.settings = config
+        d = len(self.space)
         wide, narrow = config.generator_width, config.discriminator_width
         self.maker = mlp((d, wide, wide, d), self.random, nn.LeakyReLU)
         self.critic = mlp((d, narrow, narrow, 1), self.random, nn.LeakyReLU)
@@ -86,7 +78,9 @@ class GoalGan(TorchTeacher):
         self.labelled: list[list[float]] = []
         self.labels: list[float] = []
         self.passed = np.zeros((0, d))
-        self.goals, self.trained, self.good = 0, 0, 0.0
+        self.goals = 0
+        self.trained = 0
+        self.good = 0.0
         if config.pretrain:
             self.pretrain()
 
@@ -102,7 +96,8 @@ class GoalGan(TorchTeacher):
         return proposed
 
     def new_goal(self) -> int:
-        number, self.goals = self.goals, self.goals + 1
+        number = self.goals
+        self.goals = self.goals + 1
         left = self.settings.rollouts
         self.open[number] = {"point": self.goal(), "left": left, "scores": []}
         if len(self.open) > OPEN:
@@ -110,7 +105,9 @@ class GoalGan(TorchTeacher):
         return number
 
     def goal(self) -> Floats:
-        kind, settings, d = self.random.random(), self.settings, len(self.space)
+        kind = self.random.random()
+        settings = self.settings
+        d = len(self.space)
         if kind < settings.random:
             return self.random.random(d)
         if kind < settings.random + settings.old and len(self.passed):
@@ -151,7 +148,8 @@ class GoalGan(TorchTeacher):
 
     def train(self) -> None:
         goals, labels = tensor(self.labelled), tensor(self.labels)
-        self.labelled, self.labels = [], []
+        self.labelled = []
+        self.labels = []
         self.good = float(labels.mean())
         if labels.any():  # without a good goal the generator has no target
             self.adversarial(goals, labels, self.settings.iterations)
@@ -159,7 +157,9 @@ class GoalGan(TorchTeacher):
 
     def pretrain(self) -> None:
         """Train the generator to imitate the box around the easy task."""
-        n, d, settings = 1000, len(self.space), self.settings
+        n = 1000
+        d = len(self.space)
+        settings = self.settings
         goals = self.random.random((n, d))
         if settings.easy:
             easy = named_task(self.space, settings.easy, 0.5, "easy")

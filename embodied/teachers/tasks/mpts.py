@@ -9,17 +9,18 @@ the tasks with the highest gamma0 mean + gamma1 std of the risk over z are selec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
 
 Posterior = tuple[Tensor, Tensor]
 """Means and standard deviations of z, [width] each."""
@@ -27,22 +28,18 @@ Posterior = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`batch` (B): tasks that are selected at a time, from `candidates` (m) times as many uniform
-    ones: a share `hardest` by predicted risk, the others at random. `weights`: gamma0 and gamma1,
-    of the mean and the standard deviation of `draws` predictions. The model is trained for `steps`
-    gradient steps on each batch of finished episodes. The tasks of the first `warmup` episodes are
-    uniform. Risk is the negative score, standardised over the batch."""
+    """Settings of MPTS. Risk is the negative score, standardised over the batch."""
 
-    batch: int = 16
-    candidates: float = 2.5
-    hardest: float = 0.5
-    weights: tuple[float, float] = (1.0, 5.0)
-    draws: int = 50
-    steps: int = 10
-    lr: float = 5e-3
-    beta: float = 1e-4
-    warmup: int = 160
-    width: int = 10
+    batch: Annotated[int, Bound(2)] = 16  # B, tasks that are selected at a time
+    candidates: Annotated[float, Bound(1.0)] = 2.5  # m, uniform candidates as a multiple of B
+    hardest: Fraction = 0.5  # share selected by predicted risk, the others at random
+    weights: tuple[Number, Number] = (1.0, 5.0)  # gamma0, gamma1: of mean and standard deviation
+    draws: Count = 50  # predictions of which these are computed
+    steps: Count = 10  # gradient steps on each batch of finished episodes
+    lr: Positive = 5e-3  # Adam's learning rate
+    beta: NonNegative = 1e-4  # weight of the KL term
+    warmup: CountOrZero = 160  # first episodes, with uniform tasks
+    width: Count = 10  # units of the hidden layers, and size of z
 
 
 class Mpts(TorchTeacher):
@@ -52,13 +49,9 @@ class Mpts(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if config.batch < 2 or config.candidates < 1 or not 0 <= config.hardest <= 1:
-            raise ConfigError(
-                "teacher: needs batch >= 2, candidates >= 1 and hardest in [0, 1]; got "
-                f"batch={config.batch} candidates={config.candidates:g} "
-                f"hardest={config.hardest:g}"
-            )
-        self.settings, d, h = config, len(self.space), config.width
+        self.settings = config
+        d = len(self.space)
+        h = config.width
         self.encoder = mlp((d + 1, h, h, h), self.random)
         self.heads = mlp((h, 2 * h), self.random)
         self.decoder = mlp((d + h, h, h, h, 1), self.random)
@@ -68,7 +61,9 @@ class Mpts(TorchTeacher):
         self.plan: list[list[float]] = []  # points and predicted risks of the next episodes
         self.rows: list[list[float]] = []  # points, predicted risks, scores of finished ones
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))
-        self.drawn, self.learned, self.correlation = 0, 0, 0.0
+        self.drawn = 0
+        self.learned = 0
+        self.correlation = 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         proposed: list[tuple[Floats, Any]] = []
@@ -82,7 +77,8 @@ class Mpts(TorchTeacher):
     def planned(self) -> list[list[float]]:
         """Select the next `batch` tasks; in random order, each with its predicted risk."""
         settings, d = self.settings, len(self.space)
-        before, self.drawn = self.drawn, self.drawn + settings.batch
+        before = self.drawn
+        self.drawn = self.drawn + settings.batch
         if before < settings.warmup or not self.learned:
             points = self.random.random((settings.batch, d))
             return [[*point, np.nan] for point in points.tolist()]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -21,29 +22,20 @@ from embodied.teachers.tasks.gmm_teacher import pick
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """A region with more than `most` episodes is split by the best of `attempts` random cuts that
-    leave at least `fewest` episodes and a width of at least `narrowest` on both sides. If there is
-    no such cut, the oldest share `discard` of its episodes is dropped. Progress is computed from
-    the last `window` scores.
+    """Settings of RIAC. A cut leaves at least `fewest` episodes and the width `narrowest` on both
+    sides; without such a cut, the oldest share `discard` of the region's episodes is dropped."""
 
-    A share `random` of the tasks is uniform over the whole space. For the others a region is
-    sampled in proportion to its progress (all regions, or with `leaves` the leaves of the tree
-    only): a share `mutated` is near the region's task with the lowest score (Gaussian, std
-    `mutation`), the rest is uniform in the region. `legacy_score`: splits by the difference in
-    progress alone, as in the published code.
-    """
-
-    most: int = 200
-    fewest: int = 10
-    attempts: int = 50
-    narrowest: float = 1 / 15
-    discard: float = 0.25
-    window: int = 200
-    random: float = 0.2
-    mutated: float = 0.1
-    mutation: float = 0.1
-    leaves: bool = False
-    legacy_score: bool = False
+    most: Count = 200  # episodes of a region above which it is split
+    fewest: Count = 10  # least number of episodes of a part
+    attempts: Count = 50  # random cuts, of which the best is used
+    narrowest: Fraction = 1 / 15  # least width of a part
+    discard: Fraction = 0.25  # share of episodes dropped if a region cannot be split
+    window: Count = 200  # last scores from which progress is computed
+    random: Fraction = 0.2  # share of tasks that are uniform over the whole space
+    mutated: Fraction = 0.1  # share of tasks near the region's task with the lowest score
+    mutation: NonNegative = 0.1  # standard deviation of the noise on these
+    leaves: bool = False  # sample leaves of the tree only, not all regions
+    legacy_score: bool = False  # split by the difference in progress alone, as the published code
 
 
 Region = dict[str, Any]

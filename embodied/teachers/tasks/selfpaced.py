@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
@@ -39,32 +40,27 @@ class HasTaskValues(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """`every`: episodes between updates. `value`, V of an episode: "critic" is the student's
-    estimate (`HasTaskValues`), "score" its score, "discounted" gamma^length times its score (the
-    discounted return if the reward comes at the end). The first `offset` updates have alpha = 0.
+    """Settings of SPDL. `value` "critic" is the student's estimate (`HasTaskValues`), "score" the
+    score of an episode, "discounted" gamma^length times it (the discounted return if the reward
+    comes at the end). The target's task parameters that `hard` does not name are in the middle.
+    With `clipped` importance ratios are computed after clipping to the box, as in the paper,
+    instead of before it."""
 
-    Initial distribution: mean `easy`, values of task parameters by name (the others are random),
-    standard deviation `width`. Target: mean `hard` (the others in the middle), standard deviation
-    `spread`. While the KL to the target is above `apart`, standard deviations are at least `floor`.
-    `clipped`: importance ratios are computed at the tasks after clipping to the box, as in the
-    paper, instead of before it.
-    """
-
-    every: int = 100
-    value: Literal["critic", "score", "discounted"] = "score"
-    gamma: float = 0.99
-    eps: float = 0.1
-    zeta: float = 0.05
-    offset: int = 0
-    easy: Mapping[str, float] = field(default_factory=dict)
-    width: float = 0.1
-    hard: Mapping[str, float] = field(default_factory=dict)
-    spread: float = 0.25
-    floor: float = 0.0
-    apart: float = 0.0
-    damping: float = 1e-2  # added to the Fisher matrix's diagonal
-    tries: int = 10  # halved steps of a line search
-    clipped: bool = False
+    every: Annotated[int, Bound(2)] = 100  # episodes between updates
+    value: Literal["critic", "score", "discounted"] = "score"  # V of an episode
+    gamma: Fraction = 0.99  # discount per step, for value=discounted
+    eps: Positive = 0.1  # largest KL divergence of an update
+    zeta: NonNegative = 0.05  # weight of the KL divergence to the target
+    offset: CountOrZero = 0  # first updates, with alpha = 0
+    easy: Mapping[str, Fraction] = field(default_factory=dict)  # initial mean; others are random
+    width: Positive = 0.1  # initial standard deviation
+    hard: Mapping[str, Fraction] = field(default_factory=dict)  # mean of the target, by name
+    spread: Positive = 0.25  # standard deviation of the target
+    floor: NonNegative = 0.0  # least standard deviation while the KL to the target is above `apart`
+    apart: NonNegative = 0.0  # that KL
+    damping: NonNegative = 1e-2  # added to the Fisher matrix's diagonal
+    tries: Count = 10  # halved steps of a line search
+    clipped: bool = False  # importance ratios at clipped tasks
 
 
 class SelfPaced(teacher.Teacher):
@@ -77,13 +73,8 @@ class SelfPaced(teacher.Teacher):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTaskValues | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if min(config.width, config.spread, config.eps) <= 0 or config.every < 2:
-            raise ConfigError(
-                "teacher: width, spread and eps should be above 0, every at least 2; got "
-                f"width={config.width:g} spread={config.spread:g} eps={config.eps:g} "
-                f"every={config.every}"
-            )
-        self.settings, self.student = config, student
+        self.settings = config
+        self.student = student
         d = len(self.space)
         easy = named_task(self.space, config.easy, math.nan, "easy")
         drawn = self.random.random(d)
@@ -92,7 +83,9 @@ class SelfPaced(teacher.Teacher):
         hard = torch.from_numpy(named_task(self.space, config.hard, 0.5, "hard"))
         self.target = Gaussian(hard, torch.eye(d).double() * math.log(config.spread))
         self.drawn: list[list[float]] = []  # sampled task, its log-density, score
-        self.updates, self.alpha, self.step_kl = 0, 0.0, 0.0
+        self.updates = 0
+        self.alpha = 0.0
+        self.step_kl = 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         now = self.now()
@@ -118,7 +111,9 @@ class SelfPaced(teacher.Teacher):
         self.drawn += [[*memo, score] for memo, score in zip(memos, scores.tolist(), strict=True)]
         if len(self.drawn) >= self.settings.every:
             rows = torch.tensor(self.drawn, dtype=torch.float64)
-            where, logs, scores_of = rows[:, :-2], rows[:, -2], rows[:, -1]
+            where = rows[:, :-2]
+            logs = rows[:, -2]
+            scores_of = rows[:, -1]
             self.advance(where, logs, self.values(where, scores_of))
             self.drawn = []
 

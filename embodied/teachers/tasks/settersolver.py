@@ -10,50 +10,53 @@ sum of its validity, feasibility and coverage losses (g: goals of successful epi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from embodied.core.build import ConfigError
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks.real_nvp import Flow
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
 
 PLAN = 64  # goals that are generated at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(teacher.Config):
-    """An episode with a score of `solved` or more is a success. Every `every` episodes, both
-    networks take `steps` gradient steps on batches of `batch` from
-    the newest `memory` episodes. Feasibilities are uniform from `rarest` to 1 - `rarest`. A share
-    `random` of the goals is uniform over the box (all of them before the first update). `noise`: e,
-    the noise on goals of successful episodes. `validity`, `feasibility`, `coverage`: weights of the
-    losses. `old_latents`: the setter's losses use the latents of observed goals instead of new
-    ones, as in a published re-implementation (which also took 1 step)."""
+    """Settings of Setter-Solver. All goals are uniform before the first update."""
 
-    solved: float = 0.5
-    every: int = 100
-    steps: int = 50
-    batch: int = 64
-    memory: int = 2_000
-    lr: float = 3e-4
-    random: float = 0.1
-    rarest: float = 0.05
-    noise: float = 0.01
-    validity: float = 1.0
-    feasibility: float = 1.0
-    coverage: float = 1.0
-    old_latents: bool = False
-    judge: tuple[int, ...] = (64, 64, 64)  # units of each hidden layer of the judge
-    width: int = 128
-    layers: int = 3
-    blocks: int = 3  # coupling layers of the setter
+    solved: PositiveFraction = 0.5  # score from which an episode is a success
+    every: Count = 100  # episodes between updates
+    steps: Count = 50  # gradient steps of both networks per update
+    batch: Count = 64  # episodes per gradient step
+    memory: Count = 2_000  # newest episodes that are trained on
+    lr: Positive = 3e-4  # Adam's learning rate
+    random: Fraction = 0.1  # share of goals that are uniform over the box
+    rarest: Annotated[float, Bound(above=0.0, below=0.5)] = 0.05  # feasibilities: this to 1 - this
+    noise: NonNegative = 0.01  # e, noise on goals of successful episodes
+    validity: NonNegative = 1.0  # weight of the validity loss
+    feasibility: NonNegative = 1.0  # weight of the feasibility loss
+    coverage: NonNegative = 1.0  # weight of the coverage loss
+    old_latents: bool = False  # latents of observed goals, as in a re-implementation with 1 step
+    judge: tuple[Count, ...] = (64, 64, 64)  # units of each hidden layer of the judge
+    width: Count = 128  # units of the setter's hidden layers
+    layers: CountOrZero = 3  # highway layers of a coupling
+    blocks: Count = 3  # coupling layers of the setter
 
 
 class SetterSolver(TorchTeacher):
@@ -63,11 +66,8 @@ class SetterSolver(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not 0 < config.rarest < 0.5:
-            raise ConfigError(f"teacher.rarest={config.rarest:g} should be above 0, below 0.5")
-        if not 0 < config.solved <= 1:
-            raise ConfigError(f"teacher.solved={config.solved:g} should be above 0, at most 1")
-        self.settings, d = config, len(self.space)
+        self.settings = config
+        d = len(self.space)
         self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
         self.modules = {"judge": self.judge, "setter": self.setter}
@@ -77,7 +77,8 @@ class SetterSolver(TorchTeacher):
         }
         self.plan: list[list[float]] = []
         self.rows: list[list[float]] = []  # points, requested feasibility, 1 for a success
-        self.fresh, self.trained = 0, 0
+        self.fresh = 0
+        self.trained = 0
         self.losses: dict[str, float] = {}
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

@@ -125,13 +125,14 @@ class RemoteActor(ABC):
     def get_state(self) -> dict[str, Any]:
         """The actor's state, and the steps made before it that were not taken."""
         state = self.ask("get_state")
-        return {**state, "waiting": [bytearray(each) for each in self.messages()]}
+        return {**state, "unread_messages": [bytearray(each) for each in self.messages()]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`."""
         self.fresh = True
-        self.put_back([bytes(each) for each in state["waiting"]])
-        self.ask("set_state", {key: value for key, value in state.items() if key != "waiting"})
+        self.put_back([bytes(each) for each in state["unread_messages"]])
+        own = {key: value for key, value in state.items() if key != "unread_messages"}
+        self.ask("set_state", own)
 
 
 class Transport(ABC):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.atomic_write import write_durably
-from embodied.core.saved_node import read_saved
+from embodied.core.saved_node import read_run_settings
 from embodied.evaluation.statistics import rate, wilson
 from embodied.reports.run_report import PAGE, STYLE
 from embodied.reports.svg import COLOURS, Frame, Point, coloured, framed, number, svg
@@ -68,7 +68,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
         if not rows:
             raise ViewerError(f"{folder} has no metrics.jsonl; give a run folder")
         file = folder / "run.yaml"
-        config = read_saved(file) if file.exists() else {}
+        config = read_run_settings(file) if file.exists() else {}
         runs.append(RunData(folder, folder.resolve().name, rows, config))
     names = [run.name for run in runs]
     if len(set(names)) == len(names):

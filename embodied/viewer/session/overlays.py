@@ -20,7 +20,7 @@ from embodied.core.checkpoint import CheckpointError
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import HasComponents, Reward
-from embodied.core.saved_node import read_saved, require_inside
+from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.reports.load_reward import make_reward, of_run
@@ -125,7 +125,7 @@ def make_step_overlay(
     except CheckpointError:
         return None
     file = folder / "run.yaml"
-    trained = read_saved(file) if file.exists() else {}
+    trained = read_run_settings(file) if file.exists() else {}
     gamma = float((trained.get("learner") or {}).get("gamma", 0.99))
     reward, camera = _reward(folder, policy, gamma, env) if trained.get("reward") else (None, None)
     value = _value_function(saved, trained, policy) if trained.get("learner") else None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.text import encode, text_leaf
@@ -31,52 +32,53 @@ from embodied.envs.fr3.tasks.task import (
     Params,
     Start,
     Task,
+    Term,
     View,
     centimetres,
     yaw_of,
 )
 from embodied.envs.mujoco.batch_env import Rows
+from embodied.envs.spaces import Ranges
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the language tasks.
+    """Settings of the language tasks; what is not explained is as in `embodied.envs.fr3.env`.
 
-    `tasks`: the names of the tasks that episodes are drawn from (empty: all ten). `text`: bytes of
-    an additional observation `text`, the sentence in UTF-8 for policies that understand language
-    (0: none). `wrong_instruction` shows the sentence of the next task of the list of ten instead of
-    the right one: success must drop. Everything else is as in `embodied.envs.fr3.env`; `objects`
-    "privileged" gives where the objects are to critics and demonstrators only.
+    `wrong_instruction` shows the sentence of the next task of the list of ten instead of the right
+    one: success must drop.
     """
 
-    tasks: tuple[str, ...] = ()
-    num_envs: int = 16
-    cameras: tuple[str, ...] = ()
-    portraits: tuple[str, ...] = ()
-    image_size: int = 64
-    drawing: Literal["full", "light"] = "light"
-    horizon: int = 200
-    threads: int = 2
-    seed: int = 0
-    objects: Literal["seen", "privileged"] = "privileged"
-    text: int = 0
-    wrong_instruction: bool = False
-    randomize: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    reveal: bool = False
+    tasks: tuple[str, ...] = ()  # tasks that episodes are drawn from (empty: all ten)
+    num_envs: Count = 16  # parallel environments
+    cameras: tuple[str, ...] = ()  # cameras whose images are observations: front, wrist
+    portraits: tuple[str, ...] = ()  # images for rewards, side by side (empty: the first camera)
+    image_size: Count = 64  # pixels of an image's side
+    drawing: Literal["full", "light"] = "light"  # how the scene is rendered
+    horizon: Count = 200  # control steps of an episode, 20 Hz
+    threads: Count = 2  # CPU threads
+    seed: CountOrZero = 0  # of the random numbers
+    objects: Literal["seen", "privileged"] = "privileged"  # who sees objects
+    text: CountOrZero = 0  # bytes of the observation `text`, the sentence in UTF-8 (0: none)
+    wrong_instruction: bool = False  # show the sentence of another task
+    randomize: Ranges = field(default_factory=dict)  # ranges of physical quantities, by name
+    reveal: bool = False  # observe the sampled quantities in [0, 1] as privileged/random
 
 
 class Tabletop(Task):
     """The scene of the language tasks; its parameter chooses among the instructions `numbers`."""
 
     text = ""
-    free, markers = objects.MOVABLE, objects.FIXED
+    free = objects.MOVABLE
+    markers = objects.FIXED
     names = (
         *(f"{name}_{axis}" for name in (*objects.MOVABLE, *objects.FIXED) for axis in "xyz"),
         *(f"{name}_{part}" for name in objects.BLOCKS for part in ("cos_4yaw", "sin_4yaw")),
         *objects.JOINTS,
         *(f"plate_from_{axis}" for axis in "xyz"),
     )
-    terms, weights = {}, {}
+    terms: ClassVar[Mapping[str, Term]] = {}
+    weights: ClassVar[Mapping[str, float]] = {}
     draws = layout.DRAWS
     front = ((1.30, -0.62, 0.78), (0.47, 0.02, 0.05), 32.0)
 

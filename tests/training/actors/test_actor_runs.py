@@ -188,7 +188,7 @@ def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None
         with pytest.warns(UserWarning, match="exit code -9.*another one takes its place"):
             metrics = parts.evaluate(60)
         assert metrics["episodes"] == 40 and loop.collector.deaths == 1
-        state = loop.get_state()["rollout"]
+        state = loop.get_state()["collector"]
         for _ in range(5):
             counts.append(step_of(loop))
             assert not lost_in(loop)

@@ -1,0 +1,97 @@
+"""The policy that a run begins with, where it is not a new one for the run's environment.
+
+It is saved in a run or a checkpoint, answered by a policy server, or made for a dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from inspect import signature
+from typing import get_type_hints
+
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, Node, parse, resolve
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy, PolicyWrapper
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.mapping import Mapping
+from embodied.policies.remote.address import is_address, remote_policy
+from embodied.policies.wrappers.mapped import load_mapped
+from embodied.training.config import Offline, RunConfig
+from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
+from embodied.training.demonstrations import is_same
+
+
+def finetuned_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
+    """The wrapper of `finetune` around the policy of `init`, and its trainable part."""
+    assert config.finetune is not None
+    if config.init is None:
+        raise ConfigError("finetune needs a trained base policy: init=RUN")
+    wrapper = resolve(config.finetune["_target_"], PolicyWrapper)
+    whole = wrapper.wrap(load_init(config, env), config.finetune, config.policy)
+    return whole, whole.trainable()
+
+
+def continued_policy(config: RunConfig, env: VecEnv) -> Policy:
+    """The policy of `init`, of the class and settings of `policy`, to be trained on."""
+    assert config.policy is not None
+    policy = load_init(config, env)
+    wanted = resolve(config.policy["_target_"], Policy)
+    if issubclass(wanted, PolicyWrapper):
+        if type(policy) is not wanted:
+            policy = wanted.wrap(policy, config.policy)
+    elif config.resume is None:
+        require_settings(policy, config.policy)
+    return policy.train()
+
+
+def load_init(config: RunConfig, env: VecEnv) -> Policy:
+    """The policy of `init`: a run or checkpoint, or a policy server (ws://HOST:PORT, or a YAML)."""
+    assert config.init is not None
+    if is_address(config.init):
+        return remote_policy(config.init, env.spec, mapping_file=config.mapping)
+    return load_mapped(config.init, env.spec, mapping_of(config, env))
+
+
+def make_dataset_policy(config: RunConfig, episodes: Episodes | None) -> Policy:
+    """The policy of a run without an environment, in the physical units of `episodes`."""
+    assert isinstance(config.data, Offline)
+    if config.policy is None or episodes is None:
+        raise ConfigError("policy is not given: policy=NAME")
+    if config.resume is not None:
+        return resumed_policy(config.resume, episodes)
+    if config.init is not None:
+        return saved_policy(config.init, config.policy, episodes)
+    policy = physical_policy(config.policy, episodes, config.data.statistics)
+    if policy.requires_base:
+        raise ConfigError("this policy wraps a trained base policy: init=RUN")
+    return policy
+
+
+def mapping_of(config: RunConfig, env: VecEnv) -> Mapping | None:
+    """The run's mapping where `init` is not of this environment."""
+    if config.mapping is None or config.init is None:
+        return None
+    same = is_same(env.spec, checkpoint.load_spec(config.init))
+    return None if same else Mapping.load(config.mapping)
+
+
+def require_settings(policy: Policy, node: Node) -> None:
+    """ConfigError if `node` has another class or other settings than the policy of `init`."""
+    wanted, held = resolve(node["_target_"], Policy), type(policy)
+    if wanted is not held:
+        raise ConfigError(f"init holds a {held.__name__}, not a {wanted.__name__}: policy=NAME")
+    if "config" not in signature(wanted).parameters:
+        return
+    kind = get_type_hints(wanted.__init__)["config"]
+    asked, saved = (
+        parse(kind, {k: v for k, v in each.items() if k != "_target_"}, "policy")
+        for each in (node, policy.node)
+    )
+    for each in fields(kind):
+        given, has = getattr(asked, each.name), getattr(saved, each.name)
+        if given != has:
+            raise ConfigError(
+                f"policy.{each.name}={given} has no effect: the policy that init holds has {has}; "
+                "set it to that, or train without init"
+            )
