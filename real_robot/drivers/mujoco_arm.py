@@ -45,10 +45,6 @@ class Config:
     start: tuple[Number, ...] = ()  # joints [n] where it is found, rad (m); empty: its home pose
     seed: CountOrZero = 0  # of the noise
 
-    def __post_init__(self) -> None:
-        if not (0 < self.bandwidth <= 50 and self.noise >= 0):
-            raise ConfigError("driver: bandwidth above 0, up to 50 Hz, and noise of 0 or more")
-
 
 class MujocoArm(Driver):
     """A simulated arm with nothing in front of it, which senses nothing beyond its joints."""
