@@ -83,12 +83,7 @@ def parsed(words: list[str]) -> tuple[Path, Settings]:
     pairs = [word.partition("=") for word in words if word not in runs]
     given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
     given.pop("allow", None)
-    settings = parse(Settings, given, "serve")
-    if not 0 <= settings.port < 65_536 or settings.connections < 1 or settings.threads < 1:
-        raise ConfigError("port should be in 0..65535, connections and threads at least 1")
-    if settings.message_mb <= 0:
-        raise ConfigError(f"message_mb={settings.message_mb} should be above 0")
-    return Path(runs[0]), settings
+    return Path(runs[0]), parse(Settings, given, "serve")
 
 
 def serving(policy: Policy, settings: Settings) -> Server:

@@ -60,10 +60,6 @@ class Config:
     patience: Annotated[float, Bound(0.0, 86400.0)] = 0.0  # s for an operator to reset a fault
     out: str = ""  # folder of the black box; empty: outputs/deploy/ROBOT-TIME
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.fps <= 200 or not 0 <= self.patience <= 86400:
-            raise ConfigError("fps should be from 1 to 200, patience from 0 to 86400 s")
-
 
 class External:
     """A robot that another program moves. `describe` opens nothing; `connect` starts the emulator,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from embodied.core.bounds import Bound, CountOrZero, NonNegative, Positive
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import Node, build
 from embodied.real_robot.cameras.camera import (
     Camera,
     CameraError,
@@ -120,10 +120,6 @@ class FolderConfig:
     fps: Annotated[float, Bound(above=0.0, high=1000.0)] = 30.0  # pictures a second
     loop: bool = True  # whether the first follows the last; false: an error then
 
-    def __post_init__(self) -> None:
-        if not self.fps > 0:
-            raise ConfigError(f"a folder of pictures needs fps above 0, not {self.fps:g}")
-
 
 class Folder(Source):
     """Files of pictures as a camera, to try out what sees without one."""
@@ -170,10 +166,6 @@ class RenderedConfig:
     lost: Annotated[float, Bound(0.0, below=1.0)] = 0.0  # share of pictures that never come
     noise: NonNegative = 0.0  # standard deviation of the noise, grey levels
     seed: CountOrZero = 0  # of the noise and the losses
-
-    def __post_init__(self) -> None:
-        if not (self.fps > 0 and self.latency >= 0 and 0 <= self.lost < 1 and self.noise >= 0):
-            raise ConfigError("a rendered camera needs fps above 0, latency, lost, noise from 0 on")
 
 
 class Rendered(Source):

@@ -58,7 +58,7 @@ class GuardedLoop(ABC):
 
     @abstractmethod
     def _turn(self, now: float, rate: Rate | None) -> None:
-        """One tick."""
+        """Run one tick at `now` (s)."""
 
     @abstractmethod
     def _apply(self, command: Command, now: float) -> bool:

@@ -104,7 +104,8 @@ def _samples(poses: Sequence[Floats]) -> Floats:
 
 
 def _leads_out(depths: Floats) -> NDArray[np.bool_]:
-    """Which of the depths [k, ...] along a way are outside, or further outside than one before."""
+    """Whether each of the depths [k, ...] along a way is outside, or further outside than one
+    before."""
     inside = np.maximum.accumulate(np.minimum(depths, 0.0), axis=0)
     return depths < inside - 1e-6
 

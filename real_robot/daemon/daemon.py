@@ -94,7 +94,7 @@ class Daemon:
 
     @property
     def deployment(self) -> Deployment:
-        """With the policy that acts now."""
+        """The deployment with the policy that acts now."""
         return self.processes.deployment
 
     def serve(self) -> None:
@@ -280,8 +280,8 @@ def serve(folder: Path, deployment: Deployment, token: str = "", tied: bool = Fa
 
 
 def main(folder: Path, tied: bool) -> None:
-    """With the deployment in `folder`; or (`tied`) with the one that its starter writes to the
-    standard input: one line of JSON, `{"session": TOKEN, "deployment": {...}}`."""
+    """Run the daemon with the deployment in `folder`; or (`tied`) with the one that its starter
+    writes to the standard input: one line of JSON, `{"session": TOKEN, "deployment": {...}}`."""
     if not tied:
         serve(folder, Deployment.read(folder))
         return

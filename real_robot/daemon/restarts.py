@@ -82,7 +82,7 @@ class Restarts:
         self.answer(client, request, True, "starting the arm's processes again")
 
     def _poll_hot_swap(self) -> None:
-        """To the policy that is to take over, once it is ready."""
+        """Swap to the policy that should take over, once it is ready."""
         if self.processes.hot_swap.child is None:
             return
         problem = self.processes.hot_swap.poll()

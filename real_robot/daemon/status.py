@@ -59,7 +59,7 @@ class StatusMonitor:
         self.intervened: bool = False
 
     def note(self, text: str) -> None:
-        """For the status, and the log."""
+        """Note a line for the status and the log."""
         self.notes.append(f"{self.clock():.3f} {text}")
         LOG.info(text)
 
@@ -91,7 +91,7 @@ class StatusMonitor:
         return False if int(fields["refused"]) == command else None
 
     def why_not(self, verb: Verb) -> str:
-        """One line for a command that was refused."""
+        """One line that says why a command was refused."""
         fields = self.channels.state.fields[0]
         if reason := bytes(fields["reason"]).decode(errors="replace"):
             return reason
@@ -180,7 +180,7 @@ def _finite(value: float) -> float | None:
 
 
 def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
-    """How the recorder does: episodes that `ended`, `episodes` of them that are on the disk."""
+    """The recorder's status: episodes that `ended`, `episodes` of them that are on the disk."""
     status.receive()
     fields = status.fields[0]
     return {

@@ -38,8 +38,8 @@ class Config:
 
 @dataclass(slots=True)
 class Part:
-    """One robot: its driver, its joints `at` in the joint vector, and whether a hand follows.
-    `sent`: the hand's opening (m); `t`: when it was measured last (s)."""
+    """One robot: its driver, its joints `at` in the joint vector, and whether a `hand` follows.
+    `sent` is the hand's opening (m), `t` the time (s) of the newest measurement."""
 
     name: str
     driver: Driver
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def whole(self) -> slice:
-        """Its joints and its hand."""
+        """Slice of the robot's joints and hand in the joint vector."""
         return slice(self.at.start, self.at.stop + self.hand)
 
 
@@ -76,7 +76,7 @@ class JoinedDriver(Driver):
         self._skew = 0.0
 
     def connect(self) -> None:
-        """All of them, or none stays connected."""
+        """Connect all robots; where one fails, none stays connected."""
         opened: list[Part] = []
         for part in self.parts:
             try:
@@ -94,7 +94,7 @@ class JoinedDriver(Driver):
             part.sent = part.driver.width
 
     def read(self) -> ArmState:
-        """All robots; DriverError with what was measured where one does not answer."""
+        """Measure all robots; DriverError with what was measured where one does not answer."""
         before = self._state
         times = list[float]()
         problem = None
@@ -139,7 +139,7 @@ class JoinedDriver(Driver):
         return part.sent
 
     def _each(self, do: Callable[[Part], object]) -> None:
-        """For every robot, also where another one's wire is broken; then DriverError."""
+        """Call `do` for every robot, also where another one's wire is broken; then DriverError."""
         problem: DriverError | None = None
         for part in self.parts:
             try:
@@ -182,11 +182,11 @@ class JoinedDriver(Driver):
         return low, high
 
     def check(self, limits: Limits) -> None:
-        """Each robot's own part."""
+        """Check each robot's own part of `limits`."""
         for part in self.parts:
-            rows = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
+            own = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
             try:
-                part.driver.check(Limits(**rows))
+                part.driver.check(Limits(**own))
             except DriverError as error:
                 raise _named(part, error) from error
 
@@ -199,7 +199,7 @@ class JoinedDriver(Driver):
             part.driver.cut()
 
     def release(self) -> None:
-        """All of them; where one cannot be released, none stays so."""
+        """Release all robots; where one cannot be released, none stays released."""
         try:
             for part in self.parts:
                 part.driver.release()
@@ -216,7 +216,8 @@ class JoinedDriver(Driver):
             part.lost = False
 
     def stop(self) -> None:
-        """A robot whose wire is broken; without one, all. The others are being brought to rest."""
+        """Stop the robots whose wire is broken, or all where none is: the others are being
+        brought to rest."""
         broken = [part for part in self.parts if part.lost]
         for part in broken or self.parts:
             part.driver.stop()

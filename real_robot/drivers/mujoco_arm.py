@@ -45,13 +45,9 @@ class Config:
     start: tuple[Number, ...] = ()  # joints [n] where it is found, rad (m); empty: its home pose
     seed: CountOrZero = 0  # of the noise
 
-    def __post_init__(self) -> None:
-        if not (0 < self.bandwidth <= 50 and self.noise >= 0):
-            raise ConfigError("driver: bandwidth above 0, up to 50 Hz, and noise of 0 or more")
-
 
 class MujocoArm(Driver):
-    """Nothing is in front of the arm: it senses nothing beyond its joints."""
+    """A simulated arm with nothing in front of it, which senses nothing beyond its joints."""
 
     world = None
     """A simulation: results of calibration are not kept."""
@@ -131,7 +127,7 @@ class MujocoArm(Driver):
         return number
 
     def _gains(self) -> None:
-        """Of each joint by its inertia here."""
+        """Set the gains of each joint by its inertia at this pose."""
         mujoco.mj_forward(self.model, self.data)
         inertia = np.zeros((self.model.nv, self.model.nv))
         mujoco.mj_fullM(self.model, self.data, inertia)

@@ -132,11 +132,11 @@ def _episode(path: Path, config: Config) -> Recording:
 
     try:
         episodes = read_episodes(path)
-        rows = episodes.episode(config.episode)
+        frames = episodes.episode(config.episode)
     except (DatasetError, IndexError) as error:
         raise DriverError(f"episode {config.episode} of {path} cannot be read: {error}") from error
     columns = {
-        name: rows[f"obs/{leaf}"][:, i].numpy().astype(float)
+        name: frames[f"obs/{leaf}"][:, i].numpy().astype(float)
         for leaf, about in episodes.spec.obs.items()
         for i, name in enumerate(about.names)
         if not about.is_image
@@ -145,11 +145,11 @@ def _episode(path: Path, config: Config) -> Recording:
     wanted = [f"{kind}{i}" for kind in ("q", "dq") for i in range(1, count + 1)]
     if missing := [name for name in (*wanted, *config.sensed) if name not in columns]:
         raise ConfigError(f"{path} has no {missing[0]} in its observations")
-    length = len(rows["action"])
-    stamps = rows.get("stamp/measured")
+    length = len(frames["action"])
+    stamps = frames.get("stamp/measured")
     t = np.arange(length) * episodes.spec.dt if stamps is None else stamps.numpy().astype(float)
     q, dq = (np.stack([columns[n] for n in half], 1) for half in (wanted[:count], wanted[count:]))
-    tau = rows["tau"].numpy().astype(float) if "tau" in rows else np.zeros_like(q)
+    tau = frames["tau"].numpy().astype(float) if "tau" in frames else np.zeros_like(q)
     things = [columns[name] for name in config.sensed]
     sensed = np.stack(things, 1) if things else np.zeros((length, 0))
     return Recording(t - t[0], q, dq, tau, columns.get("width", np.zeros(length)), sensed)

@@ -47,7 +47,7 @@ class Config:
 
 
 class World(Protocol):
-    """What stands in front of a simulated FR3. `names` are what `sense` knows of it."""
+    """The things in front of a simulated FR3. `names` are those of the numbers of `sense`."""
 
     names: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What holds the simulated FR3: springs on its joints (MuJoCo's own servos), or on its tool.
+"""Springs that hold the simulated FR3: on its joints (MuJoCo's own servos), or on its tool.
 
     torque = J' (K clip(e) - D v) + (1 - J' (J J' + c)^-1 J) (k (q_0 - q) - 2 sqrt(k) dq)
 
@@ -27,15 +27,15 @@ class Holds(Protocol):
     springs: Springs
 
     def aim(self, q: Floats) -> None:
-        """At joint targets [7]."""
+        """Put the springs' rest to joint targets [7] (rad)."""
         ...
 
     def gains(self, stiffness: Floats, damping: Floats) -> None:
-        """Of the springs [m]; zero stiffness lets go."""
+        """Set stiffness and damping [m] of the springs; zero stiffness lets go."""
         ...
 
     def run(self, steps: int) -> None:
-        """So many steps of the physics."""
+        """Run `steps` steps of the physics."""
         ...
 
 
@@ -108,7 +108,7 @@ class ToolHold:
             mujoco.mj_step(model, data)
 
     def torque(self) -> Floats:
-        """[7] N m, for the state of now."""
+        """Joint torques [7] (N m) at the present state."""
         q, dq = self.arm.data.qpos[self.arm.at], self.arm.data.qvel[self.arm.dof]
         place, turn, jacobians = fr3.forward(q[None])
         jacobian, stretch = jacobians[0], self.springs.stretch

@@ -21,7 +21,7 @@ KILLED = "-of-a-killed-daemon"
 
 
 class BlackBoxFiles:
-    """Of the daemon in `folder`; the newest files stay, as many as the deployment says."""
+    """Flight records of the daemon in `folder`; the newest `keep` files of the deployment stay."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder

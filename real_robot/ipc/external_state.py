@@ -48,7 +48,7 @@ class ExternalStateWriter:
         return self._renew.receive()
 
     def acknowledge_renew(self) -> None:
-        """What is told from now on was measured after that."""
+        """Confirm the renewal: all later values were measured after it."""
         self._values_mailbox.fields["renewed"] = self._renew.fields["number"]
 
 
@@ -61,8 +61,8 @@ class Config:
     age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # s: older ones are none any more
 
     def __post_init__(self) -> None:
-        if not self.names or not self.age > 0:
-            raise ConfigError("external state needs names, and an age above 0 s")
+        if not self.names:
+            raise ConfigError("external state needs names")
 
 
 class ExternalStateReader:

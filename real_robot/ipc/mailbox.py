@@ -49,7 +49,7 @@ def checksum(data: NDArray[np.uint8], number: int) -> int:
 
 
 class Mailbox:
-    """One record of `dtype` in the file `path`, which should be on a memory file system.
+    """A record of `dtype` in the file `path`, which should be on a memory file system.
 
     The writer fills `fields` and calls `send`; a reader's `receive` fills its own `fields`.
     """

@@ -14,8 +14,8 @@ from embodied.real_robot.policy.observer import Observer
 
 
 def observer(spec: Spec, deployment: Deployment) -> Observer:
-    """What fills the policy's observations; ConfigError for one that is not measured here, or for a
-    picture without a camera."""
+    """The object that fills the policy's observations; ConfigError for one that is not measured
+    here, or for a picture without a camera."""
     forward, given = forward_kinematics(deployment), deployment.given
     images = tuple(deployment.cameras)
     return Observer(spec, deployment.joints, forward, given, deployment.sensed, images)

@@ -159,7 +159,7 @@ class NoiseRecorder:
 def observe_state(
     observer: Observer, fields: np.void, target: Target
 ) -> dict[str, NDArray[np.float32]]:
-    """What a policy sees of a state message."""
+    """The observation that a policy gets of a state message."""
     sent = np.array(fields["sent"])
     width, sensed = float(fields["width"]), fields["sensed"]
     return observer(fields["q"], fields["dq"], target(sent), width, sensed)

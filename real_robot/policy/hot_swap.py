@@ -19,7 +19,8 @@ LOADING = 120.0  # s that a newcomer has to get ready
 
 
 class HotSwap:
-    """One newcomer at a time: `start`, `poll` until it is ready, then `begin` and `finish`."""
+    """Swaps to one new policy at a time: `start`, `poll` until it is ready, then `begin` and
+    `finish`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = folder
@@ -54,7 +55,7 @@ class HotSwap:
         return deployment
 
     def finish(self) -> Child:
-        """Who acts from now on."""
+        """Let the newcomer act, and return its process."""
         assert self.child is not None
         newcomer = self.child
         self.child = None
@@ -63,7 +64,7 @@ class HotSwap:
         return newcomer
 
     def cancel(self) -> None:
-        """No newcomer. It posts nothing, so its end is not waited for."""
+        """Abandon the newcomer. It posts nothing, so its end is not waited for."""
         if self.child is not None:
             self.child.abandon()
         self.child = None

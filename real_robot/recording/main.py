@@ -138,7 +138,7 @@ class Recorder:
     def _write_episode(self, episode: Episode) -> None:
         fields = self.status.fields
         try:
-            if episode.rows:
+            if episode.steps:
                 self._write(episode)
                 fields["episodes"] += 1
             fields["problem"] = episode.lost.encode()[:239]
@@ -146,7 +146,7 @@ class Recorder:
             fields["problem"] = str(error).encode()[:239]
         fields["ended"] += 1
         fields["success"] = -1 if episode.success is None else int(episode.success)
-        fields["steps"] = len(episode.rows["action"]) if episode.rows else 0
+        fields["steps"] = len(episode.steps["action"]) if episode.steps else 0
         self.status.send()
 
     def _discard(self, number: int) -> None:
@@ -179,7 +179,7 @@ class Recorder:
         if self.writer is None:
             images = self.deployment.images
             self.writer = EpisodeWriter(self.place, self.spec, self.deployment.robot, images)
-        self.writer.add(episode.rows, info=about)
+        self.writer.add(episode.steps, info=about)
 
 
 def main(folder: Path) -> None:

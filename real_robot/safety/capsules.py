@@ -74,7 +74,7 @@ class Model:
 
 @lru_cache(maxsize=8)
 def read_model(name: str) -> Model:
-    """Of an arm of this repository (`fr3`), or a file's; ConfigError."""
+    """The model of an arm of this repository (`fr3`), or of a file; ConfigError."""
     if (several := read_arms_file(name)) is not None:
         return joined_model(several)
     shipped = files("embodied.embodiments")
@@ -120,7 +120,7 @@ def joined_model(table: ArmsFile) -> Model:
 
 
 def _placed_joint(name: str, joint: Joint, first: int, placed: Placed) -> Joint:
-    """With its prefix, behind the `first` joints of other arms."""
+    """`joint` with its arm's prefix, behind the `first` joints of other arms."""
     if joint.parent >= 0:
         return replace(joint, name=f"{name}_{joint.name}", parent=joint.parent + first)
     turn = (placed.rotation @ np.reshape(joint.turn, (3, 3))).ravel()
@@ -163,7 +163,7 @@ class Kinematics:
         starts = np.array([each.start for each in capsules]).reshape(-1, 3)
         ends = np.array([each.end for each in capsules]).reshape(-1, 3)
         self.squares = ((ends - starts) ** 2).sum(1)
-        """Of the lengths of axes, m^2."""
+        """Squared lengths [C] of the capsules' axes, m^2."""
         self._spread = self._ends([model.bodies[b].joint for b in self.bodies], starts, ends, n)
         self._frames: dict[int, Floats] = {}
         self._newest: tuple[Floats, Floats, Floats] | None = None
@@ -198,8 +198,8 @@ class Kinematics:
         return self._solve(q)[1]
 
     def frames(self, q: Floats) -> Floats:
-        """Of the base and of all joints, [n + 1, k, 4, 4], in the base frame, at `q` [k, n]; valid
-        until the next call."""
+        """Frames [n + 1, k, 4, 4] of the base and of all joints in the base frame, at `q` [k,
+        n]; valid until the next call."""
         return self._solve(q)[2]
 
     def _solve(self, q: Floats) -> tuple[Floats, Floats, Floats]:

@@ -80,7 +80,7 @@ class Keyboard(Device):
 
 
 def held_keys(names: set[str]) -> Held:
-    """Of keys that are down."""
+    """The motion that pressed keys mean."""
     motion = [0.0] * 6
     for name in names & set(KEYS):
         axis, way = KEYS[name]
@@ -131,7 +131,7 @@ class Gamepad(Device, HoldDevice):
         return sticks(axes, float(open_) - float(close))
 
     def begin(self) -> None:
-        """It is looked at from the start."""
+        """The device is read from the start."""
 
     def held(self) -> bool:
         """Whether the button `hold` is down; waits a moment. One that is unplugged is let go."""
@@ -143,7 +143,7 @@ class Gamepad(Device, HoldDevice):
 
 
 def sticks(axes: list[float], grip: float) -> Held:
-    """Of a gamepad's axes: left (right, down), right (right, down)."""
+    """The motion of a gamepad's axes: left (right, down), right (right, down)."""
     left_x, left_y, right_x, right_y = [*(_live(a) for a in axes), 0.0, 0.0, 0.0, 0.0][:4]
     return Held((-left_y, -left_x, -right_y, 0.0, 0.0, -right_x), grip, True)
 
@@ -190,7 +190,7 @@ class SpaceMouse(Device):
         return Held(held.motion, held.grip, any(held.motion) or bool(held.grip))
 
     def hear(self, report: bytes) -> None:
-        """One report: 1 is moved (and on newer ones turned), 2 turned, 3 buttons."""
+        """Read one report: 1 is moved (and on newer ones turned), 2 turned, 3 buttons."""
         kind, body = report[0], report[1:]
         if kind in (1, 2) and len(body) >= 6:
             count = 6 if kind == 1 and len(body) >= 12 else 3

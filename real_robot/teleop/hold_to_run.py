@@ -34,14 +34,14 @@ SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
 
 
 class HoldDevice(ABC):
-    """What is held. All calls come from one thread."""
+    """A device that an operator holds. All calls come from one thread."""
 
     hint: str
-    """What the operator has to do: "hold ..."."""
+    """Words for what the operator has to do: "hold ..."."""
 
     @abstractmethod
     def begin(self) -> None:
-        """From here on it is looked at. ConfigError."""
+        """Begin to read the device. ConfigError."""
 
     @abstractmethod
     def held(self) -> bool:
@@ -151,7 +151,7 @@ class InputKey(HoldDevice):
             ) from error
 
     def begin(self) -> None:
-        """What was pressed before does not count."""
+        """Begin to read; keys that were pressed before do not count."""
         self._read()
         self.down = False
 
@@ -197,7 +197,7 @@ class Beats:
         self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT)
 
     def beat(self, now: float) -> None:
-        """It was held at `now` (s, monotonic). Nothing happens where no daemon runs."""
+        """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""
         if (mailbox := self.there.newest()) is not None:
             mailbox.fields["count"] += 1
             mailbox.fields["time"] = now

@@ -1,4 +1,4 @@
-"""What a leader arm's pose means for the arm that follows its tool."""
+"""Motion that a leader arm's pose means for the arm that follows its tool."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class LeaderMotion:
         self.last = np.full(3, np.inf)
 
     def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
-        """For a leader at joints `q` [n] with its hand at `grip`, and a follower's tool at `tool`
-        (m)."""
+        """The motion for a leader at joints `q` [n] with its hand at `grip`, and a follower's
+        tool at `tool` (m)."""
         reach = self.reach
         origin = np.asarray(reach.origin)
         place = origin + reach.scale * (self.forward(q[None])[0][0] - origin)

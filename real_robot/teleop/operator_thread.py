@@ -36,7 +36,7 @@ class OperatorThread(ABC):
             raise self.problem
 
     def start(self, folder: Path) -> None:
-        """For the daemon in `folder`, from here on; the error of `_begin`."""
+        """Start for the daemon in `folder`; raises the error of `_begin`."""
         self._folder = folder
         self._opened.clear()
         self._go.set()
@@ -50,7 +50,7 @@ class OperatorThread(ABC):
 
     @abstractmethod
     def _begin(self, folder: Path) -> None:
-        """From here on it is looked at. ConfigError."""
+        """Begin to read the device. ConfigError."""
 
     @abstractmethod
     def _look(self) -> None:
@@ -58,7 +58,7 @@ class OperatorThread(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Of what `_open` opened."""
+        """Close what `_open` opened."""
 
     def _run(self) -> None:
         try:

@@ -63,7 +63,7 @@ class Takeover(OperatorThread):
 
     @property
     def hint(self) -> str:
-        """What the operator may do."""
+        """Words for what the operator may do."""
         name, linger = type(self.device).__name__, self.person.config.linger
         if self.always:
             return f"{name}: it moves the arm from here on"

@@ -43,13 +43,14 @@ NO_INPUT = Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, False)
 
 
 class Device(Protocol):
-    """Never waits, never raises once it was opened. `reads_terminal`: the terminal's keys are its
-    own, those of the episode among them."""
+    """A device never waits, and never raises once it was opened. `reads_terminal`: the
+    terminal's keys are its own, those of the episode among them."""
 
     reads_terminal = False
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
-        """How it is held just now; `tool` (m) is where the arm's tool is, where that is seen."""
+        """The motion of the device now; `tool` (m) is the place of the arm's tool, where that is
+        known."""
         ...
 
     def pressed(self) -> Key:
@@ -74,8 +75,8 @@ class Config:
 
 
 class Teleoperator(Policy):
-    """Of one row: there is one arm in a person's hand. `carry["row/intervened"]` says whether the
-    step was theirs."""
+    """A person who moves one arm: batches have one environment. `carry["row/intervened"]` says
+    whether the step was theirs."""
 
     def __init__(
         self,
@@ -114,11 +115,12 @@ class Teleoperator(Policy):
         return self._action()[None, None], {"row/intervened": torch.tensor([over])}
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        """As embodied.policies.scripted.intervener asks: whether the arm is in their hand [1]."""
+        """Whether the arm is in the person's hand [1], for
+        embodied.policies.scripted.intervener."""
         return torch.tensor([self._look(obs)])
 
     def taken(self, obs: Tensors) -> Tensor:
-        """What they do now, [1, A]."""
+        """Actions [1, A] of the person now."""
         self._look(obs)
         return self._action()[None]
 
@@ -144,8 +146,8 @@ class Teleoperator(Policy):
         names = () if leaf is None else leaf.names
         if "tool_x" not in names:
             return None
-        row = obs["state"][0]
-        x, y, z = (float(row[names.index(f"tool_{axis}")]) for axis in "xyz")
+        state = obs["state"][0]
+        x, y, z = (float(state[names.index(f"tool_{axis}")]) for axis in "xyz")
         return x, y, z
 
 

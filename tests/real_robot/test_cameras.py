@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, fitted
 from embodied.real_robot.cameras.sources import (
     Folder,
@@ -170,8 +170,8 @@ def test_a_folder_without_pictures(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CameraError, match="no PNG or JPEG files"):
             Folder(FolderConfig(str(place))).open()
-    with pytest.raises(ConfigError, match="fps"):
-        FolderConfig(str(tmp_path), fps=0)
+    with pytest.raises(ConfigError, match="fps=0 should be above 0"):
+        parse(FolderConfig, {"path": str(tmp_path), "fps": 0}, "camera")
 
 
 def test_a_device_that_is_not_there() -> None:

@@ -84,7 +84,7 @@ class Config:
 
 
 class Phase(Enum):
-    """Of a flight."""
+    """Phases of a flight."""
 
     GROUND = "on the ground"
     ARMING = "arming"
@@ -202,8 +202,8 @@ class Crazyflie(Driver):
                 self.link.tell(emergency_stop)
 
     def recover(self) -> None:
-        """What still flies is left alone; a crashed one is asked to recover, a lost one is
-        connected to again."""
+        """Leave a drone that still flies alone, ask a crashed one to recover, connect to a lost
+        one again."""
         if not self.link.connected or self._silent() or self.phase == Phase.CUT:
             self.close()
             self.connect()
@@ -251,7 +251,8 @@ class Crazyflie(Driver):
             )
 
     def _hand_over(self, q: Floats) -> None:
-        """To the policy on board, once it has been steady near its set-point for half a second."""
+        """Hand over to the policy on board, once the drone was steady near its set-point for
+        half a second."""
         near = bool((np.abs(self._q[:3] - q[:3]) < NEAR).all())
         high = self._q[2] > self.ground + CLEAR
         self._steady = self._steady + 1 if near and high else 0
@@ -293,7 +294,7 @@ class Crazyflie(Driver):
         return Health.of(self.link.heard["health"][0])
 
     def _feed(self) -> None:
-        """What is seen of it from outside, to its estimator."""
+        """Send the drone's estimator what is seen from outside."""
         if self.tracker is not None and self.link.connected:
             x, y, z = (float(each) for each in self.tracker.read())
             self.link.say("place", lambda drone: drone.extpos.send_extpos(x, y, z))
@@ -313,7 +314,7 @@ class Crazyflie(Driver):
             raise self.link.error(reason)
 
     def _advance(self) -> None:
-        """What the drone did about what it was told."""
+        """Change the phase by what the drone did about its last command."""
         health, now = self._health(), self.clock()
         if self.phase == Phase.GROUND:
             self.ground = float(self._q[2])
@@ -374,7 +375,7 @@ class Crazyflie(Driver):
         self.link.tell(landing(self.ground, seconds, learned))
 
     def _come_down(self) -> None:
-        """Until it has landed; DriverError."""
+        """Wait until the drone has landed; DriverError."""
 
         def down() -> bool:
             self._news()

@@ -41,7 +41,7 @@ class Link:
         return self._drone is not None and not self.lost
 
     def open(self, patience: float) -> None:
-        """Until all that it is made of is known; DriverError."""
+        """Connect, and wait until all tables of the drone are known; DriverError."""
         crazyflie, crtp = _library()
         if not crtp.CLASSES:
             crtp.init_drivers()
@@ -81,7 +81,7 @@ class Link:
         block.start()
 
     def parameter(self, name: str) -> float | None:
-        """Its value as it connected; None where it has no such parameter."""
+        """Value of the parameter at connecting; None where the drone has no such parameter."""
         group, _, word = name.partition(".")
         value: str | None = self._drone.param.values.get(group, {}).get(word)
         return None if value is None else float(value)
@@ -122,7 +122,7 @@ class Link:
         return DriverError(f"the Crazyflie at {self.uri}: {text}")
 
     def _flush(self) -> None:
-        """What waits goes out first."""
+        """Send what waits first."""
         self._over.set()
         self._wake.set()
         if self._sender is not None:

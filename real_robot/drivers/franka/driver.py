@@ -130,7 +130,7 @@ class Franka(Driver):
             self._hand.wish = width
 
     def release(self) -> None:
-        """Its own gravity compensation carries it; a little damping is left."""
+        """Let the arm's own gravity compensation carry it, with a little damping."""
         self._controlled()
         self._spring.release(self._motion)
 

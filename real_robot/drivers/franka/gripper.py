@@ -107,7 +107,7 @@ class Hand:
             self._busy = False
 
     def _halt(self) -> None:
-        """Whatever runs is over: what it says after this is not listened to."""
+        """End the motion that runs; its later answers are ignored."""
         self._number += 1
         self._going = STILL
         self._busy = False

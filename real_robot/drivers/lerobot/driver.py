@@ -48,7 +48,7 @@ class Config(Source):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the joints, and last of the hand."""
+        """LeRobot's names of the joints, and last of the hand."""
         hand = () if self.hand is None else (self.hand.key,)
         return (*(joint.key for joint in self.joints), *hand)
 
@@ -131,11 +131,12 @@ class LeRobotDriver(Driver):
                 )
 
     def unloaded(self, stretch: Floats) -> None:
-        """Taken as the arm's droop: servos know no gravity, and nobody knows their masses."""
+        """Take `stretch` [n] (rad) as the arm's droop: servos know no gravity, and masses are
+        unknown."""
         np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
 
     def droop(self, q: Floats) -> Floats:
-        """As it was before the last start, wherever the arm is now."""
+        """The droop [n] (rad) before the last start, wherever the arm is now."""
         return self._droop
 
     def recover(self) -> None:

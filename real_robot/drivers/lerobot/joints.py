@@ -47,7 +47,7 @@ class Hand:
             raise ConfigError("hand: closed and open should differ, and width be above 0")
 
     def opening(self, value: float) -> float:
-        """How far it is open, m."""
+        """Opening (m) at LeRobot's `value`."""
         share = (value - self.closed) / (self.open - self.closed)
         return min(max(share, 0.0), 1.0) * self.width
 
@@ -67,7 +67,7 @@ class Units:
         self.ends = [self._ends(joint, ready) for joint in joints]
 
     def _rad(self, joint: Joint, ready: Mapping[str, Any]) -> float:
-        """rad of one of its units."""
+        """Angle (rad) of one of the joint's units."""
         if joint.unit == "radians":
             return 1.0
         if joint.unit == "degrees":

@@ -47,7 +47,7 @@ class Source:
             )
 
     def about(self, role: str, keys: Sequence[str]) -> dict[str, Any]:
-        """What the process is told."""
+        """The settings that the process is sent."""
         settings = {**self.settings, "port": self.port} if self.port else dict(self.settings)
         return {
             "role": role, "type": self.type, "settings": settings, "modules": list(self.modules),
@@ -80,7 +80,7 @@ class LeRobotProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Until the first measurement is there, however long LeRobot's import takes."""
+        """Start the process, and wait until the first measurement is there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = self.source.python if self.source.python else sys.executable
         with theirs, self._log.open("wb") as log:
@@ -152,7 +152,7 @@ class LeRobotProcess:
             raise self._error(f"its process does not listen: {error.strerror}") from error
 
     def close(self) -> None:
-        """It holds the arm with torque on, and ends; safe to call twice."""
+        """End the process, which holds the arm with torque on; safe to call twice."""
         if self._wire is not None:
             self._wire.close()
         if self._process is not None:
@@ -192,6 +192,6 @@ def motor(key: str) -> str:
 
 
 def span_of(ready: Mapping[str, Any], key: str) -> float | None:
-    """How far that motor was found to turn at calibration, in turns; None where nobody knows."""
+    """Range of that motor at calibration, in turns; None where it is not known."""
     found = ready.get("ranges", {}).get(motor(key))
     return None if found is None else (found[1] - found[0]) / 4095

@@ -52,7 +52,7 @@ class Config:
 
 
 class WithRobotiq(Driver):
-    """The arm's own in everything but the hand. Connecting activates the gripper: it moves."""
+    """The arm's driver in everything but the hand. Connecting activates the gripper: it moves."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -153,7 +153,7 @@ class WithRobotiq(Driver):
 
     @property
     def width(self) -> float:
-        """As the maker counts: the share of the stroke, fingers of your own not considered."""
+        """Opening (m) of the maker's fingers: a share of the stroke."""
         return (1 - self._position / CLOSED) * self.config.stroke
 
     def recover(self) -> None:

@@ -38,7 +38,8 @@ class Status:
 
 
 class Wire(Protocol):
-    """One exchange at a time; DriverError where the gripper does not answer."""
+    """A wire to a gripper, for one exchange at a time; DriverError where the gripper does not
+    answer."""
 
     def open(self) -> None: ...
 

@@ -50,7 +50,7 @@ class ServoWire:
         self.port.drain(self.timeout / 4, self.timeout)
 
     def send(self, frame: bytes) -> None:
-        """Without waiting for a reply."""
+        """Send a frame without waiting for a reply."""
         self.port.write(frame)
         self._last = time.monotonic()
 
@@ -75,13 +75,13 @@ class ServoWire:
         return tuple(id for id in self.names if id not in self.silent)
 
     def get(self, address: int, size: int) -> dict[int, bytes]:
-        """The same of every servo. DriverError where one does not answer."""
+        """Read the same block of every servo. DriverError where one does not answer."""
         found = self.hear(address, size)
         self.check_silent()
         return found
 
     def hear(self, address: int, size: int) -> dict[int, bytes]:
-        """The same of those that answer; the others are silent from now on."""
+        """Read the same block of the servos that answer; the others count as silent from now on."""
         found = self.ask(address, size, self.living)
         self.silent |= set(self.names) - set(found)
         return found

@@ -35,7 +35,7 @@ Step = Callable[[], bool]
 
 @dataclass
 class Motor:
-    """As LeRobot's file has it, with its names."""
+    """One motor of LeRobot's calibration file, with its names."""
 
     id: int
     drive_mode: int = 0
@@ -58,7 +58,7 @@ def load_lerobot(path: Path) -> dict[str, Motor]:
 
 
 def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
-    """As LeRobot writes it, whole or not at all."""
+    """Write the file as LeRobot does, whole or not at all."""
     _write(path, {name: asdict(motor) for name, motor in motors.items()})
 
 
@@ -132,7 +132,7 @@ def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Fou
 
 @dataclass
 class Progress:
-    """What is known so far; kept in a file, so that an interrupted calibration goes on."""
+    """The calibration so far, kept in a file, so that an interrupted one continues."""
 
     motors: dict[str, Motor]
     zeros: dict[str, int] = field(default_factory=dict[str, int])
@@ -154,8 +154,9 @@ class Progress:
 
 
 class Calibration:
-    """Of the Feetech servos `ids` (by name) on a port, with torque off: a person moves the arm.
-    `ask` shows one line at a time; `wait` does so too, and calls a function all the while."""
+    """Calibration of the Feetech servos `ids` (by name) on a port, with torque off: a person
+    moves the arm. `ask` shows one line at a time; `wait` does so too, and calls a function all
+    the while."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class Calibration:
         self._keep({HIGH: {id: _word(high) for id, (_, high) in ends.items()}})
 
     def _zero(self) -> None:
-        """Where the kinematics' joints are at 0 rad."""
+        """Ask for the pose where the kinematics' joints are at 0 rad."""
         self.ask(
             "move the arm to its kinematics' zero (SO-101: upper arm upright, the rest forwards)"
         )

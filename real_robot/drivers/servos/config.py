@@ -72,5 +72,5 @@ class Config:
 
 
 def some(hand: Hand | None) -> tuple[Hand, ...]:
-    """Its hand, or none."""
+    """A tuple of the hand, empty without one."""
     return () if hand is None else (hand,)

@@ -77,7 +77,7 @@ def take(buffer: bytearray) -> Packet | None:
 
 
 def reply(packet: Packet) -> Reply | None:
-    """What a servo said; None for an instruction (our own, echoed)."""
+    """The reply of a servo; None for an instruction (our own, echoed)."""
     if packet.code != STATUS or not packet.data:
         return None
     return Reply(packet.id, packet.data[0], packet.data[1:])
@@ -101,15 +101,15 @@ def write(id: int, address: int, data: bytes) -> bytes:
 
 
 def sync_read(address: int, size: int, ids: Sequence[int]) -> bytes:
-    """One frame; every servo of `ids` replies in turn."""
+    """A frame to which every servo of `ids` replies in turn."""
     return frame(BROADCAST, SYNC_READ, _two(address) + _two(size) + bytes(ids))
 
 
 def sync_write(address: int, data: Mapping[int, bytes]) -> bytes:
-    """One frame with as many bytes for every id; without replies."""
+    """A frame with as many bytes for every id, without replies."""
     size = len(next(iter(data.values())))
-    rows = b"".join(bytes((id,)) + value for id, value in data.items())
-    return frame(BROADCAST, SYNC_WRITE, _two(address) + _two(size) + rows)
+    entries = b"".join(bytes((id,)) + value for id, value in data.items())
+    return frame(BROADCAST, SYNC_WRITE, _two(address) + _two(size) + entries)
 
 
 def _two(number: int) -> bytes:

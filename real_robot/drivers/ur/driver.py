@@ -206,7 +206,7 @@ class UR(Driver):
         return answer[0]
 
     def _wait(self, so: Callable[[], bool], what: str) -> None:
-        """Until the newest state is `so`."""
+        """Wait until the newest state is `so`."""
 
         def heard() -> bool:
             self._drain()

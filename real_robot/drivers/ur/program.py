@@ -36,9 +36,9 @@ class Config:
 
 
 def program(config: Config) -> str:
-    """What runs on the arm. Registers 24 to 29 are the target, integer 24 the beat (0: nothing has
-    been said yet, below 0: leave), integer 25 is 1 for freedrive. What an earlier session left in
-    them is not followed: only a beat that changes is."""
+    """The program that runs on the arm. Registers 24 to 29 are the target, integer 24 the beat
+    (0: nothing has been said yet, below 0: leave), integer 25 is 1 for freedrive. What an
+    earlier session left in them is not followed: only a beat that changes is."""
     dt, most = 1 / config.frequency, round(config.watchdog * config.frequency)
     registers = ", ".join(f"read_input_float_register({i})" for i in range(24, 30))
     return f"""def follow():

@@ -43,7 +43,7 @@ class RtdeError(ValueError):
 
 
 class Packet(NamedTuple):
-    """One whole packet."""
+    """A whole packet."""
 
     type: int
     payload: bytes

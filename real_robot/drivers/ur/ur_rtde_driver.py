@@ -38,7 +38,7 @@ GONE = 3.0  # s for its process to stop the arm and end
 
 @dataclass(frozen=True)
 class Config(driver.Config):
-    """As that of `UR`; `brake` is in m/s^2 of the flange."""
+    """Settings as of `UR`, but `brake` is in m/s^2 of the flange."""
 
 
 class UrRtde(driver.UR):
@@ -60,7 +60,7 @@ class UrRtde(driver.UR):
             raise
 
     def close(self) -> None:
-        """Its process stops the arm and the script when the wire between us closes."""
+        """Close the wire to the process, which then stops the arm and the script."""
         if self._wire is not None:
             with suppress(DriverError):
                 self._drain()

@@ -293,10 +293,10 @@ class FakeBus:
                 self._answer([packet.id], b"", error)
         elif packet.code == codec.SYNC_WRITE and len(data) > 2 * two:
             size = _number(data[two : 2 * two]) + 1
-            rows = data[2 * two :]
-            for k in range(0, len(rows) - size + 1, size):
-                if (servo := self._servo(rows[k])) is not None:
-                    servo.store(_number(data[:two]), rows[k + 1 : k + size])
+            entries = data[2 * two :]
+            for k in range(0, len(entries) - size + 1, size):
+                if (servo := self._servo(entries[k])) is not None:
+                    servo.store(_number(data[:two]), entries[k + 1 : k + size])
 
     def _servo(self, id: int) -> DynamixelServo | FeetechServo | None:
         return None if id in self.gone else self.servos.get(id)
