@@ -279,6 +279,7 @@ def test_functions_and_files_are_short() -> None:
     assert {name: n for name, n in functions.items() if n > 60} == {}
 
 
+@cache
 def methods() -> tuple[set[str], set[str]]:
     """The names of all methods (YAML stems, classes), and their modules."""
     names, modules = set(), set()
