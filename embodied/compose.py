@@ -24,6 +24,15 @@ from embodied.core.node_settings import require_settings
 from embodied.core.saved_node import require_inside
 
 PACKAGED = Path(str(files("embodied.configs")))
+RUN = "embodied.training.config.RunConfig"
+PRIMARY = {"train": RUN, "run": RUN}
+"""The class of a command's settings, where it has one; `run` is a run.yaml that is resumed."""
+DATA = {
+    "offline": "embodied.training.config.Offline",
+    "off_policy": "embodied.training.config.OffPolicy",
+    "on_policy": "embodied.training.config.OnPolicy",
+}
+"""The class of `data` in each training regime."""
 
 
 @dataclass(frozen=True)
