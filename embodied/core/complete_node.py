@@ -12,7 +12,7 @@ from dataclasses import is_dataclass
 from typing import Any, Union, cast
 
 from embodied.core.build import ConfigError, Node, require_allowed
-from embodied.core.config_fields import Setting, settings_of
+from embodied.core.config_fields import Setting, fields_of, settings_of
 
 
 def complete(value: Any) -> Any:
@@ -59,7 +59,7 @@ def _complete_as(kind: Any, value: Any) -> Any:
     if isinstance(value, Mapping) and "_target_" not in value:
         node = cast(Mapping[str, Any], value)
         if is_dataclass(kind):
-            return with_defaults(cast(Any, kind).settings, node)
+            return with_defaults(fields_of(kind), node)
         if origin in (dict, Mapping) and len(args) == 2:
             return {key: _complete_as(args[1], item) for key, item in node.items()}
     if isinstance(value, list | tuple) and origin in (tuple, list) and args:

@@ -212,8 +212,7 @@ def _maker(settings: Sequence[Setting]) -> Callable[..., dict[str, Any]]:
     def make(*values: Any, **named: Any) -> dict[str, Any]:
         given = {**dict(zip((each.name for each in settings), values, strict=False)), **named}
         return {
-            each.name: given[each.name] if each.name in given else each.value()
-            for each in settings
+            each.name: given[each.name] if each.name in given else each.value() for each in settings
         }
 
     return make
@@ -278,6 +277,11 @@ def settings_of(target: str) -> list[Setting] | None:
         return _settings(*found)
     except LookupError:  # a base class whose source is not found
         return None
+
+
+def fields_of(kind: Any) -> list[Setting]:
+    """The settings of a dataclass that is the type of a setting."""
+    return kind.settings
 
 
 def config_of(target: str) -> Found | None:
