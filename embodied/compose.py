@@ -72,6 +72,11 @@ def options(group: str, folders: Sequence[Path]) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def option(file: Path) -> Node:
+    """The settings in an option's YAML file, with the defaults of its class."""
+    return complete(_load(file))
+
+
 def compose(
     primary: str,
     overrides: Sequence[str],

@@ -172,7 +172,7 @@ class Deployment:
     cameras: dict[str, Node] = field(default_factory=dict[str, Node])
     picture: float = 0.5
     filmed: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    images: Literal["png", "mp4"] = "png"
+    images: Literal["png", "mp4"] | None = None  # null: png, and mp4 of `embodied robot record`
     allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
