@@ -133,7 +133,7 @@ class Deployment:
     cameras: dict[str, Node] = field(default_factory=dict[str, Node])  # image sources, by name
     picture: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # oldest image that is used, s
     filmed: dict[str, Size] = field(default_factory=dict[str, Size])  # further cameras to record
-    images: Literal["png", "mp4"] = "png"  # recorded images: png is lossless, mp4 small
+    images: Literal["png", "mp4"] | None = None  # null: png, and mp4 of `embodied robot record`
     allow: tuple[str, ...] = ()  # your own packages that nodes may name
 
     def __post_init__(self) -> None:

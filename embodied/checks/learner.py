@@ -13,6 +13,7 @@ import torch
 
 from embodied.checks.check import Check, require
 from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.complete_node import complete
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
@@ -39,7 +40,7 @@ class LearnerSubject:
 
 def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     """The learner with the first policy that it accepts; ConfigError with the last reason."""
-    settings = subject.node | {"batch_size": ROWS}
+    settings = complete(subject.node) | {"batch_size": ROWS}
     if "horizon" in settings:
         settings["horizon"] = HORIZON
     tries: list[Callable[[], Policy]] = [

@@ -206,7 +206,9 @@ def facts(config: RunConfig) -> dict[str, str]:
 def described(node: Node) -> str:
     """A short description of a node: its class and its most important settings."""
     shown = [
-        f"{k}={node[k]}" for k in ("task", "id", "chunk", "num_envs", "batch_size") if k in node
+        f"{key}={node[key]}"
+        for key in ("task", "id", "chunk", "num_envs", "batch_size")
+        if node.get(key) is not None
     ]
     shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
     return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()

@@ -177,7 +177,7 @@ class Recorder:
         }
         about |= {"cut": episode.lost} if episode.lost else {}
         if self.writer is None:
-            images = self.deployment.images
+            images = self.deployment.images or "png"
             self.writer = EpisodeWriter(self.place, self.spec, self.deployment.robot, images)
         self.writer.add(episode.steps, info=about)
 
