@@ -22,12 +22,13 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.gym_errors import (
+    PREFIX,
+    require_known_id,
     reset_observation,
     warn_of_dtypes,
     wrong_observation,
     wrong_step,
 )
-from embodied.envs.gym_id import PREFIX, require_known_id
 
 try:
     import gymnasium

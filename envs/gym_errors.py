@@ -1,18 +1,30 @@
-"""Messages of one line about what a user's Gymnasium environment returned."""
+"""Messages of one line about the id of a user's Gymnasium environment and what it returned."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from embodied.core.build import require_allowed
 from embodied.core.errors import ContractError, ContractWarning
 from embodied.envs.spaces import Entry
 
 RETURNED = "obs, reward, terminated, truncated, info"
+PREFIX = "python/"
+"""Of ids that stand for objects of a Python program (`embodied.envs.gym_object`)."""
+
+
+def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
+    """ConfigError if `gymnasium.make(name, **kwargs)` would import a module that is not in an
+    allowed package; adapters of older versions take another id in `env_id`."""
+    for text in (name, str(kwargs.get("env_id", ""))):
+        module, colon, _ = text.partition(":")
+        if colon:
+            require_allowed(module, f"the module of the environment {text}")
 
 
 def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:

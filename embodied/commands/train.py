@@ -75,9 +75,10 @@ def session(
         node, step = resumed(Path(resume[-1]), words, folders)
     else:
         node, step = fresh(words, folders), 0
-    from embodied.policies.remote.address import allow_typed
+    if any(word.startswith("init=") for word in words):
+        from embodied.policies.remote.address import allow_typed
 
-    allow_typed(words)
+        allow_typed(words)
     from embodied.core import distributed
     from embodied.core.errors import RemoteError, RobotError
     from embodied.training.config import read_config

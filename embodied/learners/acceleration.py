@@ -42,7 +42,7 @@ class Acceleration:
 
 
 class RecordedStep:
-    """A learner's `_step` as CUDA graphs: one for each combination of its leading arguments."""
+    """The `_step` or `update` of a learner as CUDA graphs: one for each set of leading arguments."""
 
     def __init__(self, step: Callable[..., Tensors]) -> None:
         self.step = step
@@ -95,6 +95,7 @@ def _apply(settings: Acceleration, learner: GradientLearner) -> None:
         for name in learner.losses:
             setattr(learner, name, torch.compile(getattr(learner, name)))
     if settings.cuda_graph:
-        step = RecordedStep(learner._step)
-        setattr(learner, "_step", step)  # noqa: B010 - it takes the place of a method
+        name = "_step" if hasattr(type(learner), "_step") else "update"
+        step = RecordedStep(getattr(learner, name))
+        setattr(learner, name, step)
         learner.register_load_state_dict_post_hook(step.forget)

@@ -51,7 +51,7 @@ SOFT_METRICS = ("actor_loss", "entropy", "temperature")
 class ActorCritic(GradientLearner):
     """A critic and its target, a policy and, if it has an entropy to reach, a temperature.
 
-    Subclasses define `_critic_loss`, `_actor_loss` and `_step`.
+    Subclasses define `_critic_loss`, `_actor_loss` and `update`.
     """
 
     losses = ("_critic_loss", "_actor_loss")
@@ -92,9 +92,6 @@ class ActorCritic(GradientLearner):
             self.entropy = target_entropy
             self.log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
             self.optims["temperature"] = Adam([self.log_alpha], config.temperature_lr)
-
-    def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self._step(batch)
 
     @property
     def alpha(self) -> Tensor:

@@ -20,7 +20,6 @@ from embodied.core.tensors import Tensors, each
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import QFunction, mlp, orthogonal
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.recurrent import Memory
 
 
 class Critic(QFunction):
@@ -126,6 +125,8 @@ class RecurrentValue(nn.Module):
 
     def __init__(self, config: ValueConfig, spec: Spec, width: int) -> None:
         super().__init__()
+        from embodied.policies.recurrent import Memory
+
         self.memory = Memory(_encoder(spec, config.obs, "value.obs"), width)
         self.net = mlp(width, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)

@@ -18,11 +18,9 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
 from embodied.core.wrapper import find_protocol
-from embodied.evaluation.evaluate import evaluate, film
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.policies.remote.address import is_address
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import OffPolicy, RunConfig, as_node
 from embodied.training.run_evaluation import RunEvaluation
@@ -131,6 +129,7 @@ class RunComponents:
         """Write one successful and one failed evaluation episode as MP4, if the env renders."""
         if self.config.env is None:
             return
+        from embodied.evaluation.evaluate import evaluate, film
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
@@ -204,7 +203,11 @@ class RunComponents:
         return [f"{name}." for name in names]
 
     def _parent(self) -> str | None:
-        if self.config.init is None or is_address(self.config.init):
+        if self.config.init is None:
+            return None
+        from embodied.policies.remote.address import is_address
+
+        if is_address(self.config.init):
             return None
         return checkpoint.file_hash(checkpoint.find(self.config.init) / "policy.safetensors")
 

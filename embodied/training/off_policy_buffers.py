@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embodied.buffers.augment import augmented
 from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
@@ -81,11 +80,13 @@ def build_buffers(
         _require_complete_rows(learner, replay)
         success = SuccessBuffer(data.replay_size, replay, device)
         source = Mixture([source, success], (1 - share, share))
-    # Rewards are computed from the images before they are shifted.
-    source, demos = (
-        augmented(rewards.sampled(each), rewards.env.spec, data.random_shift)
-        for each in (source, demos)
-    )
+    source = rewards.sampled(source)
+    demos = rewards.sampled(demos)
+    if data.random_shift:  # after the rewards, which are computed from the images as they are
+        from embodied.buffers.augment import augmented
+
+        source = augmented(source, rewards.env.spec, data.random_shift)
+        demos = augmented(demos, rewards.env.spec, data.random_shift)
     columns: TrajectoryColumns | None = None
     if learner.columns:
         from embodied.buffers.trajectory_columns import TrajectoryColumns

@@ -97,7 +97,7 @@ def test_each_kind_of_update_is_recorded_on_its_own() -> None:
 def test_without_settings_nothing_is_put_around() -> None:
     learner = make("sac")
     accelerate(learner)
-    assert learner._step.__func__ is type(learner)._step  # type: ignore[attr-defined]
+    assert learner.update.__func__ is type(learner).update  # type: ignore[attr-defined]
 
 
 def test_native_code_is_for_exactly_its_class() -> None:

@@ -86,7 +86,7 @@ class DsrlNa(ActorCritic):
         assert isinstance(self.policy.inner, Gaussian)
         return self.policy.inner
 
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch, self.config.tau)
         obs = under(batch, "obs")
         for _ in range(self.config.distil):

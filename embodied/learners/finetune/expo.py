@@ -81,7 +81,7 @@ class Expo(ActorCritic):
         self.ema_base_params: list[Tensor] = list(self.policy.base.parameters())
         self.optims["base"] = Adam(self.base_params, config.base_lr)
 
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         for part in self.slices(batch, self.config.batch_size):
             metrics |= self.critic_step(part, self.config.tau)

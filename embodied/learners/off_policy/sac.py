@@ -65,7 +65,7 @@ class Sac(ActorCritic):
         super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.batch_size = config.utd * config.batch_size
 
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         self.td_errors: list[Tensor] = []  # of each slice
         for part in self.slices(batch, self.config.batch_size):

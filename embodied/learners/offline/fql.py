@@ -62,7 +62,7 @@ class Fql(ActorCritic):
         critic = ensemble(config, spec, policy.size)
         super().__init__(config, policy, critic, policy.requires_grad_(True).parameters())
 
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch)
         with frozen(self.critic_params):
             flow, distil, value = self._actor_loss(batch)

@@ -52,7 +52,7 @@ class QChunking(ActorCritic):
         policy.requires_grad_(True)
         super().__init__(config, policy, policy.critic, policy.base.parameters())
 
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
+    def update(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch)
         clone = self._actor_loss(batch)
         self.descend("actor", clone)
