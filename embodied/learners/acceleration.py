@@ -42,7 +42,7 @@ class Acceleration:
 
 
 class RecordedStep:
-    """The `_step` or `update` of a learner as CUDA graphs: one for each set of leading arguments."""
+    """A learner's `_step` or `update` as CUDA graphs: one for each set of leading arguments."""
 
     def __init__(self, step: Callable[..., Tensors]) -> None:
         self.step = step
