@@ -11,7 +11,7 @@ import importlib.util
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,10 @@ KNOWN: dict[str, Any] = {
     **{"Mapping": Mapping, "Sequence": Sequence},
 }
 """What a name of these means in the type of a field."""
-PLAIN = {kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict, range)}
+PLAIN: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict, range)},
+    **{"Any": Any, "Mapping": Mapping},
+}
 """What a name of these means in a default."""
 TWINS: dict[tuple[str, str], Any] = {}
 """Made by `_twin`, by module and name of the class."""
@@ -98,15 +101,18 @@ class Source:
             if (factory := given.get("default_factory")) is not None:
                 is_lambda = isinstance(factory, ast.Lambda)
                 written = factory.body if is_lambda else ast.Call(factory, [], [])
+        return _plain(self.evaluated(written))
+
+    def evaluated(self, written: ast.expr | None) -> Any:
+        """The value of an expression, which may be a type; LookupError."""
         if written is None:
             raise LookupError("no default")
         expression = ast.fix_missing_locations(ast.Expression(written))
         try:
             code = compile(expression, self.module, "eval")
-            found = eval(code, {"__builtins__": {}}, _Values(self))
+            return eval(code, {"__builtins__": {}}, _Values(self))
         except Exception as error:
             raise LookupError(ast.unparse(written)) from error
-        return _plain(found)
 
     def follow(self, name: str) -> Source | None:
         """The source of the module that `name` was imported from, if it is of this package."""
@@ -185,10 +191,10 @@ class _Values(_Names):
     def of_class(self, tree: ast.ClassDef) -> Any:
         if not _is_dataclass(tree):
             raise NameError(tree.name)
-        return _maker(_settings(self.source, tree))
+        return _Maker(_settings(self.source, tree))
 
     def of_value(self, written: ast.expr) -> Any:
-        return self.source.value(written)
+        return self.source.evaluated(written)
 
     def unknown(self, name: str) -> Any:
         if name == "math":
@@ -206,16 +212,20 @@ class _Module:
         return self._names[name]
 
 
-def _maker(settings: Sequence[Setting]) -> Callable[..., dict[str, Any]]:
-    """A function with the parameters of a dataclass that returns its fields as a dictionary."""
+class _Maker:
+    """A dataclass in a default: called, it gives its fields as a dictionary."""
 
-    def make(*values: Any, **named: Any) -> dict[str, Any]:
-        given = {**dict(zip((each.name for each in settings), values, strict=False)), **named}
-        return {
-            each.name: given[each.name] if each.name in given else each.value() for each in settings
-        }
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = {each.name: each for each in settings}
 
-    return make
+    def __call__(self, *values: Any, **named: Any) -> dict[str, Any]:
+        given = {**dict(zip(self._settings, values, strict=False)), **named}
+        rest = {name: each for name, each in self._settings.items() if name not in given}
+        whole = given | {name: each.value() for name, each in rest.items()}
+        return {name: whole[name] for name in self._settings}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._settings[name].value()
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
 from embodied.core.yaml_text import parse_yaml
@@ -28,45 +29,35 @@ STOPPED = 130
 class Study:
     """One study.
 
-    `variants` are command lines with the fields {work}, {out} and {seed}, or only words of
-    `embodied train`, to which `base` (words of all variants), the seed and the folder are added.
-    `prepare` lines run once before; those of `before`, by variant, once for each seed before that
-    variant, such as the recording of another variant's episodes. `stages` run once for each seed
-    before all variants, whose lines may read {NAME.out}, the folder of a stage. `metric` is read
-    from the last line of each variant's metrics.jsonl that has it. Every variant is compared with
-    `baseline` (default: the first one).
+    A variant is a command line with the fields {work}, {out} and {seed}, or only words of
+    `embodied train`, to which `base`, the seed and the folder are added. A line of `before` may
+    record another variant's episodes; all lines may read {NAME.out}, the folder of a stage. Every
+    variant is compared with `baseline`.
 
-    `method`, `task` and `claim` describe the study on its page. `result` and `also` (by name, with
-    the method's name) choose the variants of a table row in docs/evidence.md; `further_metrics`
-    are read and compared in the same way.
-
-    The following are checked by `embodied.study.rules`. `kind` improvement: of a base policy, or
-    from recorded data; comparison: of two ways to learn; reproduction: of another implementation.
-    `controls` name the variants that a fair study has; `exempt` says why one is left out.
-    `tuning_seeds`: on which settings were chosen (None: not recorded). `withdrawn`: why a result no
-    longer counts. `direction` of the metric.
+    `embodied.study.rules` checks a study by its `kind`. improvement: of a base policy, or from
+    recorded data; comparison: of two ways to learn; reproduction: of another implementation.
     """
 
-    metric: str
-    seeds: tuple[int, ...]
-    variants: dict[str, str]
-    base: str = ""
-    baseline: str = ""
-    method: str = ""
-    task: str = ""
-    claim: str = ""
-    result: str = ""
-    prepare: tuple[str, ...] = ()
-    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    stages: tuple[Stage, ...] = ()
-    also: Mapping[str, str] = field(default_factory=dict)
-    further_metrics: tuple[str, ...] = ()
-    kind: Literal["", "improvement", "comparison", "reproduction"] = ""
-    controls: Mapping[str, str] = field(default_factory=dict)
-    exempt: Mapping[str, str] = field(default_factory=dict)
-    tuning_seeds: tuple[int, ...] | None = None
-    withdrawn: str = ""
-    direction: Literal["maximize", "minimize"] = "maximize"
+    metric: str  # read from the last line of a variant's metrics.jsonl that has it
+    seeds: tuple[CountOrZero, ...]  # each variant is run with each of them
+    variants: dict[str, str]  # command lines or words, by name
+    base: str = ""  # words of all variants
+    baseline: str = ""  # the variant that the others are compared with (empty: the first)
+    method: str = ""  # name of the method, on the study's page
+    task: str = ""  # name of the task, on the study's page
+    claim: str = ""  # what the study shows, on its page
+    result: str = ""  # the variant of the method's row in docs/evidence.md
+    prepare: tuple[str, ...] = ()  # lines that run once before everything
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # lines before each seed
+    stages: tuple[Stage, ...] = ()  # lines that run once for each seed before all variants
+    also: Mapping[str, str] = field(default_factory=dict)  # further rows: variant, method's name
+    further_metrics: tuple[str, ...] = ()  # read and compared in the same way
+    kind: Literal["", "improvement", "comparison", "reproduction"] = ""  # of study
+    controls: Mapping[str, str] = field(default_factory=dict)  # variants that a fair study has
+    exempt: Mapping[str, str] = field(default_factory=dict)  # why a control is left out
+    tuning_seeds: tuple[CountOrZero, ...] | None = None  # settings chosen on them (null: unknown)
+    withdrawn: str = ""  # why the result no longer counts
+    direction: Literal["maximize", "minimize"] = "maximize"  # of the metric
 
     def __post_init__(self) -> None:
         if not self.variants or not self.seeds:
