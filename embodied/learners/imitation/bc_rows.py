@@ -32,11 +32,8 @@ def behaviour(transitions: Tensors, policy: Policy) -> Tensors:
 
 
 def valid_steps(transitions: Tensors, chunk: int) -> Tensor:
-    """Return which steps [n, H] (bool) of the transitions' chunks were executed.
-
-    These are all, unless the episode ended within a chunk. With H = 1 there is no `executed_steps`
-    [n] and each step is valid.
-    """
+    """Return which steps [n, H] (bool) of the transitions' chunks were executed: all, unless the
+    episode ended within a chunk. With H = 1 there is no `executed_steps` [n]: all are valid."""
     action = transitions["action"]
     if chunk == 1:
         return torch.ones(len(action), 1, dtype=torch.bool, device=action.device)

@@ -187,7 +187,7 @@ class Ppo(GradientLearner):
         return old, value, after, {}
 
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
-        """`_evaluate` for recurrent policies; also returns the initial states of sequences."""
+        """`_evaluate` for recurrent policies; also the initial hidden states of the sequences."""
         first = batch["first"]
         envs = batch["first"].shape[1]
         critic = cast(RecurrentValue, self.value)
