@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     memory.register(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker takes neighbours, so that what the tests of a file share is made once."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -58,4 +66,4 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> "Shared":
     """Runs and datasets of debug size, by name, made when a test asks (tests/docs/pages.yaml)."""
     from tests.docs.shared import Shared
 
-    return Shared(tmp_path_factory.mktemp("shared"))
+    return Shared(tmp_path_factory)

@@ -1,18 +1,20 @@
 """Two tiers: `pytest` runs the usual tests, `pytest --all` (`make test-all`) all of them.
 
 A check that holds for every YAML file of a group is usually run for one file of each class, and for
-each file that alone takes a path of the code. With `--all` it is run for every file.
+each file that alone takes a path of the code. Experiments are run so that each class and each
+setting is in one. With `--all` all files are checked and all experiments run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 only_all = pytest.mark.only_all
 """The mark of a test that only `--all` runs: other tests run the same lines."""
 NAMES = {"id", "text", "module", "apart"}
@@ -73,3 +75,41 @@ def once_per_class(files: Sequence[Path], also: Collection[str] = ()) -> list[An
     return [
         pytest.param(file, id=file.stem, marks=() if file in usual else only_all) for file in files
     ]
+
+
+def cover(chosen: Mapping[str, set[Any]]) -> set[str]:
+    """Few names that choose together all that any of them chooses: those with most first."""
+    left = set[Any]().union(*chosen.values())
+    found = set[str]()
+    while left:
+        best = max(sorted(chosen), key=lambda name: len(chosen[name] & left))
+        found.add(best)
+        left -= chosen[best]
+    return found
+
+
+def classes_of(group: str, option: str) -> set[Any]:
+    """The classes that a YAML file of `group` names; the option itself where it names none."""
+    file = CONFIGS / group / f"{option}.yaml"
+    node = yaml.safe_load(file.read_text()) if file.exists() else None
+    return {(group, *found) for found in choices(node) if len(found) == 1} or {(group, option)}
+
+
+def choices_of_experiment(file: Path) -> set[Any]:
+    """The classes of an experiment's options, and the settings that it changes."""
+    node = yaml.safe_load(file.read_text())
+    found = set[Any]()
+    for default in node.pop("defaults", []):
+        for group, option in default.items() if isinstance(default, dict) else ():
+            found |= classes_of(group.removeprefix("override ").strip("/"), str(option))
+    for key, value in node.items():
+        found |= {(key, inner) for inner in value} if isinstance(value, dict) else {(key,)}
+    return found
+
+
+def once_per_option(names: Sequence[str]) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`, one for each experiment of `names`: `only_all` for
+    those whose options and settings other experiments have."""
+    files = {name: CONFIGS / "experiment" / f"{name}.yaml" for name in names}
+    usual = cover({name: choices_of_experiment(file) for name, file in files.items()})
+    return [pytest.param(name, id=name, marks=() if name in usual else only_all) for name in names]

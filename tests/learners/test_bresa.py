@@ -20,25 +20,16 @@ from embodied.policies.gaussian import Config as GaussianConfig
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
+from tests.builders import make_learner, make_policy
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
 
 def made(**settings: object) -> Bresa:
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}, Policy, spec=SPEC
-    )
-    node = {
-        "_target_": "embodied.learners.off_policy.bresa.Bresa",
-        "batch_size": 64,
-        "hidden": [32],
-        "risk_lr": 0.01,
-        "recovery_lr": 0.01,
-        "task": {"hidden": [16]},
-        **settings,
-    }
-    return build(node, Bresa, policy=policy, spec=SPEC)
+    small = {"batch_size": 64, "hidden": [32], "risk_lr": 0.01, "recovery_lr": 0.01}
+    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[16])
+    given = {**small, "task": {"hidden": [16]}, **settings}
+    return make_learner("off_policy.bresa.Bresa", policy, **given)
 
 
 def rows(n: int, violated: Tensor | None = None, action: Tensor | None = None) -> Tensors:

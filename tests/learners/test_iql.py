@@ -13,6 +13,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
+from tests.builders import transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -26,13 +27,9 @@ def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **setti
 
 
 def batch_of(n: int) -> Tensors:
-    return {
-        "obs/state": torch.randn(n, 3),
-        "action": torch.rand(n, 2) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.tensor([0.9] * (n - 1) + [0.0]),
-        "next_obs/state": torch.randn(n, 3),
-    }
+    batch = transitions(n, SPEC)
+    batch["discount"][-1] = 0.0
+    return batch
 
 
 @torch.no_grad()

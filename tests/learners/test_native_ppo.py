@@ -18,6 +18,7 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
+from tests.builders import require_same
 
 TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
 GAUSSIAN = "embodied.policies.diagonal_gaussian.DiagonalGaussian"
@@ -113,22 +114,7 @@ def test_parameters_and_metrics_equal_the_reference_after_300_updates(name: str,
         assert expected.keys() == metrics.keys()
         for key, value in expected.items():
             torch.testing.assert_close(metrics[key], value, rtol=1e-3, atol=1e-5, msg=key)
-    same(slow.get_state(), fast.get_state())
-
-
-def same(one: Any, other: Any) -> None:
-    """Also Adam's moments and count, and the learning rates."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, list):
-        for a, b in zip(one, other, strict=True):
-            same(a, b)
-    elif isinstance(one, Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    else:
-        assert one == other
+    require_same(slow.get_state(), fast.get_state())
 
 
 def test_at_the_edge_of_the_clip_rounding_decides_in_the_reference_too() -> None:

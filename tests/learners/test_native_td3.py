@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.policy import Policy
@@ -17,6 +16,7 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.nn import native
+from tests.builders import require_same
 
 OBS, ACT, UPDATES = 5, 3, 300
 DETERMINISTIC = "embodied.policies.deterministic.Deterministic"
@@ -86,21 +86,6 @@ def update_both(slow: Td3, fast: Td3, updates: int, first: int = 0) -> list[tupl
     return found
 
 
-def same(one: Any, other: Any) -> None:
-    """Also Adam's moments and count, and the number of updates."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, list):
-        for a, b in zip(one, other, strict=True):
-            same(a, b)
-    elif isinstance(one, Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    else:
-        assert one == other
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_parameters_and_metrics_equal_the_reference_after_300_updates(name: str, seed: int) -> None:
@@ -112,7 +97,7 @@ def test_parameters_and_metrics_equal_the_reference_after_300_updates(name: str,
         assert expected.keys() == metrics.keys()
         for key, value in expected.items():
             torch.testing.assert_close(metrics[key], value, rtol=1e-3, atol=1e-5, msg=key)
-    same(slow.get_state(), fast.get_state())
+    require_same(slow.get_state(), fast.get_state())
 
 
 def test_normalized_observations_and_unbounded_actions() -> None:
@@ -140,7 +125,7 @@ def test_resumed_updates_are_exact() -> None:
             torch.manual_seed(i)
             learner.update(batch(learner))
     assert distance(whole, resumed) == 0
-    same(whole.get_state(), resumed.get_state())
+    require_same(whole.get_state(), resumed.get_state())
 
 
 def test_either_continues_from_the_state_of_the_other() -> None:

@@ -9,40 +9,24 @@ import pytest
 import torch
 import yaml
 
-from embodied.core.build import build
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
+from tests.builders import make_learner, make_policy, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
 
 
 def make(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [32]},
-        Policy,
-        spec=SPEC,
-    )
-    given = {"hidden": [32], "batch_size": 4, **settings}
-    node = {"_target_": f"embodied.learners.{target}", **given}
-    return build(node, Learner, policy=policy, spec=SPEC)
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
+    return make_learner(target, policy, **{"hidden": [32], "batch_size": 4, **settings})
 
 
 def batch_of(n: int) -> Tensors:
     torch.manual_seed(1)
-    return {
-        "obs/state": torch.randn(n, 3),
-        "action": torch.rand(n, 2) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        "next_obs/state": torch.randn(n, 3),
-        "next_action": torch.rand(n, 2) * 2 - 1,
-    }
+    return {**transitions(n, SPEC), "next_action": torch.rand(n, 2) * 2 - 1}
 
 
 @torch.no_grad()

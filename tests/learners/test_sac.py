@@ -21,37 +21,20 @@ from embodied.learners.off_policy.sac import Sac, critic_loss
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, transitions
 from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
-    torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.gaussian.Gaussian",
-        "hidden": [32],
-        "zero_head": zero_head,
-    }
-    policy = build(node, Policy, spec=spec)
+    policy = make_policy("gaussian.Gaussian", spec, hidden=[32], zero_head=zero_head)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build(
-        {"_target_": "embodied.learners.off_policy.sac.Sac", **given},
-        Learner,
-        policy=policy,
-        spec=spec,
-    )
+    return make_learner("off_policy.sac.Sac", policy, **given)
 
 
 def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
-    obs = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
-    return {
-        **{f"obs/{name}": leaf for name, leaf in obs.items()},
-        "action": torch.rand(n, spec.act.size) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        **{f"next_obs/{name}": leaf + 0.1 for name, leaf in obs.items()},
-    }
+    return transitions(n, spec, shift=0.1)
 
 
 @torch.no_grad()

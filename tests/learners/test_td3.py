@@ -19,36 +19,20 @@ from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import ACTIVATIONS
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, transitions
 from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: object) -> Td3:
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [32]},
-        Policy,
-        spec=spec,
-    )
+    policy = make_policy("deterministic.Deterministic", spec, hidden=[32])
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build(
-        {"_target_": "embodied.learners.off_policy.td3.Td3", **given},
-        Learner,
-        policy=policy,
-        spec=spec,
-    )
+    return make_learner("off_policy.td3.Td3", policy, **given)
 
 
 def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
-    obs = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
-    return {
-        **{f"obs/{name}": leaf for name, leaf in obs.items()},
-        "action": torch.rand(n, spec.act.size) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        **{f"next_obs/{name}": leaf + 0.1 for name, leaf in obs.items()},
-    }
+    return transitions(n, spec, shift=0.1)
 
 
 @torch.no_grad()

@@ -16,14 +16,13 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
+from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: Any) -> DiagonalBeta:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.diagonal_beta.DiagonalBeta", "hidden": [8], **settings}
-    return build(node, DiagonalBeta, spec=spec)
+    return make_policy("diagonal_beta.DiagonalBeta", spec, **{"hidden": [8], **settings})
 
 
 def theirs(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distributions.Distribution:

@@ -18,6 +18,7 @@ from embodied.real_robot.cameras.sources import (
     Video,
     VideoConfig,
 )
+from tests.builders import Clock
 
 PATIENT = 60.0
 
@@ -49,13 +50,6 @@ class Fake(Source):
         self.closed = True
 
 
-class Clock:
-    now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Wall(Scene):
     """A world whose picture counts."""
 
@@ -68,7 +62,7 @@ class Wall(Scene):
 
 
 def test_newest_and_its_stamp() -> None:
-    fake, clock = Fake(), Clock()
+    fake, clock = Fake(), Clock(5.0)
     with Camera(fake, clock=clock) as camera:
         clock.now = 5.2
         with pytest.raises(CameraError, match=r"nothing new for 0.20 s"):
@@ -92,7 +86,7 @@ def test_newest_and_its_stamp() -> None:
 
 def test_frozen_and_thawed() -> None:
     fake = Fake()
-    with Camera(fake, repeats=3, clock=Clock()) as camera:
+    with Camera(fake, repeats=3, clock=Clock(5.0)) as camera:
         for k in range(3):
             fake.show(7)
             camera.next(k, PATIENT)
@@ -112,7 +106,7 @@ def test_frozen_and_thawed() -> None:
 
 def test_the_end_is_said() -> None:
     fake = Fake()
-    with Camera(fake, clock=Clock()) as camera:
+    with Camera(fake, clock=Clock(5.0)) as camera:
         fake.show(1)
         camera.next(0, PATIENT)
         fake.show(None)

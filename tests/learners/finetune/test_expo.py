@@ -14,6 +14,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.expo import Expo
 from embodied.learners.learner import Learner
+from tests.builders import make_learner, make_policy
+from tests.learners.bandit import slopes
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
@@ -29,29 +31,10 @@ def make(
     scale: float = 0.2,
     **settings: Any,
 ) -> Expo:
-    torch.manual_seed(0)
     critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
-    node = {
-        "_target_": "embodied.policies.wrappers.edit.Edit",
-        "chunk": chunk,
-        "n": n,
-        "scale": scale,
-        **parts,
-    }
-    policy = build(node, Policy, spec=SPEC)
-    given = {"batch_size": 16, **settings}
-    return build(
-        {"_target_": "embodied.learners.finetune.expo.Expo", **given}, Learner, policy=policy
-    )
-
-
-@torch.no_grad()
-def slopes(critic: Any, values: list[float]) -> None:
-    """Make linear critic i answer values[i] * a."""
-    critic.ensemble.weights[0].zero_()
-    critic.ensemble.biases[0].zero_()
-    critic.ensemble.weights[0][:, -1, 0] = torch.tensor(values)
+    policy = make_policy("wrappers.edit.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
+    return make_learner("finetune.expo.Expo", policy, **{"batch_size": 16, **settings})
 
 
 def rows(n: int) -> Tensors:
