@@ -26,7 +26,7 @@ GROUPS = {
     "teacher": "Teachers",
     "robot": "Robots",
 }
-BESIDE = ("data", "replay", "weighting", "size", "demonstrator")
+BESIDE = ("data", "replay", "weighting", "size", "demonstrator", "model")
 
 
 def pages() -> dict[str, str]:

@@ -155,7 +155,8 @@ def test_words_of_a_training_and_places() -> None:
     study = read_study(
         "metric: eval/return\nseeds: [0]\nbase: experiment=pendulum_sac\n"
         "stages: [{name: bc, run: steps=10}, {name: tuned, run: 'init={bc.out}', "
-        "best: eval/return, choices: {a: learner.tau=0.1, b: }}]\nvariants: {x: 'init={tuned.out}'}",
+        "best: eval/return, choices: {a: learner.tau=0.1, b: }}]\n"
+        "variants: {x: 'init={tuned.out}'}",
         "s",
     )
     bc, tuned = study.tasks(0, Path("W"))
