@@ -27,7 +27,7 @@ GROUPS = {
     "teacher": "Teachers",
     "robot": "Robots",
 }
-BESIDE = ("data", "replay", "weighting", "size", "demonstrator")
+BESIDE = ("data", "replay", "weighting", "size", "demonstrator", "model")
 
 
 def pages() -> dict[str, str]:
