@@ -74,9 +74,12 @@ class RandomShift:
     def sample(self, n: int) -> Tensors:
         rows = self.source.sample(n)
         return {
-            key: random_shift(value, self.pad) if key in self.keys else value
-            for key, value in rows.items()
+            key: self._shifted(value) if key in self.keys else value for key, value in rows.items()
         }
+
+    def _shifted(self, images: Tensor) -> Tensor:
+        """Images [..., H, W, C], each with its own offset."""
+        return random_shift(images.flatten(0, -4), self.pad).view(images.shape)
 
 
 def augmented(source: Source, spec: Spec, pad: int) -> Source:

@@ -15,6 +15,7 @@ from embodied.checks.check import Check, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.complete_node import complete
 from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
 from embodied.learners.learner import Learner, RunPlan
@@ -76,6 +77,13 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
         action = torch.rand(n, steps, 2, generator=generator) * 2 - 1
         valid = torch.ones(n, steps, dtype=torch.bool)
         return {"obs/state": states[0], "action": action, "valid": valid}
+    if learner.rows == "pairs":
+        shape = n, 2, learner.segment
+        return {
+            "obs/state": torch.randn(*shape, 3, generator=generator),
+            "action": torch.rand(*shape, 2, generator=generator) * 2 - 1,
+            "label": torch.randint(3, (n,), generator=generator) / 2,
+        }
     rows = {
         "obs/state": states[0],
         "action": torch.rand(n, 2 * learner.policy.chunk, generator=generator) * 2 - 1,
@@ -90,6 +98,8 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     }
     if learner.uses_executed_steps:
         rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
+    if "source" in extra_columns(learner):
+        rows["source"] = torch.arange(n) % 2
     return rows | {key: foreseen[key] for key in learner.columns}
 
 

@@ -27,6 +27,7 @@ from embodied.datasets.lerobot.lazy_pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's
+SOURCE = "source"  # column (int64): position in `demos` of the dataset that a step is of
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,20 @@ def human_steps(episodes: Episodes) -> Tensor:
 
 def flags(episodes: Episodes, names: Sequence[str], chunk: int = 1) -> Tensors:
     """Columns `names` [N] (bool) of the decision at each step: whether the recorded column is true
-    in all of its `chunk` steps; true if there is no such column, as in a demonstration."""
+    in all of its `chunk` steps; true if there is no such column, as in a demonstration. `source`
+    [N] (int64) is the number of the step's dataset."""
     windows = _windows(episodes, chunk)
-    return {name: (_flag(episodes, name)[windows.rows] | ~windows.valid).all(1) for name in names}
+    found: Tensors = {SOURCE: source_numbers(episodes)} if SOURCE in names else {}
+    for name in (name for name in names if name != SOURCE):
+        found[name] = (_flag(episodes, name)[windows.rows] | ~windows.valid).all(1)
+    return found
+
+
+def source_numbers(episodes: Episodes) -> Tensor:
+    """The number of the dataset of each step, [N] (int64); 0 for recordings that were not read
+    among others."""
+    found = episodes.steps.get(SOURCE)
+    return torch.zeros(int(episodes.length.sum()), dtype=torch.int64) if found is None else found
 
 
 def _flag(episodes: Episodes, name: str) -> Tensor:

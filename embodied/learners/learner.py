@@ -33,7 +33,9 @@ class Learner(nn.Module):
 
     `data` says how it is trained: "offline" (a fixed dataset), "off_policy" (a replay buffer) or
     "on_policy" (a batch of the current policy's own steps). `rows` says how demonstrations are
-    stored: transitions with rewards ("decisions"), or action chunks to imitate ("chunks").
+    stored: transitions with rewards ("decisions"), action chunks to imitate ("chunks"), or labelled
+    pairs of segments ("pairs": `obs/*`, `action` [n, 2, segment, ...], and `label` [n], the
+    probability that the second one is preferred).
     `batch_size` is the number of transitions of one `update`; `gamma` and `n_step` are applied when
     transitions are stored; `columns` are further columns that need the rest of an episode
     ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column
@@ -55,12 +57,17 @@ class Learner(nn.Module):
     """
 
     data: ClassVar[Literal["offline", "off_policy", "on_policy"]]
-    rows: ClassVar[Literal["decisions", "chunks"]] = "decisions"
+    rows: ClassVar[Literal["decisions", "chunks", "pairs"]] = "decisions"
     usual_policy: ClassVar[str] = ""
     """The option of `policy=` that is usual with this learner, for continuous actions."""
     policy: Policy
     batch_size: int
     horizon: int = 0
+    segment: int = 0
+    """With rows "pairs": steps of a segment."""
+    keep_batches: int = 1
+    """On-policy: how many of the newest batches an update sees, side by side along B, the newest
+    first (`embodied.buffers.rollout`)."""
     gamma: float = 0.99
     n_step: int = 1
     uses_executed_steps: ClassVar[bool] = False
@@ -73,6 +80,14 @@ class Learner(nn.Module):
     def imitates(cls) -> bool:
         """Whether it imitates a person's steps of demonstrations, and not a policy's."""
         return cls.rows == "chunks"
+
+    def behaviour_policy(self) -> Policy:
+        """The policy that collects the environment steps, asked for once before the first step.
+
+        A learner with another one than `policy` makes it a submodule and changes its parameters in
+        place; evaluation and checkpoints use `policy`.
+        """
+        return self.policy
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,19 @@ from embodied.core.env_contract import FirstSteps, is_users
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 
+if TYPE_CHECKING:
+    from embodied.learners.learner import Learner
+
 # Flags (bool) that `Step.log` may contain; they are stored with each transition: a person took over
 # the action; a constraint was violated.
 EXTRA_FLAGS = ("intervened", "violated")
+
+
+def behaviour_of(learner: Learner, policy: Policy) -> Policy:
+    """The policy that collects for `learner`: its behaviour policy, or the run's `policy` where
+    that is the policy it trains, or contains it."""
+    chosen = learner.behaviour_policy()
+    return policy if chosen is learner.policy else chosen
 
 
 class Collector:

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import on_device, pick_device, without_native
 from embodied.datasets.ranges import Statistics
@@ -34,6 +41,15 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Labelled pairs of segments of a dataset, for a learner that learns from such pairs."""
+
+    labeller: Node  # compares two segments (embodied.rewards.preferences.labellers)
+    count: Count = 1000  # pairs that are labelled
+    picture: str | None = None  # image leaf that the labeller sees; null: the only one
+
+
+@dataclass(frozen=True)
 class Offline:
     """Updates from a fixed dataset. `steps` of the run count updates.
 
@@ -46,6 +62,8 @@ class Offline:
     random_shift: CountOrZero = 0  # maximum random shift of the images of a batch, pixels (DrQ-v2)
     statistics: Statistics = "quantiles"  # without env=: what is -1 and +1 of each element
     held_out: Annotated[float, Bound(0.0, 0.9)] = 0.1  # without env=: share of episodes not trained
+    fractions: tuple[PositiveFraction, ...] | None = None  # of a batch, from each dataset of demos
+    pairs: Pairs | None = None  # which pairs of segments are labelled; for a learner of pairs only
 
 
 @dataclass(frozen=True)
@@ -56,11 +74,12 @@ class OffPolicy:
 
     Actors are processes that step the environment, `env.num_envs` divided among them. With
     `max_lag` 0, a step is made when the learner has used the one before, as without actors.
-    `when_behind` "skip" is for a robot, which never waits.
+    `when_behind` "skip" is for a robot, which never waits. A schedule of `utd_ratio` sees the
+    metrics (`embodied.training.update_ratio`).
     """
 
     regime: ClassVar[Regime] = "off_policy"
-    utd_ratio: NonNegative = 1.0  # updates per stored transition
+    utd_ratio: NonNegative | Node = 1.0  # updates per stored transition, or a schedule's node
     warmup_steps: CountOrZero = 0  # environment steps, usually random, before the first update
     replay_size: Count = 1_000_000  # transitions
     demo_fraction: Fraction | None = 0.5  # share of a batch from demos (null: they fill the buffer)
@@ -168,6 +187,8 @@ class RunConfig:
             require_dataset(self)
         elif isinstance(self.data, Offline):
             require_environment_settings(self.data)
+        if isinstance(self.data, Offline) and self.data.fractions is not None:
+            require_fractions(self.data.fractions, self.demos)
         if self.demos is None and self.weighting is not None:
             raise ConfigError("weighting needs demonstrations: demos=DIR")
 
@@ -229,6 +250,18 @@ def require_environment_settings(data: Offline) -> None:
     for name in ("statistics", "held_out"):
         if getattr(data, name) != getattr(Offline, name):
             raise ConfigError(f"data.{name} has no effect with env=, only with demos= alone")
+
+
+def require_fractions(fractions: tuple[float, ...], demos: str | tuple[str, ...] | None) -> None:
+    """ConfigError unless there is one fraction per dataset, and they sum to 1."""
+    count = 0 if demos is None else 1 if isinstance(demos, str) else len(demos)
+    if len(fractions) != count or abs(sum(fractions) - 1) > 1e-3:
+        raise ConfigError(
+            f"data.fractions={list(fractions)} should be one share of a batch for each of the "
+            f"{count} datasets of demos, and sum to 1",
+            key="fractions",
+            value=fractions,
+        )
 
 
 def refusal(name: str, regime: str, regimes: tuple[str, ...]) -> str:

@@ -4,36 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from embodied.buffers.mixture import Mixture
 from embodied.buffers.source import Source
 from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
+from embodied.core import distributed
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.history import history_steps
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Spec, SpecMismatch, require_same
-from embodied.core.tensors import Tensors, length, nest, under
+from embodied.core.tensors import Tensors, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.remap import remapped
 from embodied.datasets.transitions import (
     INTERVENED,
+    SOURCE,
     Dataset,
     chunks,
     flags,
     human_steps,
     joined,
     past_observations,
+    source_numbers,
     transitions,
+    with_steps,
 )
 from embodied.learners.learner import Learner
-from embodied.training.config import RunConfig
+from embodied.training.config import Offline, RunConfig
+
+if TYPE_CHECKING:
+    from embodied.rewards.preferences.offline import SegmentPairs
 
 
 def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | None:
@@ -44,7 +54,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     mapping = None if config.mapping is None else Mapping.load(config.mapping)
     parts: list[Episodes] = []
     paths = [config.demos] if isinstance(config.demos, str) else config.demos
-    for path in paths:
+    for number, path in enumerate(paths):
         memory_mb = config.demo_memory_mb / len(paths)
         part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
         if env is None:
@@ -53,7 +63,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
             part = remapped(part, env.spec, mapping, path)
         else:
             _require_of(env, part, path)
-        parts.append(part)
+        own = torch.full((int(part.length.sum()),), number)
+        parts.append(with_steps(part, {SOURCE: own}))
     episodes = joined(parts)
     if config.demo_policy_steps:
         episodes = _all_imitated(episodes)
@@ -102,7 +113,8 @@ def _require_joinable(parts: Sequence[Episodes], part: Episodes, path: str) -> N
 
 def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int | None) -> Tensors:
     """What `learner` samples: action chunks, or transitions that span `execute` steps; with the
-    past observations that `policy` has in its carry.
+    past observations that `policy` has in its carry. For a learner of pairs the single steps, of
+    which `pairs_of` makes segments.
 
     ConfigError if the learner imitates, and no step was a person's.
     """
@@ -113,13 +125,18 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
             "demo_policy_steps=true imitates what a policy did"
         )
     if learner.rows == "chunks":
-        before = under(past_observations(episodes, past), "obs")
-        return chunks(episodes, policy.chunk) | nest(before, "obs")
+        rows = chunks(episodes, policy.chunk) | _with_past(episodes, past)
+        return rows | (
+            {SOURCE: source_numbers(episodes)} if SOURCE in extra_columns(learner) else {}
+        )
     if learner.policy is not policy:
         raise ConfigError(
             "this finetune method cannot use demonstrations, because its learner's actions are not "
             "the robot's: leave out demos"
         )
+    if learner.rows == "pairs":
+        seen = nest(under(episodes.steps, "obs"), "obs") | _with_past(episodes, past)
+        return {**seen, "action": episodes.steps["action"]}
     steps = execute or policy.chunk
     rows = transitions(episodes, learner.gamma, steps, learner.n_step)
     del rows["episode"]  # transitions from the environment have no such column
@@ -129,6 +146,11 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
     rows |= past_observations(episodes, past, width)
     rows |= flags(episodes, extra_columns(learner), steps)
     return rows | columns_of_episodes(episodes, rows, learner.columns, learner.gamma, width)
+
+
+def _with_past(episodes: Episodes, past: dict[str, int]) -> Tensors:
+    """The `past` observations of every step, `obs/history/NAME` [N, k, ...]."""
+    return nest(under(past_observations(episodes, past), "obs"), "obs")
 
 
 def imitated(rows: Tensors) -> Tensor:
@@ -143,18 +165,73 @@ def source_of(
     config: RunConfig,
     device: torch.device,
     held: Tensor | None = None,
-) -> Dataset | Weighted:
-    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set.
+) -> Dataset | Weighted | Mixture:
+    """A source of the demonstrations' `rows`, weighted by `config.weighting` if it is set; with
+    `data.fractions` a mixture of one such source of each dataset.
 
     Rows of the episodes `held` [E] (bool), and a policy's own steps, are never sampled.
     """
     kept, own = torch.ones(len(episodes)) if held is None else (~held).double(), imitated(rows)
-    if config.weighting is None and bool(kept.all()) and bool(own.all()):
+    fractions = config.data.fractions if isinstance(config.data, Offline) else None
+    if fractions is None and config.weighting is None and bool(kept.all()) and bool(own.all()):
         return Dataset(rows, device)
     each = kept.repeat_interleave(episodes.length) * own
     if config.weighting is not None:
         each = each * _of_steps(build(config.weighting, Weights)(episodes), episodes)
-    return Weighted(rows, each, device)
+    if fractions is None:
+        return Weighted(rows, each, device)
+    numbers, parts = source_numbers(episodes), list[Source]()
+    for number in range(len(fractions)):
+        index = ((numbers == number) & (each > 0)).nonzero().flatten()
+        if not len(index):
+            raise ConfigError(f"dataset {number} of demos has no step to train on: leave it out")
+        parts.append(Weighted(take(rows, index), each[index], device))
+    return _mixed(parts, fractions)
+
+
+def _mixed(parts: Sequence[Source], fractions: Sequence[float]) -> Mixture:
+    """The mixture; ConfigError for fractions that it can only round."""
+    try:
+        mixture = Mixture(parts, fractions)
+    except ValueError:
+        mixture = None
+    shares = [] if mixture is None else [count / mixture.period for count in mixture.counts]
+    if mixture is None or max(abs(a - b) for a, b in zip(shares, fractions, strict=True)) > 1e-3:
+        raise ConfigError(
+            f"data.fractions={list(fractions)} should be fractions with denominators of at most 64"
+        )
+    return mixture
+
+
+def pairs_of(
+    rows: Tensors, episodes: Episodes, learner: Learner, config: RunConfig, device: torch.device
+) -> SegmentPairs:
+    """Labelled pairs of segments of `rows`, which are single steps; ConfigError for a setting that
+    is missing or has no effect."""
+    from embodied.rewards.preferences.labellers import Labeller
+    from embodied.rewards.preferences.offline import SegmentPairs
+
+    assert isinstance(config.data, Offline)
+    pairs = config.data.pairs
+    if pairs is None:
+        raise ConfigError("this learner learns from labelled pairs: data.pairs={labeller: NODE}")
+    if config.weighting is not None or config.data.fractions is not None:
+        raise ConfigError(
+            "weighting and data.fractions have no effect with a learner of pairs: leave them out"
+        )
+    if distributed.world() > 1:
+        raise ConfigError("pairs are labelled in one process: start without torchrun")
+    labeller = build(pairs.labeller, Labeller, seed=config.seed, folder=Path(config.out))
+    return SegmentPairs(
+        rows,
+        episodes,
+        labeller,
+        learner.segment,
+        pairs.count,
+        picture=pairs.picture,
+        seed=config.seed,
+        device=device,
+    )
 
 
 def _of_steps(weights: Tensor, episodes: Episodes) -> Tensor:
@@ -165,9 +242,11 @@ def _of_steps(weights: Tensor, episodes: Episodes) -> Tensor:
 
 
 def metrics_of(source: Source | None, held: Tensor | None = None) -> dict[str, float]:
-    """Metrics of a weighted source (its number of transitions and the effective sample size), and
-    the number of episodes that are held out."""
+    """Metrics of a weighted source (its number of transitions and the effective sample size) or of
+    a mixture (the number of transitions of each), and the number of episodes that are held out."""
     found: dict[str, float] = {}
+    if isinstance(source, Mixture):
+        found = {f"data/rows_{n}": float(len(part)) for n, part in enumerate(source.sources)}
     if isinstance(source, Weighted):
         found = {"data/rows": len(source), "data/effective_rows": source.effective}
     if held is not None and bool(held.any()):

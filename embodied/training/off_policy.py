@@ -12,14 +12,14 @@ from embodied.buffers.n_step import KeepsSingle
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import Stateful, extra_columns
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, ReportsErrors
-from embodied.training.collector import Collector
+from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
 from embodied.training.off_policy_buffers import (
     Buffers,
@@ -34,13 +34,17 @@ if TYPE_CHECKING:
     from embodied.datasets.lerobot.reader import Episodes
     from embodied.teachers.teacher import Curriculum
     from embodied.training.actors.pool import ActorPool
+    from embodied.training.update_ratio import UpdateRatio
 
 NORMALIZER_ROWS = 10_000  # warm-up transitions to which the normalizers are fitted
 
 
 class OffPolicyLoop:
     """The run's steps count `pretrain_steps` updates from demonstrations, then environment steps of
-    all parallel envs (and processes) together."""
+    all parallel envs (and processes) together.
+
+    `policy` collects after the warm-up. `schedule` sets the ratio of updates (None: constant).
+    """
 
     held_out = None
 
@@ -54,6 +58,7 @@ class OffPolicyLoop:
         rewards: RewardPipeline,
         stateful: Mapping[str, Stateful] | None = None,
         fit_after_warmup: bool = False,
+        schedule: UpdateRatio | None = None,
     ) -> None:
         self.config, self.collector = config, collector
         self.policy, self.learner = policy, learner
@@ -66,6 +71,10 @@ class OffPolicyLoop:
         self.stride = collector.env.num_envs * distributed.world()
         self.learning = config.warmup_steps == 0  # whether the warm-up is over
         self.update_credit = 0.0
+        self.schedule = schedule
+        given = config.utd_ratio
+        self.utd_ratio = 0.0 if isinstance(given, dict) else given  # updates per transition, now
+        self._set_ratio({})
 
     @property
     def teacher(self) -> Curriculum | None:
@@ -94,6 +103,7 @@ class OffPolicyLoop:
             if done < count:  # an arm does not wait: the updates are left out
                 self.update_credit = 0.0
             if metrics:
+                self._set_ratio(metrics)
                 metrics |= self.collector.metrics()
             trainer.advance(self.stride, metrics, step, done)
 
@@ -102,17 +112,22 @@ class OffPolicyLoop:
         return self.rewards.mean_of_stored(self.buffers.replay)
 
     def _due_updates(self, transitions: Tensors) -> int:
-        """How many updates are due: `utd_ratio` per new transition, whole ones; the rest is kept.
+        """Return the whole number of updates due: `utd_ratio` per new transition; the rest is kept.
 
         All processes of a distributed run make the same number of updates.
         """
         stored = distributed.mean(len(transitions["reward"]) if transitions else 0)
         if not (self.learning and stored and distributed.all_min(len(self.buffers.replay))):
             return 0
-        self.update_credit += self.config.utd_ratio * stored
+        self.update_credit += self.utd_ratio * stored
         due = int(self.update_credit)
         self.update_credit -= due
         return due
+
+    def _set_ratio(self, metrics: Mapping[str, Tensor]) -> None:
+        """Ask the schedule, if there is one, for the ratio from now on."""
+        if self.schedule is not None:
+            self.utd_ratio = distributed.mean(self.schedule.ratio(metrics))
 
     def _end_warmup(self) -> None:
         replay = self.buffers.replay
@@ -175,12 +190,17 @@ class OffPolicyLoop:
             "trajectory_columns": None if columns is None else columns.get_state(),
             "warmup_done": self.learning,
             "update_credit": self.update_credit,
+            "utd_ratio": self.utd_ratio,
+            "schedule": None if self.schedule is None else pack(self.schedule.get_state()),
             "reward": self.rewards.get_state(),
             "parts": {name: pack(part.get_state()) for name, part in self.stateful.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue exactly from `get_state`."""
+        if self.schedule is not None:
+            self.utd_ratio = state["utd_ratio"]
+            self.schedule.set_state(unpack(state["schedule"]))
         if state["warmup_done"]:
             self.collector.act_with(self.policy)
         for name, part in self.stateful.items():
@@ -228,16 +248,28 @@ def build_off_policy(
     if episodes is not None:
         demonstrations = _demonstrations(config, rewards, policy, learner, episodes, device)
     buffers = build_buffers(config, learner, rewards, demonstrations, device)
+    acting = behaviour_of(learner, policy)
+    if data.actors and acting is not policy:
+        raise ConfigError("this learner collects with a policy of its own: data.actors=0")
     return OffPolicyLoop(
         data,
-        collector=_collector(config, env, rewards, policy, learner, device),
-        policy=policy,
+        collector=_collector(config, env, rewards, acting, learner, device),
+        policy=acting,
         learner=learner,
         buffers=buffers,
         rewards=rewards,
         stateful=stateful,
         fit_after_warmup=data.normalize and episodes is None,
+        schedule=_schedule(data),
     )
+
+
+def _schedule(data: OffPolicy) -> UpdateRatio | None:
+    if not isinstance(data.utd_ratio, dict):
+        return None
+    from embodied.training.update_ratio import UpdateRatio
+
+    return build(data.utd_ratio, UpdateRatio)
 
 
 def _demonstrations(

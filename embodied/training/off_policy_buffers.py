@@ -15,6 +15,7 @@ from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
+from embodied.core.reward import extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.training.config import OffPolicy, RunConfig
@@ -147,6 +148,11 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
         raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
+    if learner.rows == "pairs" or "source" in extra_columns(learner):
+        raise ConfigError(
+            "this learner needs labelled pairs, or the number of each row's dataset, which only "
+            "offline training has: data=offline"
+        )
     if data.pretrain_steps and not demos:
         raise ConfigError("data.pretrain_steps are updates from demonstrations: demos=DIR")
     if not demos and data.demo_fraction != OffPolicy.demo_fraction:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from embodied.buffers.augment import augmented
+from embodied.buffers.mixture import Mixture
 from embodied.buffers.source import Source
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
@@ -16,12 +17,24 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner
 from embodied.training.config import Offline, RunConfig
-from embodied.training.demonstrations import imitated, metrics_of, rows_for, source_of
+from embodied.training.demonstrations import (
+    imitated,
+    metrics_of,
+    pairs_of,
+    rows_for,
+    source_of,
+)
 from embodied.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from embodied.rewards.preferences.offline import SegmentPairs
 
 
 class OfflineLoop:
-    """Runs updates from `source`; the steps of the run count updates."""
+    """Runs updates from `source`; the steps of the run count updates.
+
+    `pairs`: the labelled pairs of segments in `source`, if it samples pairs.
+    """
 
     def __init__(
         self,
@@ -29,12 +42,19 @@ class OfflineLoop:
         source: Source,
         data_metrics: Mapping[str, float] | None = None,
         held_out: HeldOut | None = None,
+        pairs: SegmentPairs | None = None,
     ) -> None:
-        self.learner, self.source = learner, source
+        self.learner, self.source, self.pairs = learner, source, pairs
         self.held_out = held_out
         self.teacher = None
-        self.data_metrics: Mapping[str, float] = data_metrics or {}
+        self.dataset_metrics: Mapping[str, float] = data_metrics or {}
         self.rewards = None
+
+    @property
+    def data_metrics(self) -> Mapping[str, float]:
+        """Metrics of the dataset; pairs are labelled now if they were not yet."""
+        pairs = {} if self.pairs is None else self.pairs.metrics()
+        return {**self.dataset_metrics, **pairs}
 
     def run(self, trainer: Trainer) -> None:
         while trainer.running:
@@ -42,10 +62,14 @@ class OfflineLoop:
             trainer.advance(1, metrics)
 
     def get_state(self) -> dict[str, Any]:
-        return {}
+        """The labels of pairs. There is nothing else: the dataset is read again, and sampling
+        follows torch's generator."""
+        return {} if self.pairs is None else {"pairs": self.pairs.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore: the dataset is read again, and sampling follows torch's generator."""
+        """Continue exactly from `get_state`."""
+        if self.pairs is not None:
+            self.pairs.set_state(state["pairs"])
 
 
 def build_offline(
@@ -66,11 +90,22 @@ def build_offline(
         )
     rows = rows_for(episodes, policy, learner, config.execute)
     learner.fit(rows)
+    if learner.rows == "pairs":
+        pairs = pairs_of(rows, episodes, learner, config, device)
+        source = augmented(pairs, episodes.spec, config.data.random_shift)
+        return OfflineLoop(learner, source, pairs=pairs)
+    if config.data.pairs is not None:
+        raise ConfigError("data.pairs has no effect: this learner does not learn from pairs")
     share = 0.0 if env is not None else config.data.held_out
     own = imitated(rows)
     usable = torch.stack([part.any() for part in own.split(episodes.length.tolist())])
     held = held_out_episodes(usable, share)
     source = source_of(rows, episodes, config, device, held)
+    if isinstance(source, Mixture) and learner.batch_size % source.period:
+        raise ConfigError(
+            f"learner.batch_size={learner.batch_size} should be a multiple of {source.period}, to "
+            "have exactly data.fractions of each dataset"
+        )
     shifted = augmented(source, episodes.spec, config.data.random_shift)
     index = (held.repeat_interleave(episodes.length) & own).nonzero().flatten()
     held_out = HeldOut(rows, index, episodes.spec.act.names) if len(index) else None

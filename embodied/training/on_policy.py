@@ -22,7 +22,7 @@ from embodied.learners.learner import HasStateValues, Learner, TakesDemonstratio
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.teacher import Curriculum
-from embodied.training.collector import Collector
+from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for
 from embodied.training.reward_pipeline import RewardPipeline, build_reward
@@ -61,7 +61,7 @@ class OnPolicyLoop:
         device, count = collector.actor.device, collector.env.num_envs
         self.env_ids = torch.arange(count, device=device)
         self.steps = learner.horizon * collector.actor.execute
-        self.buffer = RolloutBuffer(count, learner.horizon, device)
+        self.buffer = RolloutBuffer(count, learner.horizon, device, learner.keep_batches)
         self.stale = torch.zeros(count, dtype=torch.bool, device=device)
         self.age = 0
         self._start_batch()
@@ -126,7 +126,7 @@ class OnPolicyLoop:
 
     def _update(self, step: int) -> dict[str, Tensor]:
         self.collector.finite.read()
-        batch = {**self.buffer.batch(), **tt.nest(self.carry, "carry")}
+        batch = self.buffer.batch(self.carry)
         metrics = self.rewards.on_policy_batch(batch, step)
         metrics = self.learner.update(batch) | metrics
         self._update_teacher(batch)
@@ -134,14 +134,16 @@ class OnPolicyLoop:
         return metrics
 
     def _update_teacher(self, batch: Tensors) -> None:
-        """Pass the learner's estimates of the batch to the teacher."""
+        """Pass the learner's estimates of the newest batch to the teacher."""
         learner = self.learner
         if self.estimates is None or not isinstance(learner, HasStateValues):
             return
         if learner.estimates is None:
             return
+        newest = slice(None), slice(len(self.env_ids))
         parts = {"ticket": batch["ticket"], **learner.estimates}
-        self.estimates.add_steps(**{key: part[batch["valid"]] for key, part in parts.items()})
+        valid = batch["valid"][newest]
+        self.estimates.add_steps(**{key: part[newest][valid] for key, part in parts.items()})
 
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's. If the environment cannot save its state, a resumed run
@@ -191,8 +193,9 @@ def build_on_policy(
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
+    acting = behaviour_of(learner, policy)
     collector = Collector(
-        rewards.env, policy, learner.gamma, 1, config.execute, seed, device=device
+        rewards.env, acting, learner.gamma, 1, config.execute, seed, device=device
     )
     stateful, estimates, second = tasks.stateful, tasks.estimates, tasks.second_agent
     return OnPolicyLoop(collector, learner, rewards, stateful, estimates, second)
@@ -204,6 +207,8 @@ def _give_demonstrations(
     if isinstance(learner, TakesDemonstrations):
         if episodes is None:
             raise ConfigError("this learner needs demonstrations: demos=DIR")
+        if learner.rows == "pairs":
+            raise ConfigError("pairs are labelled in offline training only: data=offline")
         rows = rows_for(episodes, policy, learner, execute)
         own = imitated(rows)
         learner.set_demonstrations(rows if own.all() else tt.take(rows, own.nonzero().flatten()))
@@ -226,5 +231,6 @@ def build_second_agent(
     plan = config.plan(policy.chunk)
     learner = build(config.learner, Learner, policy=policy, spec=policy.spec, run=plan).to(device)
     seed = config.seed + SEED_OFFSET
-    collector = Collector(env, policy, learner.gamma, 1, config.execute, seed, device=device)
+    acting = behaviour_of(learner, policy)
+    collector = Collector(env, acting, learner.gamma, 1, config.execute, seed, device=device)
     return SecondAgent(teacher, learner, OnPolicyLoop(collector, learner))

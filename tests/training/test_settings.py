@@ -89,6 +89,8 @@ ELSEWHERE = {
     "mapping": "test_dataset_run.py",
     "data.statistics": "test_dataset_run.py",
     "data.held_out": "test_dataset_run.py",
+    "data.fractions": "test_several_datasets.py",
+    "data.pairs": "test_pairs.py",
     "data.actors": "actors/test_actor_runs.py",
     "data.max_lag": "actors/test_actor_runs.py",
     "data.when_behind": "actors/test_actor_runs.py",

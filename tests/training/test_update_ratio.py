@@ -1,0 +1,153 @@
+"""`data.utd_ratio` as a schedule that sees the metrics: the switch, a run, exact resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.compose import compose
+from embodied.core.build import ConfigError
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.learners.off_policy import sac
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.update_ratio import Config, SwitchWhenSteady
+from tests.training.test_train import run, same, settings, weights
+
+TARGET = "embodied.training.update_ratio.SwitchWhenSteady"
+QUICK = {"_target_": TARGET, "low": 0.25, "high": 1.0, "every": 4, "window": 2, "threshold": 0.05}
+
+
+class Probed(sac.Sac):
+    """SAC that reports as `active_units` 1 / (number of the update)."""
+
+    def __init__(self, config: sac.Config, policy: Policy, spec: Spec) -> None:
+        super().__init__(config, policy, spec)
+        self.register_buffer("made", torch.zeros(()))
+
+    def update(self, batch: Tensors) -> Tensors:
+        self.made += 1
+        return {**super().update(batch), "active_units": 1 / self.made}
+
+
+def fed(schedule: SwitchWhenSteady, values: list[float]) -> list[float]:
+    return [schedule.ratio({"active_units": torch.tensor(value)}) for value in values]
+
+
+def test_it_switches_once_when_the_metric_is_steady() -> None:
+    """Checks after every 3 calls, of the mean of the last two: 5.5, 7, 7.0005."""
+    schedule = SwitchWhenSteady(Config(every=3, window=2))
+    assert schedule.ratio({}) == 0.5
+    assert fed(schedule, [100, 5, 6, -40, 7, 7]) == [0.5] * 6
+    assert fed(schedule, [0, 7, 7.001]) == [0.5, 0.5, 2.0]
+    assert fed(schedule, [100, 0, 55, 3]) == [2.0] * 4  # for good
+
+
+def test_the_threshold_is_included_and_the_first_check_has_nothing_to_compare() -> None:
+    assert fed(SwitchWhenSteady(Config(every=1, window=1, threshold=0.5)), [0, 0.5]) == [0.5, 2]
+    assert fed(SwitchWhenSteady(Config(every=1, window=1, threshold=0.5)), [0, 0.51]) == [0.5, 0.5]
+
+
+def test_it_does_not_switch_too_early() -> None:
+    schedule = SwitchWhenSteady(Config(every=2, window=1, earliest=7))
+    assert fed(schedule, [1.0] * 9) == [0.5] * 7 + [2.0] * 2
+
+
+def test_its_state_goes_on() -> None:
+    values = [3.0, 2.0, 9.0, 2.0, 1.0, 2.0, 2.0, 2.0, 8.0]
+    whole, half = (SwitchWhenSteady(Config(every=3, window=2)) for _ in range(2))
+    expected = fed(whole, values)
+    assert set(expected) == {0.5, 2.0}
+    for cut in range(len(values)):
+        half = SwitchWhenSteady(Config(every=3, window=2))
+        before = fed(half, values[:cut])
+        resumed = SwitchWhenSteady(Config(every=3, window=2))
+        resumed.set_state(half.get_state())
+        assert before + fed(resumed, values[cut:]) == expected
+
+
+def probed(folder: Path, ratio: Any, **more: Any) -> Any:
+    made = settings(folder, utd_ratio=ratio, **more)
+    made["learner"]["_target_"] = f"{__name__}.Probed"
+    return made
+
+
+def updates_of(folder: Path, ratio: Any) -> int:
+    components = RunComponents(read_config(probed(folder, ratio, warmup_steps=0)))
+    loop: Any = components.loop
+    due: list[int] = []
+
+    class Counting:
+        """Stops after 20 vector steps."""
+
+        running, step = True, 0
+
+        def advance(self, steps: int, metrics: Any, step: Any, updates: int) -> None:
+            due.append(updates)
+            self.running = len(due) < 20
+
+    loop.run(Counting())
+    return sum(due)
+
+
+def test_a_run_switches(tmp_path: Path) -> None:
+    """4 transitions per vector step. One update each at 0.25; at the 4th and 8th the means are
+    0.29 and 0.13, at the 12th 0.087, which is within 0.05: then 4 updates in each of 8 steps."""
+    assert updates_of(tmp_path, QUICK) == 12 + 8 * 4
+    assert updates_of(tmp_path, QUICK | {"threshold": 0.0}) == 20
+    assert updates_of(tmp_path, 0.25) == 20
+
+
+def test_resume_is_exact(tmp_path: Path) -> None:
+    """Before and after the switch."""
+    ratio = QUICK | {"every": 40, "window": 7, "threshold": 0.01}
+    run(probed(tmp_path / "whole", ratio))
+    for steps in (148, 360):
+        run(probed(tmp_path / "half", ratio, steps=steps))
+        run(probed(tmp_path / "half", ratio, resume=str(tmp_path / "half")))
+        assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    run(probed(tmp_path / "never", ratio | {"threshold": 0.0}))
+    assert not same(weights(tmp_path / "whole"), weights(tmp_path / "never"))
+
+
+class Constant:
+    """No UpdateRatio: it does not have that class as a base."""
+
+    def ratio(self, metrics: Mapping[str, Tensor]) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"),
+    [
+        (QUICK | {"low": -1}, "low=-1 should be at least 0"),
+        (QUICK | {"window": 9}, "window=9 should be at most every=4"),
+        ({"_target_": f"{__name__}.Constant"}, "is no UpdateRatio"),
+        ("often", "data.utd_ratio='often'"),
+        (-1, r"data\.utd_ratio=-1 should be at least 0"),
+    ],
+)
+def test_wrong_schedules_are_refused(tmp_path: Path, ratio: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        RunComponents(read_config(probed(tmp_path, ratio)))
+
+
+def test_a_metric_that_is_not_reported_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'no metric active_unit .*"active_units"'):
+        run(probed(tmp_path, QUICK | {"metric": "active_unit"}))
+
+
+def test_the_command_line_takes_a_node() -> None:
+    words = ["experiment=pendulum_sac", "name=x", "out=y"]
+    node = compose("train", [*words, f"data.utd_ratio={{_target_: {TARGET}, low: 0.25}}"]).node
+    data: Any = read_config(node).data
+    assert data.utd_ratio == {"_target_": TARGET, "low": 0.25}
+    data = read_config(compose("train", [*words, "data.utd_ratio=3"]).node).data
+    assert data.utd_ratio == 3.0
