@@ -5,7 +5,7 @@ NAMES ?= envs sac policy
 export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= egl
 
-.PHONY: setup demo test check docs bench evidence clean
+.PHONY: setup demo test test-all check docs bench evidence clean
 
 setup: .venv/ready
 
@@ -22,10 +22,15 @@ test: setup
 	@sh scripts/browser.sh
 	$(BIN)/pytest -n 2
 
+test-all: setup
+	@sh scripts/browser.sh
+	$(BIN)/pytest -n 2 --all
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python scripts/prose.py
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -28,6 +28,7 @@ from embodied.buffers.augment import random_shift
 from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import build
 from embodied.core.policy import Policy
+from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
 
@@ -134,9 +135,8 @@ def learner_for(name: str, device: torch.device, **settings: object) -> Learner:
     """The learner with its default settings."""
     spec = world()
     node = {"_target_": f"embodied.learners.off_policy.{name}.{CLASSES[name]}", **settings}
-    return build(node, Learner, policy=build(POLICIES[name], Policy, spec=spec), spec=spec).to(
-        device
-    )
+    policy = build(POLICIES[name], Policy, spec=spec)
+    return accelerate(build(node, Learner, policy=policy, spec=spec).to(device))
 
 
 def updating(learner: Learner, replay: ReplayBuffer, count: int = 30) -> Block:

@@ -13,6 +13,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
@@ -65,7 +66,7 @@ def our_loop(env: str = "envpool") -> Block:
         worlds = Gym(GymConfig(ENV, num_envs=ROWS))
     torch.manual_seed(0)
     learner = learner_for(worlds.spec)
-    learner.native = True
+    accelerate(learner, native=True)
     loop = OnPolicyLoop(Collector(worlds, learner.policy, learner.gamma, seed=0), learner)
 
     def block() -> int:
@@ -99,7 +100,7 @@ def updating(repeats: int) -> Comparison:
     """The update alone on one batch, against SB3's `train`."""
     torch.manual_seed(0)
     learner, batch, model = learner_for(world()), batch_of(), their_model()
-    learner.native = True
+    accelerate(learner, native=True)
     model.learn(HORIZON * ROWS)
     count = HORIZON * ROWS * EPOCHS // BATCH
 
@@ -119,13 +120,13 @@ def by_native_code(repeats: int) -> Comparison:
     """The update in native code against the same update in PyTorch."""
     torch.manual_seed(0)
     batch, fast, slow = batch_of(), learner_for(world()), learner_for(world())
-    fast.native = True
+    accelerate(fast, native=True)
     count = HORIZON * ROWS * EPOCHS // BATCH
 
     def updates(learner: Ppo) -> Block:
         return lambda: count if learner.update(batch) else 0
 
-    name = f"update in native code against PyTorch ({fast.native_obstacle() or 'available'})"
+    name = f"update in native code against PyTorch ({native_obstacle(fast) or 'available'})"
     sides = updates(fast), updates(slow)
     return compare(*sides, repeats, name, "minibatches", clock=cpu_time)
 
@@ -134,7 +135,7 @@ def flagged(flag: str, repeats: int) -> Comparison:
     """Updates on the GPU with `flag` set against the same code without."""
     torch.manual_seed(0)
     batch = {key: value.to("cuda") for key, value in batch_of().items()}
-    fast = learner_for(world(), **{flag: True}).to("cuda")
+    fast = accelerate(learner_for(world(), **{flag: True}).to("cuda"))
     plain = learner_for(world()).to("cuda")
 
     def updates(learner: Ppo) -> Block:

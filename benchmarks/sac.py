@@ -17,6 +17,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.acceleration import accelerate
 from embodied.learners.off_policy.sac import Sac
 from embodied.training.collector import Collector
 
@@ -180,7 +181,7 @@ def calling(work: Callable[[], object], count: int) -> Block:
 
 def learner_for(spec: Spec, **settings: object) -> Sac:
     policy = build(POLICY, Policy, spec=spec)
-    return build({**LEARNER, **settings}, Sac, policy=policy, spec=spec)
+    return accelerate(build({**LEARNER, **settings}, Sac, policy=policy, spec=spec))
 
 
 def world() -> Spec:

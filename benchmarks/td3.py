@@ -18,6 +18,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
+from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 
 OBS, ACT, BATCH, STORED = 146, 4, 256, 100_000
@@ -67,7 +68,7 @@ def our_updates(count: int = 200, width: int = 64, native: bool = False) -> Bloc
     )
     node = {"_target_": "embodied.learners.off_policy.td3.Td3", "batch_size": BATCH, **small}
     learner = build(node, Learner, policy=policy, spec=SPEC)
-    learner.native = native
+    accelerate(learner, native)
     replay = ReplayBuffer(STORED)
     replay.add(
         {

@@ -20,11 +20,22 @@ import yaml
 
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve, typed, unknown
 from embodied.core.children import import_from_here
+from embodied.core.complete_node import complete, with_defaults
+from embodied.core.config_fields import settings_of
 from embodied.core.node_settings import require_settings
 from embodied.core.saved_node import require_inside
 from embodied.core.yaml_text import parse_yaml
 
 PACKAGED = Path(str(files("embodied.configs")))
+RUN = "embodied.training.config.RunConfig"
+PRIMARY = {"train": RUN, "run": RUN}
+"""The class of a command's settings, where it has one; `run` is a run.yaml that is resumed."""
+DATA = {
+    "offline": "embodied.training.config.Offline",
+    "off_policy": "embodied.training.config.OffPolicy",
+    "on_policy": "embodied.training.config.OnPolicy",
+}
+"""The class of `data` in each training regime."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,11 @@ def options(group: str, folders: Sequence[Path]) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def option(file: Path) -> Node:
+    """The settings in an option's YAML file, with the defaults of its class."""
+    return complete(_load(file))
+
+
 def compose(
     primary: str,
     overrides: Sequence[str],
@@ -94,14 +110,15 @@ def compose(
         group, _, option = name.partition("/")
         if not option or choices.get(group) == option:
             require_inside(saved, f"the saved {group}")
+    _require_types(primary, top, node)
     for name, value in node.items():
-        if isinstance(value, str) and type(top.get(name)) in (int, float):
-            typed(type(top[name]), value, name)
         group = name != "data" and any((folder / name).is_dir() for folder in search)
         if isinstance(value, dict) and group:
             require_settings(name, value)
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), words, search)
+    _require_data(node.get("data"))
+    node = _completed(primary, node)
     _bound(node, node.pop("at_most", {}))
     return Composition(node, choices)
 
@@ -124,6 +141,38 @@ def _allow(packages: Sequence[Any], overrides: Sequence[str]) -> None:
         allow(str(package))
 
 
+def _require_types(primary: str, top: Node, node: Node) -> None:
+    """ConfigError for a value of a command that is of another type than its class or YAML says."""
+    if primary in PRIMARY:
+        for setting in settings_of(PRIMARY[primary]) or []:
+            if setting.name != "data" and node.get(setting.name) is not None:
+                typed(setting.kind, node[setting.name], setting.name)
+        return
+    for name, value in node.items():
+        if isinstance(value, str) and type(top.get(name)) in (int, float):
+            typed(type(top[name]), value, name)
+
+
+def _require_data(data: Any) -> None:
+    """ConfigError for a setting of `data` of a wrong type, or out of its bound."""
+    if isinstance(data, Mapping):
+        settings = settings_of(DATA.get(str(data.get("regime")), "")) or []
+        for setting in settings:
+            if setting.name in data:
+                typed(setting.kind, data[setting.name], f"data.{setting.name}")
+
+
+def _completed(primary: str, node: Node) -> Node:
+    """`node` with every default of every part, as far as the source of its class tells them."""
+    if primary not in PRIMARY:
+        return complete(node)
+    made = with_defaults(settings_of(PRIMARY[primary]) or [], node)
+    if isinstance(data := node.get("data"), Mapping):
+        settings = settings_of(DATA.get(str(data.get("regime")), "")) or []
+        made["data"] = {"regime": data.get("regime"), **with_defaults(settings, data)}
+    return made
+
+
 def _fill_data(
     node: Node, regimes: Mapping[str, Node], words: Sequence[str], search: Sequence[Path]
 ) -> None:
@@ -140,11 +189,12 @@ def _fill_data(
         regime = str(resolve(node["learner"]["_target_"], Learner).data)
     file = options("data", search).get(regime)
     defaults = _load(file) if file else {}
-    typed = {word.split("=", 1)[0].lstrip("+") for word in words}
-    if "data" in typed:
-        data = {k: v for k, v in data.items() if k in defaults or f"data.{k}" in typed}
+    given = {word.split("=", 1)[0].lstrip("+") for word in words}
+    if "data" in given:
+        known = {setting.name for setting in settings_of(DATA.get(regime, "")) or []}
+        data = {k: v for k, v in data.items() if k in known or f"data.{k}" in given}
     sized = regimes.get(regime, {}).items()
-    sized = {key: value for key, value in sized if f"data.{key}" not in typed}
+    sized = {key: value for key, value in sized if f"data.{key}" not in given}
     node["data"] = {**defaults, **data, **sized, "regime": regime}
 
 
@@ -225,8 +275,9 @@ def _several(key: str, values: str) -> str:
 
 
 def _primary(primary: str, search: Sequence[Path]) -> Node:
-    """`PRIMARY.yaml` of the first folder that has it."""
-    return _load(next(f for f in (d / f"{primary}.yaml" for d in search) if f.exists()))
+    """`PRIMARY.yaml` of the first folder that has it, with the defaults of the command's class."""
+    node = _load(next(f for f in (d / f"{primary}.yaml" for d in search) if f.exists()))
+    return _completed(primary, node) if primary in PRIMARY else node
 
 
 def _require_known(key: str, top: Node, groups: set[str], text: str) -> None:

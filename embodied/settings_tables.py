@@ -1,7 +1,7 @@
 """Tables of settings for people: of one option, and of a command (configs/train.yaml).
 
-Values are those of the YAML file, else the defaults of the class; a sentence comes from the YAML's
-comment, else from the class.
+Values are those of the YAML file, else the defaults of the class. What a setting is says the
+comment on its field's line; a key that no class has, the comment in the YAML file.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import ast
 import importlib.util
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from embodied.compose import options, search_folders
+from embodied.compose import DATA, PRIMARY, options, search_folders
 from embodied.core.build import Node
-from embodied.core.config_fields import settings_of
+from embodied.core.config_fields import Setting, fields_of, in_words, settings_of
 
 WIDTH = 100
 LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w\"]+): *(?P<value>[^#]*?) *(?:# *(?P<says>.*))?$")
@@ -27,33 +26,35 @@ LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w\"]+): *(?P<value>[^#]*?) *(?:# *(
 
 @dataclass(frozen=True)
 class Row:
-    """`key` as it is typed, its value or default, and what it is."""
+    """`key` as it is typed, its value or default, what it is, and its type in words."""
 
     key: str
     value: str
     says: str
+    kind: str = ""
 
 
 def option_rows(group: str, file: Path) -> list[Row]:
     """Every setting of an option, by the key to type (learner.gamma)."""
-    node, said = _node(file), {row.key: row.says for row in yaml_rows(file)}
-    target = str(node.get("_target_", ""))
-    known = settings_of(target) or []
-    rows = [
-        Row(
-            f"{group}.{setting.name}",
-            shown(node[setting.name]) if setting.name in node else _read(setting.default),
-            said.get(setting.name) or setting.says,
-        )
-        for setting in known
-    ]
+    node = _node(file)
+    known = settings_of(str(node.get("_target_", ""))) or []
+    return [*class_rows(f"{group}.", known, node), *_other_rows(f"{group}.", known, node, file)]
+
+
+def class_rows(prefix: str, settings: Iterable[Setting], node: Node) -> Iterator[Row]:
+    """The settings of a class, with the values of `node`."""
+    for setting in settings:
+        value = shown(node[setting.name]) if setting.name in node else _default(setting)
+        yield Row(f"{prefix}{setting.name}", value, setting.says, in_words(setting.kind))
+
+
+def _other_rows(prefix: str, known: Sequence[Setting], node: Node, file: Path) -> Iterator[Row]:
+    """The keys of `node` that are none of `known`, with the comments of its YAML file."""
     named = {setting.name for setting in known} | {"_target_", "defaults"}
-    more = [
-        Row(f"{group}.{key}", shown(node[key]), said.get(key, ""))
-        for key in node
-        if key not in named
-    ]
-    return rows + more
+    said = {row.key: row.says for row in yaml_rows(file)}
+    for key in node:
+        if key not in named:
+            yield Row(f"{prefix}{key}", shown(node[key]), said.get(key, ""))
 
 
 def yaml_rows(file: Path) -> list[Row]:
@@ -73,39 +74,35 @@ def yaml_rows(file: Path) -> list[Row]:
 
 
 def command_rows(primary: Path) -> list[Row]:
-    """The settings of a command: its groups first, then its own, as its YAML file says them."""
+    """The settings of a command: its groups first, then its own, those inside others dotted."""
     node = _node(primary)
-    groups = [entry for entry in node.get("defaults", []) if isinstance(entry, dict)]
-    own = [row for row in yaml_rows(primary) if row.value or row.key in node]
-    chosen = [
-        Row(f"{name}=NAME", shown(value), f"embodied list {name}")
-        for entry in groups
-        for name, value in entry.items()
-    ]
-    return chosen + [
-        row for row in own if not isinstance(_at(node, row.key), dict) or not _at(node, row.key)
-    ]
+    groups = {
+        k: v for each in node.get("defaults", []) if isinstance(each, dict) for k, v in each.items()
+    }
+    chosen = [Row(f"{name}=NAME", shown(v), f"embodied list {name}") for name, v in groups.items()]
+    known = settings_of(PRIMARY.get(primary.stem, "")) or []
+    own = [setting for setting in known if setting.name not in groups]
+    return [*chosen, *_flat_rows("", own, node), *_other_rows("", known, node, primary)]
 
 
-def _at(node: Node, dotted: str) -> Any:
-    here: Any = node
-    for key in dotted.split("."):
-        here = here.get(key) if isinstance(here, dict) else None
-    return here
+def _flat_rows(prefix: str, settings: Iterable[Setting], node: Node) -> Iterator[Row]:
+    """The settings of a class; those of a dataclass inside of it are dotted."""
+    for setting in settings:
+        if is_dataclass(setting.kind):
+            inner = node.get(setting.name) or {}
+            yield from _flat_rows(f"{prefix}{setting.name}.", fields_of(setting.kind), inner)
+        else:
+            yield from class_rows(prefix, [setting], node)
 
 
 def regime_rows(folders: Sequence[Path]) -> list[Row]:
     """The settings data.KEY of the training regimes; each says which regimes have it."""
     homes, rows = dict[str, list[str]](), dict[str, Row]()
     for name, file in options("data", folders).items():
-        for row in yaml_rows(file):
-            if row.key != "regime":
-                homes.setdefault(row.key, []).append(name)
-                rows.setdefault(row.key, row)
-    return [
-        Row(f"data.{key}", row.value, f"{row.says} ({', '.join(homes[key])})".strip())
-        for key, row in rows.items()
-    ]
+        for row in class_rows("data.", settings_of(DATA.get(name, "")) or [], _node(file)):
+            homes.setdefault(row.key, []).append(name)
+            rows.setdefault(row.key, row)
+    return [replace(row, says=f"{row.says} ({', '.join(homes[key])})") for key, row in rows.items()]
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -140,22 +137,21 @@ def _lines(row: Row, wide: int, values: int) -> list[str]:
     )
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as it is typed on the command line."""
     return (
         yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("\n...")
     )
 
 
-def _read(default: str | None) -> str:
-    """A default of the source as it is typed; the source itself where it is no plain value."""
-    if default is None:
+def _default(setting: Setting) -> str:
+    """A default as it is typed; as the source has it where it is no plain value."""
+    if setting.default is None:
         return "(must be given)"
     try:
-        value = ast.literal_eval(default)
-    except (ValueError, SyntaxError):
-        return default
-    return shown(list(value) if isinstance(value, tuple) else value)
+        return shown(setting.value())
+    except LookupError:
+        return setting.default
 
 
 def _node(file: Path) -> Node:

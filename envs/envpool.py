@@ -68,7 +68,8 @@ class EnvPool(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)
         self._actions = Actions(self._pool.action_space, config.id)
@@ -82,7 +83,8 @@ class EnvPool(VecEnv):
         self._pool = make(self.config, seed)
         # The pool's flat lists, without the nesting that EnvPool's own `step` builds each time.
         self._keys = {key: place for place, key in enumerate(self._pool._state_keys)}
-        self._done, self._late = self._keys["done"], self._keys["trunc"]
+        self._done = self._keys["done"]
+        self._late = self._keys["trunc"]
         self._reward = self._keys["reward"]
         self._success = [self._keys[key] for key in SUCCESS if key in self._keys]
         self._extra = {name: _extra(self._keys, name, self.config.id) for name in self.config.log}
@@ -104,7 +106,7 @@ class EnvPool(VecEnv):
         rows = self._every if mask is None else np.flatnonzero(mask.numpy()).astype(np.int32)
         if len(rows):
             self._pool._reset(rows)
-            fresh = self._fresh()
+            fresh = self._first_obs()
             self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
         return self._now
 
@@ -112,7 +114,8 @@ class EnvPool(VecEnv):
         native = self._actions.native(action).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
-        ended, truncated = state[self._done], state[self._late]
+        ended = state[self._done]
+        truncated = state[self._late]
         rows = np.flatnonzero(ended).astype(np.int32)
         if len(rows):
             # Finished envs are reset on the pool's threads while this thread continues.
@@ -120,7 +123,7 @@ class EnvPool(VecEnv):
         following = self._tensors(state, state[self._reward])
         self._now = following
         if len(rows):
-            self._now = replace_rows(following, rows, self._fresh())
+            self._now = replace_rows(following, rows, self._first_obs())
         return Step(
             obs=self._now,
             next_obs=following,
@@ -133,7 +136,7 @@ class EnvPool(VecEnv):
     def close(self) -> None:
         self._pool.close()
 
-    def _fresh(self) -> Tensors:
+    def _first_obs(self) -> Tensors:
         """First observations; EnvPool leaves the reward slot of a reset unwritten."""
         return self._tensors(self._pool._recv(), NO_REWARD)
 
@@ -157,7 +160,7 @@ class EnvPool(VecEnv):
 
 
 def _slot(keys: Mapping[str, int], entry: Entry) -> int:
-    """Where one observation lies in the pool's flat list."""
+    """The place of one observation in the pool's flat list."""
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
     for mark in (".", ":"):
         wanted = "obs:" + mark.join(entry.path) if entry.path else "obs"
@@ -179,7 +182,7 @@ def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
 def make(config: Config, seed: int) -> Any:
     """A pool whose env i is seeded with (seed, i); ValueError if the id or a setting is unknown."""
     if config.id not in envpool.list_all_envs():
-        raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar(config.id)}")
+        raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar_ids(config.id)}")
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
@@ -203,6 +206,6 @@ def make(config: Config, seed: int) -> Any:
     return pool
 
 
-def _similar(name: str) -> str:
+def _similar_ids(name: str) -> str:
     near = difflib.get_close_matches(name, envpool.list_all_envs(), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(near)}?" if near else ""

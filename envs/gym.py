@@ -22,12 +22,13 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.gym_errors import (
+    PREFIX,
+    require_known_id,
     reset_observation,
     warn_of_dtypes,
     wrong_observation,
     wrong_step,
 )
-from embodied.envs.gym_id import PREFIX, require_known_id
 
 try:
     import gymnasium
@@ -76,7 +77,8 @@ class Gym(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
         self._actions = Actions(first.action_space, config.id)
@@ -119,16 +121,19 @@ class Gym(VecEnv):
             result: Any = env.step(native[row])
             try:
                 obs, gain, over, late, info = result
-                reward[row], terminated[row], truncated[row] = gain, over, late and not over
+                reward[row] = gain
+                terminated[row] = over
+                truncated[row] = late and not over
             except (TypeError, ValueError) as error:
                 raise wrong_step(self.config.id, result) from error
             self._write(rows, row, obs)
             for key in SUCCESS:
                 if key in info:
-                    success[row], self._knows_success = info[key], True
+                    success[row] = info[key]
+                    self._knows_success = True
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
-        self._now = self._after(following, terminated | truncated)
+        self._now = self._finish_step(following, terminated | truncated)
         return Step(
             obs=self._now,
             next_obs=following,
@@ -186,7 +191,7 @@ class Gym(VecEnv):
         for env in self.envs:
             env.close()
 
-    def _after(self, following: Tensors, ended: np.ndarray) -> Tensors:
+    def _finish_step(self, following: Tensors, ended: np.ndarray) -> Tensors:
         """The observation to act on: `following`, or a copy with the finished envs reset."""
         if not ended.any():
             return following
@@ -204,7 +209,8 @@ class Gym(VecEnv):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _check_dtypes(self, obs: Any) -> None:
-        """Of the first observation: conversions cost little, but a wrong type may lose digits."""
+        """Check the types of the first observation: conversions cost little, but a wrong type may
+        lose digits."""
         if self._dtypes_checked:
             return
         self._dtypes_checked = True

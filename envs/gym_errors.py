@@ -1,18 +1,30 @@
-"""What is wrong with what a Gymnasium environment of the user's returned, in one line."""
+"""Messages of one line about the id of a user's Gymnasium environment and what it returned."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from embodied.core.build import require_allowed
 from embodied.core.errors import ContractError, ContractWarning
 from embodied.envs.spaces import Entry
 
 RETURNED = "obs, reward, terminated, truncated, info"
+PREFIX = "python/"
+"""Of ids that stand for objects of a Python program (`embodied.envs.gym_object`)."""
+
+
+def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
+    """ConfigError if `gymnasium.make(name, **kwargs)` would import a module that is not in an
+    allowed package; adapters of older versions take another id in `env_id`."""
+    for text in (name, str(kwargs.get("env_id", ""))):
+        module, colon, _ = text.partition(":")
+        if colon:
+            require_allowed(module, f"the module of the environment {text}")
 
 
 def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
@@ -31,7 +43,7 @@ def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None)
 
 
 def wrong_step(name: str, result: Any) -> ContractError:
-    """Of what `step` returned and could not be stored."""
+    """The message about what `step` returned and could not be stored."""
     if not isinstance(result, tuple) or len(result) != 5:
         return ContractError(f"{name}: step returned {_what(result)}: write return {RETURNED}")
     reward, *flags = result[1:4]
@@ -47,7 +59,7 @@ def wrong_step(name: str, result: Any) -> ContractError:
 
 
 def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
-    """Of an observation that has not the shape of the declared space."""
+    """The message about an observation that has not the shape of the declared space."""
     return ContractError(
         f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
     )
@@ -56,7 +68,8 @@ def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) ->
 def warn_of_dtypes(name: str, space: Any, entries: Sequence[Entry], obs: Any) -> None:
     """A line for each array in `obs` that is converted, as it has not the type of its Box."""
     for entry in entries:
-        box, value = entry.pick(space), entry.pick(obs)
+        box = entry.pick(space)
+        value = entry.pick(obs)
         if not isinstance(box, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
             continue
         if value.dtype != box.dtype:

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 
 from embodied.core.build import ConfigError
-from embodied.envs.gym_id import PREFIX
+from embodied.envs.gym_errors import PREFIX
 
 
 def register(given: gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]) -> str:
@@ -37,7 +37,8 @@ class _Copies:
     """Makes the environment itself, then copies of it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.env, self.used = env, False
+        self.env = env
+        self.used = False
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         if not self.used:

@@ -22,7 +22,8 @@ def _signed(word: int) -> int:
 
 
 GOLDEN = _signed(0x9E3779B97F4A7C15)
-A, B = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+A = _signed(0xBF58476D1CE4E5B9)
+B = _signed(0x94D049BB133111EB)
 UNIT = 2.0**-32
 
 
@@ -51,12 +52,13 @@ class RowRng:
         return mixed(base + self._steps(count))
 
     def uniform(self, count: int, rows: Tensor | None = None) -> Tensor:
-        """`count` numbers per env, uniform in (0, 1]: float32 [count, n]."""
+        """Return `count` numbers per env, uniform in (0, 1]: float32 [count, n]."""
         word = self.words(-(-count // 2), rows)
         return _open(torch.cat([word >> 32, word.int()]).float())[:count]
 
     def normal(self, count: int, rows: Tensor | None = None) -> Tensor:
-        """`count` standard normal numbers per env: float32 [count, n]; none is beyond 5.9."""
+        """Return `count` standard normal numbers per env: float32 [count, n]; none is beyond
+        5.9."""
         word = self.words(-(-count // 2), rows)
         radius = _open((word >> 32).float()).log_().mul_(-2).sqrt_()
         angle = word.int().float().mul_(2 * math.pi * UNIT)

@@ -46,7 +46,8 @@ WORD = (1 << 64) - 1
 def read(env: Env, name: str) -> Arrays:
     """The complete state of `env`; NotSavable if its kind is unknown."""
     world = env.unwrapped
-    clock, kind = _clock(env, name), _kind(world, name)
+    clock = _clock(env, name)
+    kind = _kind(world, name)
     physics = _read_mujoco(world) if kind == "mujoco" else _read_classic(world)
     generator = pack(world.np_random)
     return {
@@ -59,7 +60,8 @@ def read(env: Env, name: str) -> Arrays:
 def write(env: Env, row: Arrays, name: str) -> None:
     """Restore a state from `read` into `env`, which must have been reset once."""
     world = env.unwrapped
-    clock, kind = _clock(env, name), _kind(world, name)
+    clock = _clock(env, name)
+    kind = _kind(world, name)
     if kind == "mujoco":
         _write_mujoco(world, row)
     else:

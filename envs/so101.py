@@ -96,10 +96,12 @@ class So101(MujocoVecEnv):
         joints, width, moved = self.controller(action, q, self.memory)
         for key, value in moved.items():
             self.memory[key][:] = value
-        self.batch.ctrl[:, :JOINTS], self.batch.ctrl[:, JOINTS] = joints, width
+        self.batch.ctrl[:, :JOINTS] = joints
+        self.batch.ctrl[:, JOINTS] = width
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
-        q, goal = self.batch.qpos[rows], self.goals(rows)
+        q = self.batch.qpos[rows]
+        goal = self.goals(rows)
         tool = so101.forward(q[:, :JOINTS])[0]
         parts = [q[:, :JOINTS], self.batch.qvel[rows, :JOINTS], tool]
         parts += [self.memory["place"][rows] - tool, q[:, JOINTS:], goal, goal - tool]
@@ -116,11 +118,14 @@ class So101(MujocoVecEnv):
         return Outcome(reward, won, {"success": won})
 
     def place(self, rows: Rows, draws: Floats) -> None:
-        q, width = so101.HOME + TURNED * (2 * draws - 1), np.full(len(rows), so101.OPEN / 2)
+        q = so101.HOME + TURNED * (2 * draws - 1)
+        width = np.full(len(rows), so101.OPEN / 2)
         for key, value in self.controller.begin(q, width).items():
             self.memory[key][rows] = value
-        self.batch.qpos[rows, :JOINTS], self.batch.qpos[rows, JOINTS] = q, width
-        self.batch.ctrl[rows, :JOINTS], self.batch.ctrl[rows, JOINTS] = q, width
+        self.batch.qpos[rows, :JOINTS] = q
+        self.batch.qpos[rows, JOINTS] = width
+        self.batch.ctrl[rows, :JOINTS] = q
+        self.batch.ctrl[rows, JOINTS] = width
         self.batch.mocap_pos[rows, 0] = self.goals(rows)
 
     def retask(self, rows: Rows) -> None:
@@ -134,7 +139,7 @@ class So101(MujocoVecEnv):
         return self._low + self.task[rows] * self._span
 
     def goals(self, rows: Rows) -> Floats:
-        """Where the tools of `rows` should be [n, 3], m."""
+        """The goals [n, 3] (m) of the tools of `rows`."""
         return self.native(rows)[:, :3]
 
     def describe(self, row: int = 0) -> str:
@@ -169,6 +174,7 @@ def _model() -> mujoco.MjModel:
     spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
     ball = spec.worldbody.add_body(name="goal", mocap=True)
     sphere = mujoco.mjtGeom.mjGEOM_SPHERE
-    size, green = [NEAR, 0, 0], [0.2, 0.7, 0.35, 0.6]
+    size = [NEAR, 0, 0]
+    green = [0.2, 0.7, 0.35, 0.6]
     ball.add_geom(type=sphere, size=size, rgba=green, contype=0, conaffinity=0)
     return spec.compile()

@@ -103,10 +103,12 @@ class Actions:
     """
 
     def __init__(self, space: spaces.Space, name: str) -> None:
-        self.discrete, self._name = isinstance(space, spaces.Discrete), name
+        self.discrete = isinstance(space, spaces.Discrete)
+        self._name = name
         if isinstance(space, spaces.Discrete):
             self.leaf = Leaf((), "int64", 0, int(space.n) - 1)
-            self._start, self._dtype = int(space.start), space.dtype or np.dtype(np.int64)
+            self._start = int(space.start)
+            self._dtype = space.dtype or np.dtype(np.int64)
         elif isinstance(space, spaces.Box):
             self._take_box(space, name)
         else:
@@ -123,7 +125,8 @@ class Actions:
             )
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         self.leaf = Leaf((int(np.prod(space.shape)),), "float32", -1.0, 1.0)
-        self._shape, self._dtype = space.shape, space.dtype or np.dtype(np.float32)
+        self._shape = space.shape
+        self._dtype = space.dtype or np.dtype(np.float32)
         self._same = bool((low == -1).all() and (high == 1).all())
         self._low, self._high = space.low, space.high
         self._middle = ((low + high) / 2).astype(self._dtype)

@@ -45,7 +45,8 @@ class Worker:
         context: Any = None,
     ) -> None:
         context = multiprocessing.get_context("spawn") if context is None else context
-        self.name, self.decode = name, decode
+        self.name = name
+        self.decode = decode
         self.connection, other = context.Pipe()
         arguments = (other, make, given, encode)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import Feedforward
@@ -54,9 +54,10 @@ class BlockGaussian(Gaussian):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         Policy.__init__(self)
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)

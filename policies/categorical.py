@@ -48,7 +48,9 @@ class Categorical(Policy):
         high = spec.act.high
         if spec.act.dtype != "int64" or spec.act.shape or not isinstance(high, int | float):
             raise ConfigError("this policy needs discrete actions, not continuous ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.count = int(high) + 1
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
@@ -83,7 +85,7 @@ class Categorical(Policy):
 
     def log_prob(self, obs: Tensors, action: Tensor) -> Tensor:
         """Log-probability [n] of given actions ([n] or [n, chunk], int64), differentiable."""
-        return self._chosen(self(obs), action).sum(1)
+        return self._log_prob_of(self(obs), action).sum(1)
 
     def entropy(self, obs: Tensors) -> Tensor:
         """Entropy [n] in nats, summed over the chunk, differentiable."""
@@ -93,9 +95,9 @@ class Categorical(Policy):
     def loss(self, batch: Tensors) -> Tensor:
         """Cross-entropy, averaged over the valid steps, [n]."""
         logs = self(under(batch, "obs"))
-        return per_row(-self._chosen(logs, batch["action"])[..., None], batch["valid"])
+        return per_row(-self._log_prob_of(logs, batch["action"])[..., None], batch["valid"])
 
-    def _chosen(self, logs: Tensor, action: Tensor) -> Tensor:
+    def _log_prob_of(self, logs: Tensor, action: Tensor) -> Tensor:
         return logs.gather(2, action.long().view(-1, self.chunk, 1)).squeeze(2)
 
     def warmup_policy(self) -> Policy:

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, orthogonal, per_row
@@ -53,14 +53,15 @@ class DiagonalBeta(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         if spec.act.is_normalized:
             raise ConfigError(
                 "this policy's actions have bounds, and normalised ones do not: "
                 "policy=diagonal_gaussian"
             )
-        self.spec, self.chunk, self.config = spec, config.chunk, config
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
         self.size = config.chunk * spec.act.size
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
@@ -69,7 +70,7 @@ class DiagonalBeta(Policy):
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
-        """alpha and beta of each action element, [n, size, 2]."""
+        """Return alpha and beta of each action element, [n, size, 2]."""
         raw = self.net(self.encoder(obs))
         return 1 + functional.softplus(raw).unflatten(1, (self.size, 2))
 

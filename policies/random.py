@@ -26,7 +26,9 @@ class Random(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.config, self.spec, self.chunk = config, spec, config.chunk
+        self.config = config
+        self.spec = spec
+        self.chunk = config.chunk
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         shape = (n, self.chunk, *self.spec.act.shape)

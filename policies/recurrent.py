@@ -41,7 +41,8 @@ class Memory(nn.Module):
 
     def __init__(self, encoder: Encoder, width: int) -> None:
         super().__init__()
-        self.encoder, self.width = encoder, width
+        self.encoder = encoder
+        self.width = width
         self.enter = nn.Linear(encoder.size, width)
         self.cell = nn.GRUCell(width, width)
         for weight in (self.enter.weight, self.cell.weight_ih, self.cell.weight_hh):
@@ -76,15 +77,11 @@ class Recurrent(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.chunk, self.width = spec, config.chunk, config.width
+        self.spec = spec
+        self.chunk = config.chunk
+        self.width = config.width
         self.memory = Memory(Encoder(spec.obs, config.images, points=config.points), config.width)
-        inside = Spec({"memory": Leaf((config.width,))}, spec.act, spec.dt)
-        self.inner = build({**config.inner, "chunk": config.chunk}, Policy, spec=inside)
-        if not callable(getattr(self.inner, "evaluate_actions", None)):
-            raise ConfigError(
-                "the inner policy needs a density (log-probabilities): "
-                "embodied.policies.diagonal_gaussian or embodied.policies.categorical"
-            )
+        self.inner = build_inner(config.inner, config.chunk, config.width, spec)
 
     @property
     def encoder(self) -> Encoder:
@@ -112,10 +109,27 @@ class Recurrent(Policy):
     def evaluate_memory(self, memory: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [T, B] of actions [T, B, ...] taken with the hidden states
         `memory` [T, B, width]."""
-        flat = {"memory": memory.flatten(0, 1)}
-        log_prob, entropy = self.inner.evaluate_actions(flat, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
-        shape = memory.shape[:2]
-        return log_prob.view(shape), entropy.reshape(shape)
+        return evaluate_inner(self.inner, memory, action)
 
     def fit(self, rows: Tensors) -> None:
         self.encoder.fit(rows)
+
+
+def build_inner(node: Node, chunk: int, width: int, spec: Spec) -> Policy:
+    """Build the policy on the memory [n, width]; ConfigError if it has no log-probabilities."""
+    inside = Spec({"memory": Leaf((width,))}, spec.act, spec.dt)
+    inner = build({**node, "chunk": chunk}, Policy, spec=inside)
+    if not callable(getattr(inner, "evaluate_actions", None)):
+        raise ConfigError(
+            "the inner policy needs a density (log-probabilities): "
+            "embodied.policies.diagonal_gaussian or embodied.policies.categorical"
+        )
+    return inner
+
+
+def evaluate_inner(inner: Policy, memory: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy [T, B] of actions taken with `memory` [T, B, width]."""
+    flat = {"memory": memory.flatten(0, 1)}
+    log_prob, entropy = inner.evaluate_actions(flat, action.flatten(0, 1))  # pyright: ignore[reportCallIssue]
+    shape = memory.shape[:2]
+    return log_prob.view(shape), entropy.reshape(shape)

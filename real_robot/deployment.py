@@ -12,10 +12,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Count, Number, Positive
 from embodied.core.build import (
     ConfigError,
     Node,
@@ -27,6 +28,7 @@ from embodied.core.build import (
     shown,
 )
 from embodied.embodiments.named_controllers import arm_of_kinematics, controller_node
+from embodied.real_robot.cameras.camera import Side
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
@@ -37,6 +39,10 @@ from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 FILE = "deployment.json"
 MOST_NUMBER = 1e12
 MOST_STEPS = 1000
+Port = Annotated[int, Bound(0, 65535)]
+Steps = Annotated[int, Bound(0, MOST_STEPS)]
+Size = tuple[Side, Side]
+"""Height and width, pixels."""
 
 
 TARGET = "embodied.real_robot.deployment.Deployment"
@@ -56,147 +62,92 @@ def controller_settings(robot: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Remote:
-    """Operators with a key in the folder `keys` may connect to TCP `port` of `address`: from this
-    machine only, unless another of its addresses is named (0.0.0.0: all of them)."""
+    """Operators with a key may connect to this robot's daemon over TCP."""
 
-    port: int
-    keys: str
-    address: str = "127.0.0.1"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"remote.port={self.port} should be from 0 to 65535")
+    port: Port  # TCP port; 0: any free one
+    keys: str  # folder of the operators' public keys
+    address: str = "127.0.0.1"  # address to listen at; 0.0.0.0: all of this machine's
 
 
 @dataclass(frozen=True)
 class Onboard:
-    """Policies with the actions `names` run on the robot's own computer instead of here.
+    """Policies with certain actions run on the robot's own computer instead of here."""
 
-    `export` names a function (run, folder) that writes such a policy and returns settings for the
-    driver. `setpoints` is the node of a script that sends set-points meanwhile. `policy`: the one
-    that runs there now."""
-
-    names: tuple[str, ...]
-    export: str
-    setpoints: Node
-    policy: str = ""
+    names: tuple[str, ...]  # action names of the policies that run there
+    export: str  # function (run, folder) that writes the policy; returns driver settings
+    setpoints: Node  # node of a script that sends set-points meanwhile
+    policy: str = ""  # the policy that runs there now; empty: none
 
 
 @dataclass(frozen=True)
 class Deployment:
     """All settings of a deployed robot.
 
-    Robot and policy:
-    - `robot`: the robot's name, for people and datasets; `driver`: its node.
-    - `controller`: the node of what turns actions into joint targets, or in a robot's YAML the name
-      of one (cartesian_delta, cartesian_pose, joint_position); `kinematics`: an arm file
-      (`embodied robot describe`), or the name of a function whose first result is the tool's
-      position [k, 3] (m) at joint positions [k, n].
-    - `policy`: a run or a checkpoint folder; `step` (s): its control period. `given`: observation
-      values that are not measured; `sensed`: names of what the driver knows beyond the joints.
-    - `served`: the policy asks a policy server that an operator named (docs/remote.md).
-    - `retreat`: joint positions, each tried as a stop on the way home where the straight way is not
-      free of workspace and geometry; without any that is, others are looked for.
-    - `home`: joint positions where episodes begin (empty: wherever the arm is), with the hand open
-      by `home_width` m. Success is the sensed value of that name, or the tool within `goal_within`
-      m of the goal (`goal_x`, `goal_y`, `goal_z`, given or sensed).
-    - `chunks`: real-time chunking for a flow or diffusion policy (None: none).
-
-    Control and safety:
-    - `hertz`: rate of the control loop; `spin`: busy-wait shortly before each tick (`Rate`);
-      `blend`, `grace`: steps in which chunks are blended, and are continued (`ChunkFollower`).
-    - `limits`, `fresh`, `workspace` (of the tool), `geometry` (of the whole arm), `reflex`,
-      `energy`: the safety stages' settings; `torque_rate`
-      [n] (N m/s; None: no limit): the largest change of measured torques.
-    - `heartbeat`: how long the daemon may be silent while the arm moves.
-    - `hold_to_run`: what moves by itself (a policy, the way home) does so only while an operator's
-      terminal sends beats (`embodied.real_robot.teleop.hold_to_run`).
-    - `dry`: run everything, but hold the arm where it stands and simulate one that follows.
-
-    Cameras and records:
-    - `cameras`: nodes of image sources (`embodied.real_robot.cameras.sources`), by the names of the
-    images;
-      an image older than `picture` s is not used. Observations are recorded as the policy sees
-      them; `filmed`: further cameras to record (height, width); `images`: "png" (lossless) or
-      "mp4" (small).
-    - `recording`: the folder of a dataset (empty: none). `records`: the folder of the newest `keep`
-      flight records of `seconds` each (empty: beside the socket).
-
-    Operation:
-    - `allow`: packages of your own that drivers, controllers and policies may come from, also out
-      of the folder that the daemon was started in. The command line says which (`allow=[my_lab]`);
-      a robot's YAML may not.
-    - `metrics`: a port of this machine for Prometheus (0: any; None: none). `remote`: access for
-      operators on other machines (None: none).
-    - `emulator`: the node of a simulated robot or protocol emulator, with `start() -> settings of
-      the driver`, `behind() -> s that it has lost to real time` and `stop()`. The starter of the
-      daemon starts it first. `onboard`: what the robot's own computer can run (None: nothing).
+    `kinematics` is an arm file (`embodied robot describe`), or the name of a function whose first
+    result is the tool's position [k, 3] (m) at joint positions [k, n]. `retreat` is used where the
+    straight way home is not free of workspace and geometry: each pose is tried as a stop on the
+    way, then others are looked for. Success is the sensed value of that name, or the tool within
+    `goal_within` of the goal (`goal_x`, `goal_y`, `goal_z`, given or sensed). A policy that is
+    `served` asks a policy server that an operator named (docs/remote.md). `allow` comes from the
+    command line (`allow=[my_lab]`): a robot's YAML may not say it. An `emulator` is a node with
+    `start() -> settings of the driver`, `behind() -> s that it has lost to real time` and `stop()`;
+    the starter of the daemon starts it first.
     """
 
-    driver: Node
-    controller: Node
-    kinematics: str
-    policy: str
-    hertz: float
-    step: float
-    limits: Limits
-    fresh: FreshConfig
-    workspace: WorkspaceConfig | None = None
-    geometry: GeometryConfig | None = None
-    reflex: ReflexConfig | None = None
-    energy: EnergyConfig | None = None
-    torque_rate: tuple[float, ...] | None = None
-    given: dict[str, float] = field(default_factory=dict[str, float])
-    blend: int = 2
-    grace: int = 1
-    spin: bool = True
-    seconds: float = 10.0
-    keep: int = 20
-    heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    hold_to_run: bool = False
-    records: str = ""
-    metrics: int | None = None
-    remote: Remote | None = None
-    robot: str = "arm"
-    home: tuple[float, ...] = ()
-    home_width: float | None = None
-    retreat: tuple[tuple[float, ...], ...] = ()
-    served: bool = False
-    sensed: tuple[str, ...] = ()
-    goal_within: float | None = None
-    recording: str = ""
-    dry: bool = False
-    emulator: Node | None = None
-    onboard: Onboard | None = None
-    chunks: Literal["guided", "hard"] | None = None
-    cameras: dict[str, Node] = field(default_factory=dict[str, Node])
-    picture: float = 0.5
-    filmed: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    images: Literal["png", "mp4"] = "png"
-    allow: tuple[str, ...] = ()
+    driver: Node  # node of the robot's driver
+    controller: Node  # node of what turns actions into joint targets; in a YAML also its name
+    kinematics: str  # arm file, or the name of a function for the tool's position
+    policy: str  # run or checkpoint folder
+    hertz: Annotated[float, Bound(1.0, 2000.0)]  # rate of the control loop, Hz
+    step: Annotated[float, Bound(above=0.0, high=10.0)]  # control period of the policy, s
+    limits: Limits  # what a command may ask of the joints
+    fresh: FreshConfig  # ages (s) from which observations and measurements are too old
+    workspace: WorkspaceConfig | None = None  # region of the tool; null: none
+    geometry: GeometryConfig | None = None  # obstacles of the whole arm; null: none
+    reflex: ReflexConfig | None = None  # learned reflex; null: none
+    energy: EnergyConfig | None = None  # energy tank; null: none
+    torque_rate: tuple[Positive, ...] | None = None  # largest torque change [n], N m/s; null: any
+    given: dict[str, Number] = field(default_factory=dict[str, float])  # observations not measured
+    blend: Steps = 2  # steps in which a newer chunk is blended in
+    grace: Steps = 1  # steps for which the last action of a chunk goes on
+    spin: bool = True  # whether to busy-wait shortly before each tick
+    seconds: Annotated[float, Bound(above=0.0, high=600.0)] = 10.0  # length of a flight record, s
+    keep: Count = 20  # newest flight records that are kept
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)  # how long the daemon may be silent
+    hold_to_run: bool = False  # whether the arm moves by itself only while an operator holds a key
+    records: str = ""  # folder of the flight records; empty: beside the socket
+    metrics: Port | None = None  # port of this machine for Prometheus; 0: any free one; null: none
+    remote: Remote | None = None  # access for operators on other machines; null: none
+    robot: str = "arm"  # name of the robot, for people and datasets
+    home: tuple[Number, ...] = ()  # joints [n] (rad, m) where episodes begin; empty: anywhere
+    home_width: Annotated[float, Bound(0.0, 1.0)] | None = None  # hand at home, m; null: as it is
+    retreat: tuple[tuple[Number, ...], ...] = ()  # joints [n] to go home through, where need be
+    served: bool = False  # whether the policy asks a policy server
+    sensed: tuple[str, ...] = ()  # names of what the driver knows beyond the joints
+    goal_within: Annotated[float, Bound(above=0.0, high=10.0)] | None = None  # m; null: no goal
+    recording: str = ""  # folder of the dataset that is recorded; empty: none
+    dry: bool = False  # whether the arm holds still while a simulated one follows the commands
+    emulator: Node | None = None  # node of a simulated robot to start first; null: none
+    onboard: Onboard | None = None  # what the robot's own computer can run; null: nothing
+    chunks: Literal["guided", "hard"] | None = None  # real-time chunking of the policy; null: none
+    cameras: dict[str, Node] = field(default_factory=dict[str, Node])  # image sources, by name
+    picture: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # oldest image that is used, s
+    filmed: dict[str, Size] = field(default_factory=dict[str, Size])  # further cameras to record
+    images: Literal["png", "mp4"] | None = None  # null: png, and mp4 of `embodied robot record`
+    allow: tuple[str, ...] = ()  # your own packages that nodes may name
 
     def __post_init__(self) -> None:
         _require_plain(vars(self), "deployment")
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
             raise ConfigError("hertz should be from 1 to 2000 and step above 0, up to 10 s")
-        if self.metrics is not None and not 0 <= self.metrics < 65536:
-            raise ConfigError(f"metrics={self.metrics} should be from 0 to 65535")
-        if not self.picture > 0:
-            raise ConfigError(f"picture={self.picture:g} s should be above 0")
         for package in self.allow:
             if not all(part.isidentifier() for part in package.split(".")):
                 raise ConfigError(f"allow: {printable(package)} is no dotted name of Python")
-        for name, size in self.filmed.items():
+        for name in self.filmed:
             if name not in self.cameras:
                 raise ConfigError(f"filmed: there is no camera {name}{nearest(name, self.cameras)}")
-            if not all(1 <= side <= 4096 for side in size):
-                raise ConfigError(f"filmed: {name} should have 1 to 4096 rows and columns")
-        if not 0 < self.seconds <= 600 or self.keep < 1:
-            raise ConfigError("keep should be 1 or more, and seconds above 0, up to 600")
         if not 0 <= self.blend <= MOST_STEPS or not 0 <= self.grace <= MOST_STEPS:
             raise ConfigError(f"blend and grace should be from 0 to {MOST_STEPS} steps")
-        if self.goal_within is not None and not self.goal_within > 0:
-            raise ConfigError(f"goal_within={self.goal_within:g} m should be above 0")
         if self.home:
             self._check_pose("home", self.home)
         for pose in self.retreat:

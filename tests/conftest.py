@@ -1,16 +1,48 @@
 """Before anything imports mujoco: `envs` chooses the off-screen renderer."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import embodied.envs  # noqa: F401
 from embodied.core import build
+from tests import memory, tiers
 
 if TYPE_CHECKING:
     from tests.docs.shared import Shared
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A job in the background of a shell ignores Ctrl-C, and so would all of its children: here it
+    interrupts, as in a terminal."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    memory.register(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker takes neighbours, so that what the tests of a file share is made once."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Other packages ask an emulated servo once and give up, which a busy machine makes them do:
+    their tests are tried once more, and the summary names each one that was."""
+    tiers.leave_out(config, items)
+    interop = Path(__file__).parent / "interop"
+    for item in items:
+        if item.path.is_relative_to(interop):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +66,4 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> "Shared":
     """Runs and datasets of debug size, by name, made when a test asks (tests/docs/pages.yaml)."""
     from tests.docs.shared import Shared
 
-    return Shared(tmp_path_factory.mktemp("shared"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Other packages ask an emulated servo once and give up, which a busy machine makes them do:
-    their tests are tried once more, and the summary names each one that was."""
-    interop = Path(__file__).parent / "interop"
-    for item in items:
-        if item.path.is_relative_to(interop):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+    return Shared(tmp_path_factory)

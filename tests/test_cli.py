@@ -22,6 +22,7 @@ from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.envs.process.interpreter import interpreter
 from embodied.training.logger import read_metrics
+from tests.tiers import once_per_option
 
 ON_A_ROBOT = {"robot_reach_rlpd"}  # one arm, in real time: tests/docs runs its page
 EXPERIMENTS = [name for name in options("experiment", [PACKAGED]) if name not in ON_A_ROBOT]
@@ -341,7 +342,7 @@ def needed(experiment: str, inputs: Inputs) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", once_per_option(EXPERIMENTS))
 def test_every_experiment_runs(
     embodied: Shell, tmp_path: Path, inputs: Inputs, experiment: str
 ) -> None:

@@ -159,14 +159,21 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_imports_no_torch(line: str) -> None:
+IN_TURN = """
+import sys
+from embodied.cli import main
+for line in sys.stdin.read().splitlines():
+    try:
+        main(line.split())
+    except SystemExit as stop:
+        assert stop.code == 2, line
+    assert "torch" not in sys.modules, line
+"""
+
+
+def test_a_mistake_imports_no_torch() -> None:
     """Importing it takes longer than everything else."""
-    code = (
-        "import sys\nfrom embodied.cli import main\n"
-        f"try: main('{line}'.split())\n"
-        "except SystemExit as stop: assert stop.code == 2\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-c", IN_TURN]
+    done = subprocess.run(words, input="\n".join(MISTAKES), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) >= len(MISTAKES), "each says in a line what is wrong"

@@ -27,6 +27,7 @@ PRIMARY = {
     "reward label": "label",
     "reward design": "design",
     "adopt": "adopt",
+    "model train": "model_train",
 }
 # Runs of a page: a command for one of them (`embodied eval RUN policy.steps=1`) fits one of these.
 RUNS = ("fr3_lift_flow", "two_gap_flow", "franka_lift_deploy", "fr3_lift_expo")

@@ -13,20 +13,23 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence
+from tests.once import once
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    return once(tmp_path_factory, "site", build)
+
+
+def build(folder: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder
 
 
 def test_no_link_of_the_site_is_broken(site: Path) -> None:

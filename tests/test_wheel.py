@@ -15,9 +15,12 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.once import once
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("configs", "embodied", "envs", "policies", "real_robot")
@@ -37,7 +40,12 @@ def run(folder: Path, *words: str | Path, fails: bool = False) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that nothing is left in the checkout."""
-    source = tmp_path_factory.mktemp("wheel") / "source"
+    folder = once(tmp_path_factory, "wheel", build)
+    return next(folder.glob("*.whl"))
+
+
+def build(folder: Path) -> None:
+    source = folder / "source"
     source.mkdir()
     leave = shutil.ignore_patterns("__pycache__", "*.pyc")
     for package in (*PACKAGES, "benchmarks"):
@@ -45,21 +53,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    run(source, *pip, "-w", source.parent, source)
-    return next(source.parent.glob("*.whl"))
+    run(source, *pip, "-w", folder, source)
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel."""
-    folder = tmp_path_factory.mktemp("installed") / "env"
+    return once(tmp_path_factory, "installed", partial(install, wheel)) / "env" / "bin" / "python"
+
+
+def install(wheel: Path, folder: Path) -> None:
+    folder = folder / "env"
     venv.create(folder, with_pip=False, symlinks=True)
     made = folder / "bin" / "python"
     site = Path(run(folder, made, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
     (Path(str(site).strip()) / "zz_project.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", made, "install", "--no-deps", "--no-index"]
     run(folder, *pip, wheel)
-    return made
 
 
 def test_every_file_of_the_packages_is_in_it(wheel: Path) -> None:

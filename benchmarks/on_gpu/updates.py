@@ -15,6 +15,7 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core import tensors as tt
 from embodied.core.build import build
 from embodied.core.policy import Policy
+from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 
 OFF_POLICY = "embodied.learners.off_policy"
@@ -75,7 +76,8 @@ def learner_for(name: str, backend: str, scale: Scale) -> Learner:
     flags = {} if backend == "eager" else dict.fromkeys(backend.split("+"), True)
     spec = world()
     made = build(shrunk(policy, scale), Policy, spec=spec)
-    return build({**shrunk(learner, scale), **flags}, Learner, policy=made, spec=spec)
+    node = {**shrunk(learner, scale), **flags}
+    return accelerate(build(node, Learner, policy=made, spec=spec))
 
 
 def on_policy(device: torch.device, scale: Scale) -> Iterator[Row]:
@@ -87,7 +89,7 @@ def on_policy(device: torch.device, scale: Scale) -> Iterator[Row]:
 
     def measure(backend: str) -> tuple[float, str]:
         flags = {} if backend == "eager" else dict.fromkeys(backend.split("+"), True)
-        learner = ppo.learner_for(world(), epochs=epochs, **flags).to(device)
+        learner = accelerate(ppo.learner_for(world(), epochs=epochs, **flags).to(device))
         for _ in range(3):
             metrics = learner.update(batch)
         require_finite(metrics)

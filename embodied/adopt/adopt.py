@@ -13,6 +13,7 @@ from embodied.adopt.convert import network_weights, normalization_weights, polic
 from embodied.adopt.lerobot_config import LeRobotConfig, read_config
 from embodied.adopt.normalization import Normalization, read_normalization, read_tensors
 from embodied.core import checkpoint, formats
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -24,18 +25,15 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Options:
-    """`env`: the environment that the policy is to act in (None: it keeps its own names and
-    physical units, and `fps` says how often it decides); `mapping`: file of names and units;
-    `chunk`: steps of a prediction that are executed, `steps`: of the sampler (None: as in the
-    checkpoint); `ignore`: unknown fields of config.json that do not matter; `text`: the task."""
+    """Settings of an adopted policy. Without `env` it keeps its own names and physical units."""
 
-    env: Node | None = None
-    mapping: str | None = None
-    chunk: int | None = None
-    steps: int | None = None
-    fps: float | None = None
-    text: str = ""
-    ignore: tuple[str, ...] = ()
+    env: Node | None = None  # environment that the policy is to act in; null: none
+    mapping: str | None = None  # file of names and units (docs/lerobot.md); null: none
+    chunk: Count | None = None  # executed steps of a prediction; null: as in the checkpoint
+    steps: Count | None = None  # of a Diffusion policy's sampler; null: as in the checkpoint
+    fps: Positive | None = None  # decisions a second, without env
+    text: str = ""  # task in words, without env
+    ignore: tuple[str, ...] = ()  # unknown fields of config.json that do not matter
 
 
 def adopt(folder: Path, out: Path, options: Options) -> Policy:

@@ -15,10 +15,18 @@ from embodied.core.build import ConfigError, build, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.learners.learner import Learner
+from embodied.learners.acceleration import accelerate
+from embodied.learners.learner import Learner, RunPlan
 
 OPTIONS = Path(__file__).parent / "options"
 """YAML of options that only Python can choose."""
+
+DISCRETE = {
+    "flow": "categorical",
+    "diagonal_gaussian": "categorical",
+    "recurrent": "recurrent_categorical",
+}
+"""The policy for discrete actions in place of the one that is usual with a learner."""
 
 Choice: TypeAlias = str | Mapping[str, Any]
 """The name of an option ("sac"), or a mapping with its `name` and settings."""
@@ -49,8 +57,9 @@ def make_learner(
         learner = em.make_learner("imitate", policy, lr=1e-4)
     """
     words = [*choice_words("learner", learner), *as_words("learner", settings)]
-    context = {"total_steps": total_steps, "total_decisions": total_steps, "execute": None}
-    return build(_composed(words)["learner"], Learner, policy=policy, spec=policy.spec, **context)
+    node = _composed(words)["learner"]
+    plan = RunPlan(total_steps, total_steps)
+    return accelerate(build(node, Learner, policy=policy, spec=policy.spec, run=plan))
 
 
 def save(trained: Agent | Policy | Learner, folder: str | Path) -> Path:
@@ -102,9 +111,10 @@ def usual_policy(learner: Choice, spec: Spec) -> str:
     node = _composed(choice_words("learner", learner))["learner"]
     kind = resolve(node["_target_"], Learner)
     discrete = spec.act.dtype != "float32"
-    if name := kind.usual_discrete_policy if discrete else kind.usual_policy:
+    usual = kind.usual_policy
+    if name := DISCRETE.get(usual) if discrete else usual:
         return name
-    if discrete and kind.usual_policy:
+    if discrete and usual:
         raise ConfigError(
             f"{kind.__name__} needs continuous actions, and this environment's are discrete: "
             'learner="ppo" takes both'

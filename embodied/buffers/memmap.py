@@ -24,9 +24,9 @@ from embodied.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Config:
-    """`folder` for the files (None: `replay` in the run's folder)."""
+    """Settings of a replay buffer on disk."""
 
-    folder: str | None = None
+    folder: str | None = None  # of the files (null: `replay` in the run's folder)
 
 
 class MemmapReplayBuffer(ReplayBuffer):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
+
+
+@runtime_checkable
+class KeepsSingle(Protocol):
+    """A learner whose n-step transitions may also need the columns of their first decision."""
+
+    keep_single: bool
+    """Whether they do (see `NStepBuffer`)."""
 
 
 class NStepBuffer:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.replay import ReplayBuffer
+from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.tensors import Tensors, length
 
 BELOW = 1 - 2**-52  # a sum times this is strictly less
@@ -24,13 +25,12 @@ BELOW = 1 - 2**-52  # a sum times this is strictly less
 
 @dataclass(frozen=True)
 class Config:
-    """`alpha`: priority exponent (0: uniform). `beta`: exponent of the importance weights, annealed
-    to 1 over `anneal` batches."""
+    """Settings of prioritized replay."""
 
-    alpha: float = 0.6
-    beta: float = 0.4
-    anneal: int = 100_000
-    epsilon: float = 1e-3  # added to every TD error
+    alpha: NonNegative = 0.6  # priority exponent (0: uniform)
+    beta: Fraction = 0.4  # exponent of the importance weights, annealed to 1
+    anneal: Count = 100_000  # batches until beta is 1
+    epsilon: NonNegative = 1e-3  # added to every TD error
 
 
 class SumTree:

@@ -9,7 +9,6 @@ number of stored transitions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,18 +21,16 @@ from embodied.core.tensors import Tensors
 Layout = list[tuple[str, torch.Size]]
 
 
-@dataclass
 class ReplayBuffer:
     """The newest `capacity` transitions, on `device`; allocated at the first `add`."""
 
-    capacity: int
-    device: torch.device | str = "cpu"
     columns: ClassVar[tuple[str, ...]] = ()  # extra columns of sampled batches
 
-    def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ValueError(f"replay capacity={self.capacity} should be at least 1")
-        self.device = torch.device(self.device)
+    def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
+        if capacity < 1:
+            raise ValueError(f"replay capacity={capacity} should be at least 1")
+        self.capacity = capacity
+        self.device = torch.device(device)
         self.size = self.cursor = 0
         self._here: dict[str, torch.Size] = {}
         self._packed: Layout = []

@@ -1,10 +1,14 @@
-"""Source: the protocol of everything that learners sample batches from."""
+"""Source: the protocol of everything that learners sample batches from; Relabel is one."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
+
+ENV_REWARD = "env_reward"
+"""Column of the environment's own rewards, in transitions that a reward model relabelled."""
 
 
 class Source(Protocol):
@@ -22,3 +26,22 @@ class Source(Protocol):
     def sample(self, n: int) -> Tensors:
         """`n` transitions with replacement, by torch's default generator."""
         ...
+
+
+class Relabel:
+    """The transitions of `source` with the model's `reward`; the stored one is `env_reward`."""
+
+    def __init__(self, source: Source, reward: Reward) -> None:
+        self.source = source
+        self.reward = reward
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def sample(self, n: int) -> Tensors:
+        transitions = self.source.sample(n)
+        return {
+            **transitions,
+            "reward": self.reward(transitions),
+            ENV_REWARD: transitions["reward"],
+        }

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.lazy_pictures import load
@@ -61,19 +62,19 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Config:
-    """`alpha`: temperature; smaller is greedier. `quantile`: returns are clipped at this quantile,
-    which keeps a single outlier from getting all the weight (1: no clipping, as published)."""
+    """Settings of weights by return.
 
-    alpha: float = 0.1
-    quantile: float = 1.0
+    Clipping at `quantile` keeps a single outlier from getting all the weight.
+    """
+
+    alpha: Positive = 0.1  # temperature; smaller is greedier
+    quantile: PositiveFraction = 1.0  # returns are clipped at it (1: no clipping, as published)
 
 
 class Return(Weights):
     """w_i = exp(G_i / alpha), G min-max normalised ("RW")."""
 
     def __init__(self, config: Config) -> None:
-        if config.alpha <= 0 or not 0 < config.quantile <= 1:
-            raise ConfigError("weighting: alpha should be above 0 and quantile in (0, 1]")
         self.config = config
 
     def __call__(self, episodes: Episodes) -> Tensor:
@@ -110,17 +111,15 @@ class Advantage(Return):
 
 @dataclass(frozen=True)
 class TopConfig:
-    """`share`: fraction of the trajectories that is kept, the best ones (at least one)."""
+    """Settings of weights of the best trajectories."""
 
-    share: float = 0.1
+    share: PositiveFraction = 0.1  # fraction of the trajectories that is kept, at least one
 
 
 class Top(Weights):
     """Weight 1 for the best trajectories and 0 for the others."""
 
     def __init__(self, config: TopConfig) -> None:
-        if not 0 < config.share <= 1:
-            raise ConfigError(f"weighting: share={config.share} should be in (0, 1]")
         self.share = config.share
 
     def __call__(self, episodes: Episodes) -> Tensor:

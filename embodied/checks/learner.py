@@ -13,10 +13,12 @@ import torch
 
 from embodied.checks.check import Check, require
 from embodied.core.build import ConfigError, Node, build, resolve
+from embodied.core.complete_node import complete
 from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 ROWS = 8  # transitions of one gradient step
@@ -39,7 +41,7 @@ class LearnerSubject:
 
 def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     """The learner with the first policy that it accepts; ConfigError with the last reason."""
-    settings = subject.node | {"batch_size": ROWS}
+    settings = complete(subject.node) | {"batch_size": ROWS}
     if "horizon" in settings:
         settings["horizon"] = HORIZON
     tries: list[Callable[[], Policy]] = [
@@ -50,7 +52,9 @@ def make(subject: LearnerSubject, seed: int = 0) -> Learner:
     for make_policy in tries:
         torch.manual_seed(seed)
         try:
-            return build(settings, Learner, policy=make_policy(), spec=SPEC, total_steps=100)
+            return build(
+                settings, Learner, policy=make_policy(), spec=SPEC, run=RunPlan(updates=100)
+            )
         except ConfigError as error:
             reason = str(error)
     raise ConfigError(f"it takes none of the policies (policy=NAME chooses one): {reason}")
@@ -94,7 +98,7 @@ def batch_for(learner: Learner, seed: int = 0) -> Tensors:
     }
     if learner.uses_executed_steps:
         rows["executed_steps"] = torch.full((n,), learner.policy.chunk)
-    if "source" in learner.extra_columns:
+    if "source" in extra_columns(learner):
         rows["source"] = torch.arange(n) % 2
     return rows | {key: foreseen[key] for key in learner.columns}
 

@@ -40,7 +40,7 @@ def small_run(node: Node, folder: Path) -> Node:
     made |= {"eval": {**node["eval"], "num_envs": 1, "episodes": 1}, "video": False}
     if made["data"]["regime"] == "off_policy":
         made["data"] = {**made["data"], "warmup_steps": 32}
-    made["env"] = {**made["env"], "num_envs": min(4, made["env"].get("num_envs", 4))}
+    made["env"] = {**made["env"], "num_envs": min(4, made["env"].get("num_envs") or 4)}
     if made["demos"] is None:
         made["demo_episodes"] = None
     if "schedule" in made["learner"]:  # a linear one depends on the length of the run

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from embodied.core.build import build
+from embodied.core.complete_node import complete
 from embodied.core.spec import Spec
 from embodied.teachers.teacher import Outcome, Teacher
 
@@ -21,6 +22,7 @@ FILL = "none"  # the mode that fills the archive
 
 def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
     """`node` with what users must provide: an archive of two past students, or a second agent."""
+    node = complete(node)
     if "archive" not in node:
         return {**node, "player": PLAYER} if "player" in node else dict(node)
     room = folder / "archive"

@@ -21,7 +21,7 @@ from embodied.core.state_codec import pack, unpack
 from embodied.teachers.teacher import Curriculum, Outcome, Teacher
 
 EPISODES = 180
-OWN_CLOCKS = ("pending", "issued", "dropped", "counts", "random")
+OWN_CLOCKS = ("pending", "issued", "dropped", "clock", "random")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def alike(one: Any, other: Any) -> bool:
 def learned(teacher: Teacher) -> dict[str, Any]:
     """All that it remembers but which episodes there were."""
     state = pack(teacher.get_state())
-    state["remembered"].pop("recent", None)  # what the log describes
+    state.pop("recent", None)  # what the log describes
     return {key: value for key, value in state.items() if key not in OWN_CLOCKS}
 
 

@@ -13,32 +13,28 @@ import torch
 from torch import Tensor
 
 from embodied.checks.simulated_students import ready
-from embodied.core.build import ConfigError, build, resolve
+from embodied.core.build import build, resolve
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
+from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Curriculum
+from embodied.teachers.teacher import Curriculum, Need
 
-OF_THE_STUDENT = frozenset({"estimates", "rival"})
-"""What a teacher needs, but not of the environment."""
 SMALL: dict[str, Any] = {
     **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},
     **{"size": 10, "batch": 16, "episodes": 3, "pool": 64, "latent": 4},
 }
 
 
-def need(target: str) -> str:
-    """The one thing that teacher `target` needs of an environment ("": a box of tasks)."""
-    found = resolve(target, Curriculum).needs - OF_THE_STUDENT
-    if len(found) > 1:
-        raise ConfigError(f"{target} needs {sorted(found)}: there is no environment with all of it")
-    return next(iter(found), "")
+def need(target: str) -> Need:
+    """What teacher `target` needs of an environment."""
+    return resolve(target, Curriculum).needs
 
 
 def small(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,13 +143,13 @@ class Levels(Box):
     def with_env(self, node: dict[str, Any]) -> tuple[Any, VecEnv]:
         """With a second student that stands still, or a first that learns at once."""
         teacher: Any = build(node, Curriculum, **self.context(), seed=0)
-        if "rival" in teacher.needs:
+        if isinstance(teacher, TwoAgentTeacher):
             other = teacher.antagonist_env(self.maze, lambda: Maze(self.maze.config))
             other.reset(1)
             still = torch.zeros(2, dtype=torch.int64)
             env = teacher.protagonist_env(self.maze, None)
             return teacher, TwoAgents(env, teacher, lambda obs=None: other.step(still))
-        if "estimates" not in teacher.needs:
+        if not teacher.uses_estimates:
             return teacher, TaskWrapper(self.maze, teacher)
         return teacher, _Estimated(self.maze, teacher, None, StudentEstimates(teacher))
 
@@ -209,6 +205,6 @@ class States(Box):
         return teacher, ResetStateWrapper(self.env, teacher)
 
 
-KINDS: dict[str, Box] = {"": Box(), "help": Help(), "levels": Levels(), "states": States()}
+KINDS: dict[str, Box] = {"tasks": Box(), "help": Help(), "levels": Levels(), "states": States()}
 GAME = "counts"
 """What the teachers need that choose no tasks, but have two policies act in turns."""

@@ -202,7 +202,7 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     """The critic that was trained beside `policy`, from learner.pt; ConfigError without one."""
     from embodied.core import checkpoint
     from embodied.core.build import build
-    from embodied.learners.learner import Learner
+    from embodied.learners.learner import Learner, RunPlan
 
     if trained.get("learner") is None:
         raise ConfigError(
@@ -213,8 +213,8 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
     part: Any = policy
     if trained.get("finetune"):
         part = part.trainable()  # the part that its learner trained
-    context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
-    learner = build(trained["learner"], Learner, policy=part, **context)
+    plan = RunPlan(updates=1, execute=trained.get("execute"))
+    learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
     critic = getattr(learner, "critic", None)
     if critic is None or not hasattr(critic, "each") or critic.out != 1:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")

@@ -36,6 +36,7 @@ PURPOSES = {
     ),
     "deploy on a robot": ("robot",),
     "any environment by its id": ("gym", "gymnasium_process"),
+    "imagine by a learned model": ("imagined",),
 }
 """What one can do in environments of these names, or NAME_MORE; others are listed by package."""
 GROUPED = 20  # groups of more options are shown by the package of their classes

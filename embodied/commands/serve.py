@@ -6,11 +6,12 @@ import argparse
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 
 from embodied.commands import add_overrides, require_folders
+from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.build import ConfigError, parse
 
 if TYPE_CHECKING:
@@ -21,20 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """`host`: the address to listen at (default: this machine only); `token_file`: a file with the
-    access token (None: ~/.cache/embodied/serve/PORT.token, which is made); `token` false: none is
-    needed, at a loopback address only. `connections`: clients at a time; `message_mb`: the largest
-    request. `chunks`: real-time chunking of a flow or diffusion policy."""
+    """Settings of `embodied serve`."""
 
-    port: int = 8000
-    host: str = "127.0.0.1"
-    token: bool = True
-    token_file: str | None = None
-    connections: int = 16
-    message_mb: float = 64.0
-    device: str = "auto"
-    threads: int = 1
-    chunks: Literal["guided", "hard"] | None = None
+    port: Annotated[int, Bound(0, 65535)] = 8000  # TCP port; 0: any free one
+    host: str = "127.0.0.1"  # address to listen at; default: this machine only
+    token: bool = True  # false: no token is needed, at a loopback address only
+    token_file: str | None = None  # null: ~/.cache/embodied/serve/PORT.token, which is made
+    connections: Count = 16  # clients at a time
+    message_mb: Positive = 64.0  # largest request, MB
+    device: str = "auto"  # torch device
+    threads: Count = 1  # CPU threads
+    chunks: Literal["guided", "hard"] | None = None  # real-time chunking of the policy; null: none
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -63,12 +61,13 @@ def run(args: argparse.Namespace) -> None:
 
     from embodied.core import checkpoint
     from embodied.core.device import pick_device
+    from embodied.policies.abilities import with_real_time_chunking
 
     torch.set_num_threads(settings.threads)
     saved = checkpoint.find(path)
     policy = checkpoint.load_policy(saved, device=pick_device(settings.device))
     if settings.chunks is not None:
-        policy = policy.with_real_time_chunking(settings.chunks)
+        policy = with_real_time_chunking(policy, settings.chunks)
     with serving(policy, settings) as server:
         for line in lines(policy, saved, server, settings):
             print(line, flush=True)
@@ -84,12 +83,7 @@ def parsed(words: list[str]) -> tuple[Path, Settings]:
     pairs = [word.partition("=") for word in words if word not in runs]
     given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
     given.pop("allow", None)
-    settings = parse(Settings, given, "serve")
-    if not 0 <= settings.port < 65_536 or settings.connections < 1 or settings.threads < 1:
-        raise ConfigError("port should be in 0..65535, connections and threads at least 1")
-    if settings.message_mb <= 0:
-        raise ConfigError(f"message_mb={settings.message_mb} should be above 0")
-    return Path(runs[0]), settings
+    return Path(runs[0]), parse(Settings, given, "serve")
 
 
 def serving(policy: Policy, settings: Settings) -> Server:

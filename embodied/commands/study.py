@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from embodied.core.build import ConfigError, nearest
-from embodied.study.study import COMMANDS, Study, cores, read_study
+from embodied.study.stages import COMMANDS
+from embodied.study.study import Study, cores, read_study
 from embodied.study.study import run as run_study
 
 KEYS = ("out", "workers", "seeds")
@@ -44,15 +46,16 @@ def run(args: argparse.Namespace) -> None:
     text = args.file.read_text()
     if "seeds" in given:
         read_study(text, args.file.stem)  # with its error
-        text = yaml.safe_dump(yaml.safe_load(text) | {"seeds": yaml.safe_load(given["seeds"])})
+        node = yaml.safe_load(text) | {"seeds": yaml.safe_load(given["seeds"])}
+        text = yaml.safe_dump(node, sort_keys=False)  # the order of variants counts
     study = read_study(text, args.file.stem)
     work = Path(given.get("out") or Path("outputs") / "studies" / args.file.stem)
     try:
         workers = int(given.get("workers") or cores())
     except ValueError as error:
         raise ConfigError(f"workers={given['workers']} should be a number") from error
-    for variant in study.variants:
-        require_composed(study, variant, work)
+    for name, line in trainings(study, work):
+        require_composed(name, line)
     from embodied.study.page import lines, results, write_study  # torch: after the mistakes
 
     try:
@@ -64,18 +67,26 @@ def run(args: argparse.Namespace) -> None:
         print(f"\n{study.metric}\n{lines(results(study, work))}\n  report  {page}", flush=True)
 
 
-def require_composed(study: Study, variant: str, work: Path) -> None:
-    """ConfigError with the variant's name if its settings are wrong, before anything runs."""
+def trainings(study: Study, work: Path) -> Iterator[tuple[str, str]]:
+    """Titles and command lines of stages that train, and of variants that are only words."""
+    seed = study.seeds[0]
+    for task in study.tasks(seed, work):
+        for line in task.lines.values():
+            if line.startswith("embodied train ") and "resume=" not in line:
+                yield f"stage {task.name}", line
+    for variant, text in study.variants.items():
+        if not text.startswith(COMMANDS) and not study.in_order:
+            yield f"variant {variant}", study.line(variant, seed, work / "no-run")
+
+
+def require_composed(title: str, line: str) -> None:
+    """ConfigError with the title if the settings of a training are wrong, before anything runs."""
     from embodied.commands.train import fresh
 
-    text = study.variants[variant]
-    if text.startswith(COMMANDS) or study.in_order:
-        return
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-dir", action="append", default=[])
-    line = study.line(variant, study.seeds[0], work / "no-run")
     given, words = parser.parse_known_args(shlex.split(line)[2:])
     try:
         fresh(words, given.config_dir)
     except ConfigError as error:
-        raise ConfigError(f"variant {variant}: {error}") from error
+        raise ConfigError(f"{title}: {error}") from error

@@ -75,9 +75,10 @@ def session(
         node, step = resumed(Path(resume[-1]), words, folders)
     else:
         node, step = fresh(words, folders), 0
-    from embodied.policies.remote.address import allow_typed
+    if any(word.startswith("init=") for word in words):
+        from embodied.policies.remote.address import allow_typed
 
-    allow_typed(words)
+        allow_typed(words)
     from embodied.core import distributed
     from embodied.core.errors import RemoteError, RobotError
     from embodied.training.config import read_config
@@ -206,7 +207,9 @@ def facts(config: RunConfig) -> dict[str, str]:
 def described(node: Node) -> str:
     """A short description of a node: its class and its most important settings."""
     shown = [
-        f"{k}={node[k]}" for k in ("task", "id", "chunk", "num_envs", "batch_size") if k in node
+        f"{key}={node[key]}"
+        for key in ("task", "id", "chunk", "num_envs", "batch_size")
+        if node.get(key) is not None
     ]
     shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
     return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()

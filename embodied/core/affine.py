@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
 
 LEAST = 1e-6  # a smaller range, relative to the values, counts as constant
@@ -17,15 +18,14 @@ LEAST = 1e-6  # a smaller range, relative to the values, counts as constant
 
 @dataclass(frozen=True)
 class Affine:
-    """`low`, `high`: the physical values of -1 and of +1, one for each element of the flattened
-    leaf.
+    """A linear map of the flattened elements of a leaf.
 
     Nothing is clamped: a physical value beyond `high` is above +1. `low` may be above `high` (an
     axis that points the other way), but not equal to it. ConfigError for other numbers.
     """
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    low: tuple[Number, ...]  # the physical value of -1 of each element
+    high: tuple[Number, ...]  # the physical value of +1 of each element
 
     def __post_init__(self) -> None:
         if len(self.low) != len(self.high) or not self.low:

@@ -195,6 +195,9 @@ def build(node: Mapping[str, Any], role: type[T], /, **context: Any) -> T:
     parameters = inspect.signature(cls).parameters
     given = {key: value for key, value in context.items() if key in parameters}
     if "config" not in parameters:
+        known = parameters.keys() - context.keys()
+        if wrong := sorted(settings.keys() - known):
+            raise unknown(f'{target} has no setting "{printable(wrong[0])}"', wrong[0], known)
         return cls(**settings, **given)
     config_type = typing.get_type_hints(cls.__init__)["config"]
     missing = [

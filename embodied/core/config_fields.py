@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -26,20 +27,34 @@ KNOWN: dict[str, Any] = {
     **{"Mapping": Mapping, "Sequence": Sequence},
 }
 """What a name of these means in the type of a field."""
+PLAIN: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict, range)},
+    **{"Any": Any, "Mapping": Mapping},
+}
+"""What a name of these means in a default."""
+TWINS: dict[tuple[str, str], Any] = {}
+"""Made by `_twin`, by module and name of the class."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """One field of a dataclass.
 
-    `kind` is its type; what the source does not tell is `Any`. `default` is as written in the
-    source, and None where a value must be given. `says` is the comment on the field's line.
+    `kind` is its type; what the source does not tell is `Any`, and a dataclass is one of the same
+    fields. `default` is as written in the source, and None where a value must be given. `says` is
+    the comment on the field's line.
     """
 
     name: str
     kind: Any
     default: str | None
-    says: str = ""
+    says: str
+    source: Source = field(repr=False)
+    written: ast.expr | None = field(repr=False)
+
+    def value(self) -> Any:
+        """The default as a plain value; LookupError where the source does not tell it."""
+        return self.source.value(self.written)
 
 
 class Source:
@@ -70,9 +85,47 @@ class Source:
         """The type that an annotation of this module says; `Any` where the source does not tell."""
         try:
             code = compile(ast.Expression(written), self.module, "eval")
-            return eval(code, {"__builtins__": {}}, _Names(self))
+            return eval(code, {"__builtins__": {}}, _Types(self))
         except (TypeError, AttributeError, NameError):  # a type of another library
             return Any
+
+    def value(self, written: ast.expr | None) -> Any:
+        """The plain value that an expression of this module has.
+
+        Raises LookupError where it needs more than literals, constants, and dataclasses of these,
+        which become dictionaries.
+        """
+        if isinstance(written, ast.Call) and ast.unparse(written.func).endswith("field"):
+            given = {word.arg: word.value for word in written.keywords}
+            written = given.get("default")
+            if (factory := given.get("default_factory")) is not None:
+                is_lambda = isinstance(factory, ast.Lambda)
+                written = factory.body if is_lambda else ast.Call(factory, [], [])
+        return _plain(self.evaluated(written))
+
+    def evaluated(self, written: ast.expr | None) -> Any:
+        """The value of an expression, which may be a type; LookupError."""
+        if written is None:
+            raise LookupError("no default")
+        expression = ast.fix_missing_locations(ast.Expression(written))
+        try:
+            code = compile(expression, self.module, "eval")
+            return eval(code, {"__builtins__": {}}, _Values(self))
+        except Exception as error:
+            raise LookupError(ast.unparse(written)) from error
+
+    def follow(self, name: str) -> Source | None:
+        """The source of the module that `name` was imported from, if it is of this package."""
+        module, there = self.imported.get(name, ("", ""))
+        if module.partition(".")[0] not in ("embodied", self.module.partition(".")[0]):
+            return None
+        source = source_of(module)
+        known = source is not None and source.has(there)
+        return source if known else source_of(f"{module}.{there}")
+
+    def has(self, name: str) -> bool:
+        """Whether the module defines or imports `name`."""
+        return name in self.classes or name in self.assigned or name in self.imported
 
     def find(self, name: str) -> Found | None:
         """The class that `name` or `module.name` means in this module."""
@@ -87,20 +140,129 @@ class Source:
 
 
 class _Names(dict[str, Any]):
-    """The meaning of names in the annotations of a module."""
+    """The meaning of names in the expressions of a module."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(KNOWN)
+        super().__init__()
         self.source = source
 
     def __missing__(self, name: str) -> Any:
+        if name in self.source.classes:
+            return self.of_class(self.source.classes[name])
         if name in self.source.assigned:
-            return self.source.kind(self.source.assigned[name])
-        if name in self.source.imported:
-            module, there = self.source.imported[name]
-            source = source_of(module)
-            return Any if source is None else _Names(source)[there]
+            return self.of_value(self.source.assigned[name])
+        there = self.source.imported.get(name, ("", name))[1]
+        source = self.source.follow(name)
+        if source is None:
+            return self.unknown(name)
+        names = type(self)(source)
+        return names[there] if source.has(there) else _Module(names)
+
+    def of_class(self, tree: ast.ClassDef) -> Any:
+        raise NotImplementedError
+
+    def of_value(self, written: ast.expr) -> Any:
+        raise NotImplementedError
+
+    def unknown(self, name: str) -> Any:
+        raise NotImplementedError
+
+
+class _Types(_Names):
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.update(KNOWN)
+
+    def of_class(self, tree: ast.ClassDef) -> Any:
+        return _twin(self.source, tree) if _is_dataclass(tree) else Any
+
+    def of_value(self, written: ast.expr) -> Any:
+        return self.source.kind(written)
+
+    def unknown(self, name: str) -> Any:
         return Any
+
+
+class _Values(_Names):
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.update(PLAIN)
+
+    def of_class(self, tree: ast.ClassDef) -> Any:
+        if not _is_dataclass(tree):
+            raise NameError(tree.name)
+        return _Maker(_settings(self.source, tree))
+
+    def of_value(self, written: ast.expr) -> Any:
+        return self.source.evaluated(written)
+
+    def unknown(self, name: str) -> Any:
+        if name == "math":
+            return math
+        raise NameError(name)
+
+
+class _Module:
+    """A module, as the names in it."""
+
+    def __init__(self, names: _Names) -> None:
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        return self._names[name]
+
+
+class _Maker:
+    """A dataclass in a default: called, it gives its fields as a dictionary."""
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = {each.name: each for each in settings}
+
+    def __call__(self, *values: Any, **named: Any) -> dict[str, Any]:
+        given = {**dict(zip(self._settings, values, strict=False)), **named}
+        rest = {name: each for name, each in self._settings.items() if name not in given}
+        whole = given | {name: each.value() for name, each in rest.items()}
+        return {name: whole[name] for name in self._settings}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._settings[name].value()
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists; LookupError for what a YAML file cannot hold."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in typing.cast(Sequence[Any], value)]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in typing.cast(dict[Any, Any], value).items()}
+    raise LookupError(type(value).__name__)
+
+
+def _is_dataclass(tree: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(each) for each in tree.decorator_list)
+
+
+def _twin(source: Source, tree: ast.ClassDef) -> Any:
+    """A dataclass with the fields of the class `tree`, whose module is not imported.
+
+    Its attribute `settings` holds them. `Any` if the source does not tell them.
+    """
+    key = (source.module, tree.name)
+    if key not in TWINS:
+        TWINS[key] = Any  # of a class that has itself as a field
+        try:
+            settings = _settings(source, tree)
+        except LookupError:
+            return Any
+        fields = [
+            (each.name, each.kind, field() if each.default is None else field(default=None))
+            for each in settings
+        ]
+        twin = make_dataclass(tree.name, fields, frozen=True, kw_only=True)
+        twin.settings = settings  # type: ignore[attr-defined]
+        TWINS[key] = twin
+    return TWINS[key]
 
 
 @cache
@@ -121,13 +283,15 @@ def settings_of(target: str) -> list[Setting] | None:
     found = config_of(target)
     if found is None:
         return None
-    named = dict[str, Setting]()
     try:
-        for setting in _fields(*found):
-            named[setting.name] = setting
+        return _settings(*found)
     except LookupError:  # a base class whose source is not found
         return None
-    return list(named.values())
+
+
+def fields_of(kind: Any) -> list[Setting]:
+    """The settings of a dataclass that is the type of a setting."""
+    return kind.settings
 
 
 def config_of(target: str) -> Found | None:
@@ -139,7 +303,7 @@ def config_of(target: str) -> Found | None:
 
 
 def _config(source: Source, kind: ast.ClassDef) -> Found | None:
-    if any("dataclass" in ast.unparse(each) for each in kind.decorator_list):
+    if _is_dataclass(kind):
         return source, kind
     init = next(
         (n for n in kind.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
@@ -154,18 +318,25 @@ def _config(source: Source, kind: ast.ClassDef) -> Found | None:
     return None
 
 
-def _fields(source: Source, kind: ast.ClassDef) -> Iterator[Setting]:
-    for base in reversed(kind.bases):
+def _settings(source: Source, tree: ast.ClassDef) -> list[Setting]:
+    """The fields of a dataclass, those of its bases first; LookupError for an unknown base."""
+    named = {each.name: each for each in _fields(source, tree)}
+    return list(named.values())
+
+
+def _fields(source: Source, tree: ast.ClassDef) -> Iterator[Setting]:
+    for base in reversed(tree.bases):
         name = ast.unparse(base)
         if (found := source.find(name)) is None:
             raise LookupError(name)
         yield from _fields(*found)
-    for node in kind.body:
+    for node in tree.body:
         if not isinstance(node, ast.AnnAssign):
             continue
         if not ast.unparse(node.annotation).startswith("ClassVar"):
-            name, hint = ast.unparse(node.target), source.kind(node.annotation)
-            yield Setting(name, hint, _default(node.value), _comment(source, node))
+            name, kind = ast.unparse(node.target), source.kind(node.annotation)
+            says, default = _comment(source, node), _default(node.value)
+            yield Setting(name, kind, default, says, source, node.value)
 
 
 def _default(value: ast.expr | None) -> str | None:

@@ -1,8 +1,8 @@
 """Format numbers of what is saved, and the translation of older formats to the present ones.
 
-Checkpoints, datasets and run folders each carry a number `format`. Whoever changes what one of them
-holds raises its number here and translates the former format in its `upgrade` function; no other
-code knows of former formats. A file without a number is of format 1.
+Checkpoints, datasets, run folders and models each carry a number `format`. Whoever changes what one
+of them holds raises its number here and translates the former format in its `upgrade` function; no
+other code knows of former formats. A file without a number is of format 1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from embodied.core.build import ConfigError
 CHECKPOINT = 1
 DATASET = 1
 RUN = 1
+MODEL = 1
 
 
 def upgrade_checkpoint(state: Mapping[str, Any], format: int) -> dict[str, Any]:
@@ -41,6 +42,15 @@ def upgrade_run(state: Mapping[str, Any], format: int) -> dict[str, Any]:
     Raises ConfigError for a format that is newer than this version.
     """
     _require_known("run folder", format, RUN)
+    return dict(state)
+
+
+def upgrade_model(state: Mapping[str, Any], format: int) -> dict[str, Any]:
+    """The settings of a model.yaml of `format`, in the present format.
+
+    Raises ConfigError for a format that is newer than this version.
+    """
+    _require_known("model", format, MODEL)
     return dict(state)
 
 

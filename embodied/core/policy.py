@@ -99,26 +99,6 @@ class Policy(nn.Module):
         same as this policy without exploration. By default this policy."""
         return self
 
-    def without_reflex(self) -> Policy:
-        """The policy that a robot's policy process runs: without a reflex, which runs in the
-        robot's safety chain. By default this policy."""
-        return self
-
-    def with_real_time_chunking(self, mode: str) -> Policy:
-        """This policy with chunks that continue the chunk being executed (real-time chunking).
-
-        The result's carry has `executed_steps` and `delay`. `mode` is "guided" or "hard".
-        ConfigError for a policy without a sampler that can be guided.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} has no sampler that could be guided (flow and diffusion "
-            "policies have)"
-        )
-
-    def require_noise(self) -> None:
-        """ConfigError if noise that a caller chooses does not decide on the actions; by default a
-        policy is taken to depend on its noise."""
-
     @property
     def feature_size(self) -> int:
         """The number of `features`; 0 if the policy has none.
@@ -194,3 +174,9 @@ def policies_in(policy: Policy) -> list[tuple[str, Policy]]:
     """The policy itself and those inside of it, by the name of their submodule."""
     modules = cast(list[tuple[str, nn.Module]], list(policy.named_modules()))  # pyright: ignore
     return [(name, part) for name, part in modules if isinstance(part, Policy)]
+
+
+def require_continuous(spec: Spec) -> None:
+    """Raise ConfigError if actions are discrete."""
+    if spec.act.dtype != "float32":
+        raise ConfigError("this policy needs continuous actions, not discrete ones")

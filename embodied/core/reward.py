@@ -19,14 +19,13 @@ that stage of training as well.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from abc import abstractmethod
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
-
-R = TypeVar("R")
 
 
 class Reward(Protocol):
@@ -46,6 +45,17 @@ class Reward(Protocol):
     def update(self, transitions: Tensors, /) -> dict[str, Tensor]:
         """Learn from a sampled batch; returns metrics. Not called where `frozen`."""
         return {}
+
+
+class SummedReward(Reward):
+    """A reward that is the sum of its components."""
+
+    @abstractmethod
+    def components(self, transitions: Tensors, /) -> Tensors:
+        """Each component by name, [N] (float32), weighted."""
+
+    def __call__(self, transitions: Tensors, /) -> Tensor:
+        return sum(self.components(transitions).values(), start=0 * transitions["reward"])
 
 
 @runtime_checkable
@@ -124,7 +134,7 @@ class HasComponents(Protocol):
 
 @runtime_checkable
 class NeedsColumns(Protocol):
-    """A reward that reads flags of `Step.log` beside the standard columns of a transition."""
+    """A reward or learner that needs flags of `Step.log` beside the columns of a transition."""
 
     extra_columns: tuple[str, ...]
     """Names of boolean columns, from `Step.log`: `("intervened",)`. In demonstrations,
@@ -144,6 +154,6 @@ def needs_local_env(reward: Reward) -> bool:
     return isinstance(reward, NeedsLocalEnv) and reward.needs_local_env
 
 
-def extra_columns(reward: Reward | None) -> tuple[str, ...]:
-    """The boolean columns that `reward` needs beside the standard ones; none for most."""
-    return reward.extra_columns if isinstance(reward, NeedsColumns) else ()
+def extra_columns(part: object) -> tuple[str, ...]:
+    """The flags that a reward or learner needs beside the standard columns; none for most."""
+    return part.extra_columns if isinstance(part, NeedsColumns) else ()

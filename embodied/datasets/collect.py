@@ -17,6 +17,7 @@ import yaml
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
@@ -32,18 +33,17 @@ Played = tuple[Tensors, str | None]
 
 @dataclass(frozen=True)
 class CollectConfig:
-    """Keep `episodes` episodes (only successful ones, unless `success_only` is false) of `num_envs`
-    parallel envs in the dataset folder `out`; `execute` steps of each action chunk (None: all)."""
+    """Settings of a collection of demonstrations."""
 
-    env: Node
-    demonstrator: Node
-    episodes: int
-    out: str
-    num_envs: int = 16
-    seed: int = 0
-    success_only: bool = True
-    execute: int | None = None
-    images: Literal["mp4", "png"] = "mp4"
+    env: Node  # the environment
+    demonstrator: Node  # the policy that acts
+    episodes: Count  # that are kept
+    out: str  # dataset folder
+    num_envs: Count = 16  # parallel envs
+    seed: CountOrZero = 0  # of environments and demonstrator
+    success_only: bool = True  # keep only successful episodes
+    execute: Count | None = None  # steps of each action chunk to execute (null: all)
+    images: Literal["mp4", "png"] = "mp4"  # how pictures are stored
 
 
 def collect(config: CollectConfig, tell: Callable[[int, int], None]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import numpy as np
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
 from embodied.deploy.site import Site
+from embodied.policies.abilities import without_reflex
 from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
 from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
@@ -54,7 +55,7 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
     from embodied.core.checkpoint import CheckpointError, load_policy
 
     try:
-        policy = load_policy(site.deployment.policy).without_reflex()
+        policy = without_reflex(load_policy(site.deployment.policy))
     except CheckpointError as error:
         yield Line("policy", False, str(error))
         return

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 
+from embodied.core.bounds import Bound, Count, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile
 from embodied.embodiments.kinematics.chain import Chain, Frame
@@ -28,31 +29,21 @@ MARGIN = 0.05  # rad, m: kept from the joint limits
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `embodied robot describe FILE`.
+    """Settings of `embodied robot describe FILE`."""
 
-    `out`: the arm file to write. `base`: the body that the arm stands on (None: what its first
-    joint is mounted on); `tip`: a site or body (None: the end, where there is only one), moved by
-    `offset` (m, in its own frame). `home`: joint positions; `velocity`: of joints, where the file
-    has none (one number, or one each; rad/s, m/s). `hand`: the joints of the gripper, which opens
-    by `open` m. `meshes`: the folder of the mesh files. `capsules`: whether to fit them; `poses`:
-    random poses that are looked at for parts that come near each other. `robot`: a robot YAML to
-    write as well, NAME_sim.yaml, for a simulation of the same file. `driver`: your own driver's
-    class (my_lab.my_arm.MyArm); then NAME.yaml is written beside it, the same with that driver.
-    """
-
-    out: str
-    base: str | None = None
-    tip: str | None = None
-    offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    home: tuple[float, ...] | None = None
-    velocity: float | tuple[float, ...] | None = None
-    hand: tuple[str, ...] = ()
-    open: float | None = None
-    meshes: str | None = None
-    capsules: bool = True
-    poses: int = 3000
-    robot: str | None = None
-    driver: str | None = None
+    out: str  # arm file to write
+    base: str | None = None  # body that the arm stands on; null: what its first joint is on
+    tip: str | None = None  # site or body of the tool; null: the end, where there is only one
+    offset: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # of the tool from the tip, m
+    home: tuple[Number, ...] | None = None  # joint positions [n], rad (m); null: the file's
+    velocity: Positive | tuple[Positive, ...] | None = None  # rad/s (m/s), where the file has none
+    hand: tuple[str, ...] = ()  # joints of the gripper
+    open: Annotated[float, Bound(above=0.0, high=1.0)] | None = None  # opening of the gripper, m
+    meshes: str | None = None  # folder of the mesh files; null: as the file says
+    capsules: bool = True  # whether to fit capsules to the arm's shape
+    poses: Count = 3000  # random poses that are searched for parts that come near each other
+    robot: str | None = None  # NAME_sim.yaml: robot YAML of a simulation to write too; null: none
+    driver: str | None = None  # your driver's class (my_lab.my_arm.MyArm): writes NAME.yaml too
 
     def __post_init__(self) -> None:
         if self.driver is not None and not (self.robot or "").endswith("_sim.yaml"):

@@ -17,11 +17,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from embodied.compose import compose
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.deploy.site import as_trained, emulated
@@ -46,29 +47,18 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class Config:
-    """`words`: as for `embodied deploy`: robot=NAME and settings of it; `config_dir`: more folders
-    of configurations.
+    """Settings of an arm that another program moves. `numbers` are observations beyond the joints,
+    by the names that policies see (tool_x, goal_x, dq1, ...)."""
 
-    `actions`: joints (targets of all joints, and the hand's) or controller (those of the robot's
-    own controller, in [-1, 1]). `units` of joints. `numbers`: observations beyond the joints, by
-    the names that policies see (tool_x, goal_x, dq1, ...). `fps`: how many actions a second come.
-    `home`: go to the home pose on connecting. `patience` (s): for an operator to reset a latched
-    fault. `out`: the folder of the black box (empty: outputs/deploy/ROBOT-TIME).
-    """
-
-    words: tuple[str, ...]
-    config_dir: tuple[str, ...] = ()
-    actions: Literal["joints", "controller"] = "joints"
-    units: Literal["degrees", "radians"] = "degrees"
-    numbers: tuple[str, ...] = ()
-    fps: float = 30.0
-    home: bool = True
-    patience: float = 0.0
-    out: str = ""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fps <= 200 or not 0 <= self.patience <= 86400:
-            raise ConfigError("fps should be from 1 to 200, patience from 0 to 86400 s")
+    words: tuple[str, ...]  # as for `embodied deploy`: robot=NAME and settings of it
+    config_dir: tuple[str, ...] = ()  # more folders of configurations
+    actions: Literal["joints", "controller"] = "joints"  # joint targets, or actions in [-1, 1]
+    units: Literal["degrees", "radians"] = "degrees"  # of the joints
+    numbers: tuple[str, ...] = ()  # observations beyond the joints
+    fps: Annotated[float, Bound(1.0, 200.0)] = 30.0  # actions a second that come
+    home: bool = True  # whether to go to the home pose on connecting
+    patience: Annotated[float, Bound(0.0, 86400.0)] = 0.0  # s for an operator to reset a fault
+    out: str = ""  # folder of the black box; empty: outputs/deploy/ROBOT-TIME
 
 
 class External:

@@ -136,7 +136,7 @@ def as_trained(robot: Node, trained: Node | None) -> Node:
 def _task_of(trained: Node | None, part: str) -> Node:
     env: Mapping[str, Any] = (trained or {}).get("env") or {}
     # Wrappers around the environment, and a robot around the one whose Spec it has.
-    while isinstance(inner := env.get("env", env.get("world")), Mapping):
+    while isinstance(inner := env.get("env") or env.get("world"), Mapping):
         env = inner
     if not isinstance(env.get("task"), str):
         raise ConfigError(

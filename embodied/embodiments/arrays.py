@@ -33,7 +33,7 @@ def constant(value: ArrayLike, like: Floats) -> Floats:
 
 
 def solve(matrix: Floats, right: Floats) -> Floats:
-    """x of `matrix` [B, n, n] x = `right` [B, n, k]; the matrices have to be invertible."""
+    """Solve `matrix` [B, n, n] x = `right` [B, n, k] for x; the matrices have to be invertible."""
     if isinstance(matrix, np.ndarray):
         return np.linalg.solve(matrix, right)
     # A check for singular matrices would synchronise with the device.

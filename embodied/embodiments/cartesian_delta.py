@@ -57,7 +57,8 @@ class CartesianDelta(Controller):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         turning = {"none": (), "yaw": ("yaw",), "full": ("roll", "pitch", "yaw")}
         if config.turning not in turning:
             raise ValueError(f"turning={config.turning!r} is invalid; use none, yaw or full")
@@ -83,14 +84,15 @@ class CartesianDelta(Controller):
 
         `action` [B, A] in [-1, 1], `q` [B, n] measured joint angles.
         """
-        place, turn = self._moved(action, q, reference)
-        joints = self._solved(place, turn, reference["q"])
+        place, turn = self._move_reference(action, q, reference)
+        joints = self._joint_targets(place, turn, reference["q"])
         width = self._width(action, reference["width"])
         return joints, width, {"place": place, "turn": turn, "q": joints, "width": width}
 
     def reach(self, place: Floats, start: Floats | None = None, iterations: int = 12) -> Floats:
         """Joint angles [B, n] that put the tool at `place` [B, 3], pointing down (x forwards)."""
-        xp, arm = namespace(place), self.arm
+        xp = namespace(place)
+        arm = self.arm
         q = xp.tile(constant(arm.home, place), (len(place), 1)) if start is None else start
         turn = xp.broadcast_to(constant(np.diag([1.0, -1.0, -1.0]), place), (len(place), 3, 3))
         settings = inverse.Settings(0.01, 0.3, self.config.weight)
@@ -102,12 +104,16 @@ class CartesianDelta(Controller):
         hand = self.arm.hand
         if hand is None:
             return before
-        aim, change = (action[:, -1] + 1) / 2 * hand.open, hand.speed * self.config.dt
+        aim = (action[:, -1] + 1) / 2 * hand.open
+        change = hand.speed * self.config.dt
         return before + namespace(before).clip(aim - before, -change, change)
 
-    def _moved(self, action: Floats, q: Floats, reference: Reference) -> tuple[Floats, Floats]:
+    def _move_reference(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats]:
         """The reference pose after `action`, inside the box and near the measured pose."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         here, facing, _ = self.arm.forward(q)
         place = reference["place"] + config.step * action[:, :3]
         place = here + shortened(place - here, config.lead)
@@ -122,7 +128,7 @@ class CartesianDelta(Controller):
         ahead = shortened(rotation_error(turn, facing), config.lead_turn)
         return place, rotation(ahead) @ facing
 
-    def _solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
+    def _joint_targets(self, place: Floats, turn: Floats, q: Floats) -> Floats:
         """Joint target for a tool pose, within joint and velocity limits of the last target `q`."""
         config = self.config
         most = constant(config.speed * self.arm.velocity * config.dt, q)

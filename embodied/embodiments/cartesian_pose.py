@@ -70,7 +70,8 @@ class CartesianPose(Controller):
     arm has one."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         self.settings = inverse.Settings(config.damping, config.pull, config.weight)
         hand = ("gripper",) if self.arm.hand is not None else ()
         self.names = ("x", "y", "z", *ROTATIONS[config.rotation], *hand)
@@ -92,7 +93,9 @@ class CartesianPose(Controller):
         """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
         [B, A] in [-1, 1] and measured joint positions `q` [B, n]. Of the reference, `place` is the
         tool at the joint target, `turn` the rotation that was asked for last."""
-        config, arm, before = self.config, self.arm, reference["q"]
+        config = self.config
+        arm = self.arm
+        before = reference["q"]
         turn = self.turn(action, reference["turn"])
         place, facing = self._towards(action, turn, q, before)
         most = constant(config.speed * arm.velocity * config.dt, q)
@@ -102,12 +105,13 @@ class CartesianPose(Controller):
         return joints, width, {"place": reached, "turn": turn, "q": joints, "width": width}
 
     def place(self, action: Floats) -> Floats:
-        """Where the tool should be [B, 3] (m)."""
+        """The position of the tool that the action means [B, 3] (m)."""
         low, high = constant(self.config.low, action), constant(self.config.high, action)
         return namespace(action).clip(low + (action[:, :3] + 1) / 2 * (high - low), low, high)
 
     def turn(self, action: Floats, otherwise: Floats) -> Floats:
-        """How it should be turned [B, 3, 3]; `otherwise` where the action says no rotation."""
+        """The rotation of the tool that the action means [B, 3, 3]; `otherwise` where the action
+        says no rotation."""
         if self.config.rotation == "none":
             return otherwise
         if self.config.rotation == "vector":
@@ -144,13 +148,15 @@ class CartesianPose(Controller):
         hand = self.arm.hand
         if hand is None:
             return before
-        aim, change = (action[:, -1] + 1) / 2 * hand.open, hand.speed * self.config.dt
+        aim = (action[:, -1] + 1) / 2 * hand.open
+        change = hand.speed * self.config.dt
         return before + namespace(before).clip(aim - before, -change, change)
 
 
 def rotation_vector(turn: Floats) -> Floats:
     """Rotation vectors [B, 3] (rad) of rotation matrices [B, 3, 3], also of half turns."""
-    xp, eye = namespace(turn), constant(np.eye(3), turn)
+    xp = namespace(turn)
+    eye = constant(np.eye(3), turn)
     small = rotation_error(turn, xp.broadcast_to(eye, turn.shape))
     cosine = (turn[:, 0, 0] + turn[:, 1, 1] + turn[:, 2, 2] - 1) / 2
     # Beyond a quarter turn the axis n is read from n n^T, which half turns have too.

@@ -59,7 +59,8 @@ class Flight(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Set-points [B, 4], the hand's width [B] (as it was) and the moved reference, for `action`
         [B, 3] in [-1, 1] and measured coordinates `q` [B, 4]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         ahead = reference["q"][:, :3] + config.speed * config.dt * action - q[:, :3]
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
         place = q[:, :3] + ahead * xp.clip(config.lead / length, None, 1.0)

@@ -61,18 +61,23 @@ def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     velocity, both in the base frame, per rad/s of each joint.
     """
     xp = namespace(q)
-    offsets, cos, sin = constant(_OFFSETS, q), xp.cos(q), xp.sin(q)
+    offsets = constant(_OFFSETS, q)
+    cos = xp.cos(q)
+    sin = xp.sin(q)
     with_cos, with_sin, still = constant(_CHAIN, q)
     frames = still + cos[:, :, None, None] * with_cos + sin[:, :, None, None] * with_sin
-    turn, place = xp.broadcast_to(constant(_EYE, q), (len(q), 3, 3)), xp.zeros_like(q[:, :3])
-    axes, origins = [], []
+    turn = xp.broadcast_to(constant(_EYE, q), (len(q), 3, 3))
+    place = xp.zeros_like(q[:, :3])
+    axes = []
+    origins = []
     for i in range(7):
         place = place + turn @ offsets[i]
         turn = turn @ frames[:, i]
         axes.append(turn[:, :, 2])
         origins.append(place)
     place = place + turn @ constant(_TOOL_OFFSET, q)
-    axis, origin = xp.stack(axes, 2), xp.stack(origins, 2)
+    axis = xp.stack(axes, 2)
+    origin = xp.stack(origins, 2)
     lever = place[:, :, None] - origin
     jacobian = xp.concatenate([xp.linalg.cross(axis, lever, axis=1), axis], 1)
     return place, turn @ constant(_HAND, q), jacobian
@@ -122,9 +127,9 @@ def _about_x(angle: float) -> NDArray[np.float64]:
 
 
 def _chain() -> NDArray[np.float64]:
-    """What turns each frame in the one before, [3, 7, 3, 3]: the parts that go with the cosine and
-    with the sine of its joint angle, and the part that stays. The twists are quarter turns: whole
-    numbers, not cosines that are nearly zero."""
+    """The rotations of each frame in the one before, [3, 7, 3, 3]: the parts that go with the
+    cosine and with the sine of its joint angle, and the part that stays. The twists are quarter
+    turns: whole numbers, not cosines that are nearly zero."""
     fixed = np.stack([_about_x(angle) for angle in _TWISTS])
     return np.stack([fixed @ _ABOUT_Z[0], fixed @ _ABOUT_Z[1], fixed @ _ABOUT_Z[2]])
 

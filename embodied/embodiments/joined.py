@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_type_hints
 
 from embodied.core.bounds import Positive
-from embodied.core.build import ConfigError, Node, build
+from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.kinematics.arms_file import read_arms_file
@@ -18,6 +19,12 @@ class Config:
     arms: str  # file that places the arms (embodiments.kinematics.arms_file)
     controllers: dict[str, Node]  # node of each arm's controller, by its prefix
     dt: Positive = 0.05  # control period of all controllers, s
+
+
+def _usual_dt(node: Node) -> float:
+    """The default of `dt` of a controller's node; one with this value did not name another."""
+    kind = resolve(node["_target_"], Controller)
+    return get_type_hints(kind.__init__)["config"].dt
 
 
 class Joined(Controller):
@@ -33,9 +40,10 @@ class Joined(Controller):
                 f"controllers needs {', '.join(table.arms)}, in this order; it has "
                 f"{', '.join(config.controllers)}"
             )
-        self.arms, self.config = table.arms, config
+        self.arms = table.arms
+        self.config = config
         for name, node in config.controllers.items():
-            if node.get("dt", config.dt) != config.dt:
+            if node.get("dt") not in (None, config.dt) and node["dt"] != _usual_dt(node):
                 raise ConfigError(f"controllers.{name}.dt={node['dt']} should be dt={config.dt:g}")
         nodes = config.controllers.items()
         self.parts = {name: build({**node, "dt": config.dt}, Controller) for name, node in nodes}
@@ -59,7 +67,8 @@ class Joined(Controller):
         """Joint targets [B, n] of all arms (rad, m; hands included), the width as it was and the
         moved reference, for `action` [B, A] and measured positions `q` [B, n]."""
         targets: list[Floats] = []
-        moved, at = {"width": reference["width"]}, 0
+        moved = {"width": reference["width"]}
+        at = 0
         for name, (joints, _) in self._split(q).items():
             part = self.parts[name]
             own = {k.partition("/")[2]: v for k, v in reference.items() if k.startswith(f"{name}/")}

@@ -64,17 +64,20 @@ class JointPosition(Controller):
     """One joint position per joint, then the opening of the hand where the arm has one."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, load_arm(config.arm)
+        self.config = config
+        self.arm = load_arm(config.arm)
         self.physical = config.action != "normalized"
         hand = ("gripper.pos",) if self.arm.hand is not None else ()
         self.names = (*(f"{name}.pos" for name in self.arm.joints), *hand)
         unit = DEGREE if config.degrees else 1.0
         low = self._row("low", config.low, self.arm.lower / unit) * unit
         high = self._row("high", config.high, self.arm.upper / unit) * unit
-        self.middle, self.half = (low + high) / 2, (high - low) / 2
+        self.middle = (low + high) / 2
+        self.half = (high - low) / 2
         if self.physical:
             unit = DEGREE if config.action == "deg" else 1.0
-            self.middle, self.half = np.zeros(len(self.arm)), np.full(len(self.arm), unit)
+            self.middle = np.zeros(len(self.arm))
+            self.half = np.full(len(self.arm), unit)
 
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of arms that stand at `q` [B, n] with hands `width` [B] m open."""
@@ -87,7 +90,10 @@ class JointPosition(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, n] (rad, m), hand width [B] (m) and the moved reference (`place`: the
         tool at the target), for `action` [B, A] and measured joint positions `q` [B, n]."""
-        config, arm, xp, n = self.config, self.arm, namespace(q), len(self.arm)
+        config = self.config
+        arm = self.arm
+        xp = namespace(q)
+        n = len(self.arm)
         target = constant(self.middle, q) + constant(self.half, q) * action[:, :n]
         most = constant(config.speed * arm.velocity * config.dt, q)
         before = reference["q"]
@@ -100,13 +106,16 @@ class JointPosition(Controller):
 
     def _width(self, action: Floats, before: Floats) -> Floats:
         """The hand's next opening [B] (m)."""
-        hand, config = self.arm.hand, self.config
+        hand = self.arm.hand
+        config = self.config
         if hand is None:
             return before
-        xp, (low, high) = namespace(before), config.width or (0.0, hand.open)
+        xp = namespace(before)
+        (low, high) = config.width or (0.0, hand.open)
         first, last = config.hand_values
         aim = low + (action[:, -1] - first) / (last - first) * (high - low)
-        aim, change = xp.clip(aim, 0.0, hand.open), hand.speed * config.dt
+        aim = xp.clip(aim, 0.0, hand.open)
+        change = hand.speed * config.dt
         return before + xp.clip(aim - before, -change, change)
 
     def _row(self, name: str, given: Sequence[float], otherwise: Floats) -> Floats:

@@ -23,7 +23,9 @@ OPEN = 0.07
 """Between the jaws when they are open, m."""
 SHOULDER = (0.03, 0.11)
 """The lift axis: forwards of the pan axis, and above the table, m."""
-UPPER_ARM, FOREARM, HAND = 0.116, 0.135, 0.155  # m; the hand to the point between its jaws
+UPPER_ARM = 0.116  # m
+FOREARM = 0.135  # m
+HAND = 0.155  # m, to the point between the jaws
 
 
 @registered("kinematics")
@@ -31,15 +33,19 @@ def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     """Tool position [B, 3] (m), pitch [B] (rad, positive down) and Jacobian [B, 4, 5] of joint
     angles [B, 5]: three rows of linear velocity (base frame), one of the pitch's."""
     xp = namespace(q)
-    pan, lift = q[:, 0], q[:, 1]
+    pan = q[:, 0]
+    lift = q[:, 1]
     fore = lift + q[:, 2]
     pitch = fore + q[:, 3]
     # In the arm's own upright plane: forwards and up, and how each joint below moves the tool.
     hand = (HAND * xp.cos(pitch), -HAND * xp.sin(pitch))
     arm = (FOREARM * xp.cos(fore) + hand[0], -FOREARM * xp.sin(fore) + hand[1])
     whole = (UPPER_ARM * xp.sin(lift) + arm[0], UPPER_ARM * xp.cos(lift) + arm[1])
-    out, up = SHOULDER[0] + whole[0], SHOULDER[1] + whole[1]
-    cos, sin, zero = xp.cos(pan), xp.sin(pan), xp.zeros_like(pan)
+    out = SHOULDER[0] + whole[0]
+    up = SHOULDER[1] + whole[1]
+    cos = xp.cos(pan)
+    sin = xp.sin(pan)
+    zero = xp.zeros_like(pan)
     place = xp.stack([cos * out, sin * out, up], 1)
     # A turn forwards and down by dq moves what is (forwards, up) away by (up, -forwards) dq.
     ways = [(part[1], -part[0]) for part in (whole, arm, hand)]

@@ -61,14 +61,16 @@ class So101Delta(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, 5] (rad), jaw width target [B] (m) and the moved reference, for
         `action` [B, 4] in [-1, 1] and measured joint angles `q` [B, 5]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         here = so101.forward(q)[0]
         ahead = reference["place"] + config.step * action[:, :3] - here
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
         place = here + ahead * xp.clip(config.lead / length, None, 1.0)
         place = xp.clip(place, constant(config.low, place), constant(config.high, place))
         joints = self.solved(place, reference["pitch"], reference["q"])
-        aim, change = (action[:, -1] + 1) / 2 * so101.OPEN, config.jaws * config.dt
+        aim = (action[:, -1] + 1) / 2 * so101.OPEN
+        change = config.jaws * config.dt
         width = reference["width"] + xp.clip(aim - reference["width"], -change, change)
         moved = {"place": place, "pitch": reference["pitch"], "q": joints, "width": width}
         return joints, width, moved
@@ -76,7 +78,9 @@ class So101Delta(Controller):
     def solved(self, place: Floats, pitch: Floats, q: Floats) -> Floats:
         """Joint targets [B, 5] for tools at `place` [B, 3] with `pitch` [B], within the joint and
         velocity limits of the last target `q` [B, 5]."""
-        config, start, xp = self.config, q, namespace(q)
+        config = self.config
+        start = q
+        xp = namespace(q)
         most = config.speed * so101.VELOCITY * config.dt
         low, high = constant(so101.LOWER, q), constant(so101.UPPER, q)
         scale = constant([1.0, 1.0, 1.0, PITCH], q)

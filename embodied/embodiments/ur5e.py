@@ -38,29 +38,35 @@ def forward(q: Floats) -> tuple[Floats, Floats, Floats]:
     xp = namespace(q)
     turn = xp.broadcast_to(constant(np.eye(3), q), (len(q), 3, 3))
     place = xp.zeros_like(q[:, :3])
-    axes, origins = [], []
+    axes = []
+    origins = []
     for i in range(6):
         axes.append(turn[:, :, 2])
         origins.append(place)
         frame, offset = _link(i, q[:, i])
         place = place + (turn @ offset[:, :, None])[:, :, 0]
         turn = turn @ frame
-    axis, origin = xp.stack(axes, 2), xp.stack(origins, 2)
+    axis = xp.stack(axes, 2)
+    origin = xp.stack(origins, 2)
     lever = place[:, :, None] - origin
     return place, turn, xp.concatenate([xp.linalg.cross(axis, lever, axis=1), axis], 1)
 
 
 def _link(i: int, q: Floats) -> tuple[Floats, Floats]:
     """Rotation [B, 3, 3] and offset [B, 3] of frame i + 1 in frame i."""
-    xp, (ca, sa) = namespace(q), _TWISTS[i]
-    c, s, one = xp.cos(q), xp.sin(q), xp.ones_like(q)
+    xp = namespace(q)
+    (ca, sa) = _TWISTS[i]
+    c = xp.cos(q)
+    s = xp.sin(q)
+    one = xp.ones_like(q)
     rows = [[c, -ca * s, sa * s], [s, ca * c, -sa * c], [0 * one, sa * one, ca * one]]
     frame = xp.stack([xp.stack(row, 1) for row in rows], 1)
     return frame, xp.stack([_A[i] * c, _A[i] * s, _D[i] * one], 1)
 
 
 # Along each joint's z axis: where upper arm and forearm lie beside the plane of the axes (m).
-_UPPER_ARM, _FOREARM = 0.138, 0.007
+_UPPER_ARM = 0.138
+_FOREARM = 0.007
 # (start, end, radius) in each joint's frame, m: rods around the housings. The radii are
 # estimates, rounded up; no data sheet or real arm was at hand to check them.
 _RODS = (
@@ -80,7 +86,8 @@ _RODS = (
 def mjcf() -> str:
     """The arm of rods, in the base frame of the teach pendant: shapes for geometry checks only, no
     masses of the real arm, no actuators."""
-    body, closing = "", ""
+    body = ""
+    closing = ""
     for i, name in enumerate(JOINTS):
         above = (_A[i - 1], 0.0, _D[i - 1]) if i else (0.0, 0.0, 0.0)
         cos, sin = _TWISTS[i - 1] if i else (1.0, 0.0)

@@ -54,7 +54,8 @@ class Ur5eDelta(Controller):
     ) -> tuple[Floats, Floats, Reference]:
         """Joint targets [B, 6] (rad), the width as it was and the moved reference, for `action`
         [B, 3] in [-1, 1] and measured joint angles `q` [B, 6]."""
-        config, xp = self.config, namespace(q)
+        config = self.config
+        xp = namespace(q)
         here = ur5e.forward(q)[0]
         ahead = reference["place"] + config.step * action - here
         length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
@@ -66,7 +67,9 @@ class Ur5eDelta(Controller):
     def solved(self, place: Floats, turn: Floats, q: Floats) -> Floats:
         """Joint targets [B, 6] for flanges at `place` [B, 3], `turn` [B, 3, 3], within the
         joint and velocity limits of the last target `q` [B, 6]."""
-        config, start, xp = self.config, q, namespace(q)
+        config = self.config
+        start = q
+        xp = namespace(q)
         most = constant(config.speed * ur5e.VELOCITY * config.dt, q)
         low, high = constant(ur5e.LOWER, q), constant(ur5e.UPPER, q)
         for _ in range(config.iterations):

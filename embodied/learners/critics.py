@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.networks import QFunction, mlp, orthogonal
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.recurrent import Memory
 
 
 class Critic(QFunction):
@@ -67,6 +67,27 @@ class Critic(QFunction):
         return q.unflatten(1, (-1, count))
 
 
+@dataclass(frozen=True)
+class CriticConfig:
+    """An ensemble of critics, each an MLP."""
+
+    critics: Count = 2  # number of critics
+    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    layer_norm: bool = False  # layer normalisation in the critics
+
+
+def ensemble(config: CriticConfig, spec: Spec, size: int, activation: str = "relu") -> Critic:
+    """The critics of `config` for actions of `size` numbers, with all observations of `spec`."""
+    return Critic(
+        spec,
+        size,
+        config.critics,
+        config.hidden,
+        layer_norm=config.layer_norm,
+        activation=activation,
+    )
+
+
 def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tensor:
     """Sum over critics of the mean squared error; `q` [E, N], `backup` and `weight` [N]."""
     error = (q - backup).square()
@@ -75,14 +96,13 @@ def critic_loss(q: Tensor, backup: Tensor, weight: Tensor | None = None) -> Tens
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """`obs`: the observations that it uses (None: all, including `critic/*` and `privileged/*`);
-    `head`: gain of the last layer's orthogonal initialisation."""
+    """Settings of a state-value function."""
 
-    hidden: tuple[int, ...] = (64, 64)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"
-    layer_norm: bool = False
-    head: float = 1.0
-    obs: tuple[str, ...] | None = None
+    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+    head: NonNegative = 1.0  # gain of the last layer's orthogonal initialisation
+    obs: tuple[str, ...] | None = None  # observations that it uses; null: all, also critic/*
 
 
 class Value(nn.Module):
@@ -105,6 +125,8 @@ class RecurrentValue(nn.Module):
 
     def __init__(self, config: ValueConfig, spec: Spec, width: int) -> None:
         super().__init__()
+        from embodied.policies.recurrent import Memory
+
         self.memory = Memory(_encoder(spec, config.obs, "value.obs"), width)
         self.net = mlp(width, config.hidden, 1, config.activation, config.layer_norm)
         orthogonal(self.net, config.head)

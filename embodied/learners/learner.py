@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -10,6 +11,21 @@ from torch import Tensor, nn
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.nn.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a learner may know of the run that it is built for; 0 where it is not known."""
+
+    updates: int = 0
+    """Updates of the whole run, in offline training."""
+    decisions: int = 0
+    """Decisions of the whole run, of all parallel environments, in on-policy training."""
+    execute: int | None = None
+    """Steps of each action chunk that are executed (None: all)."""
+
+
+UNPLANNED = RunPlan()
 
 
 class Learner(nn.Module):
@@ -24,7 +40,7 @@ class Learner(nn.Module):
     transitions are stored; `columns` are further columns that need the rest of an episode
     ("returns", "next_action"; see embodied.buffers.trajectory_columns). If a batch has a column
     `weight` (prioritised or weighted sampling), a learner that supports it multiplies its errors by
-    it and leaves their unweighted sizes in `priority` [batch_size].
+    it (`ReportsErrors`).
 
     An on-policy learner sets `horizon` instead of a batch size: decisions of each parallel
     environment per update. Its batch is in the order of time, with leading dimensions [T, B]:
@@ -37,16 +53,13 @@ class Learner(nn.Module):
     Log-probabilities and values are not stored: `update` first computes them with the parameters
     that collected the batch.
 
-    A learner whose `estimates` are not None stores there its estimates of the last batch, in the
-    environment's own rewards: `advantage` and `value` [T, B]. If that batch has `learn` [T, B]
-    (bool), decisions where it is false get no gradient.
+    If a batch has `learn` [T, B] (bool), decisions where it is false get no gradient.
     """
 
     data: ClassVar[Literal["offline", "off_policy", "on_policy"]]
     rows: ClassVar[Literal["decisions", "chunks", "pairs"]] = "decisions"
     usual_policy: ClassVar[str] = ""
     """The option of `policy=` that is usual with this learner, for continuous actions."""
-    usual_discrete_policy: ClassVar[str] = ""
     policy: Policy
     batch_size: int
     horizon: int = 0
@@ -57,26 +70,16 @@ class Learner(nn.Module):
     first (`embodied.buffers.rollout`)."""
     gamma: float = 0.99
     n_step: int = 1
-    keep_single: bool = False
-    """With n_step > 1: transitions also have the columns of their first decision alone (see
-    `embodied.buffers.n_step`)."""
     uses_executed_steps: ClassVar[bool] = False
     """Transitions of action chunks have `executed_steps` [n] (int64): how many steps of the chunk
     were executed before the episode ended."""
     columns: tuple[str, ...] = ()
-    extra_columns: ClassVar[tuple[str, ...]] = ()
-    """Flags of `Step.log` that its transitions need: ("intervened",); offline also "source" [n]
-    (int64), the position in `demos` of the dataset that a row is of."""
-    native: bool = False
-    """Use native code (embodied.nn.native) instead of PyTorch, if `native_obstacle` is None."""
-    priority: Tensor | None = None
-    estimates: Tensors | None = None
     node: dict[str, Any]
 
     @classmethod
     def imitates(cls) -> bool:
         """Whether it imitates a person's steps of demonstrations, and not a policy's."""
-        return cls.rows == "chunks" or "intervened" in cls.extra_columns
+        return cls.rows == "chunks"
 
     def behaviour_policy(self) -> Policy:
         """The policy that collects the environment steps, asked for once before the first step.
@@ -90,14 +93,9 @@ class Learner(nn.Module):
         """One update from `batch`; returns metrics as detached 0-d tensors on the device."""
         raise NotImplementedError(f"{type(self).__name__} does not implement update")
 
-    def native_obstacle(self) -> str | None:
-        """Why the update has no native code that equals it; None if it has, "" if no such code is
-        written for this learner."""
-        return ""
-
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         """Set the normalisers of the policy (and of the critics, if any) from data."""
-        self.policy.fit(rows)
+        self.policy.fit(transitions)
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimisers by name, for saving and resuming."""
@@ -119,15 +117,26 @@ class Learner(nn.Module):
 class TakesDemonstrations(Protocol):
     """An on-policy learner that also learns from demonstrations."""
 
-    def set_demonstrations(self, rows: Tensors) -> None:
+    def set_demonstrations(self, demonstrations: Tensors) -> None:
         """Set the demonstrations, as chunks: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]
         (bool)."""
         ...
 
 
 @runtime_checkable
+class ReportsErrors(Protocol):
+    """A learner that reports the sizes of its errors, for prioritised sampling."""
+
+    priority: Tensor | None
+    """|error| [batch_size] of the last batch, unweighted; None before a batch with `weight`."""
+
+
+@runtime_checkable
 class HasStateValues(Protocol):
-    """A learner that estimates values of initial observations, in units of environment rewards."""
+    """An on-policy learner that estimates values in units of environment rewards."""
+
+    estimates: Tensors | None
+    """`advantage` and `value` [T, B] of the last batch; None if their unit is another one."""
 
     def state_values(self, obs: Tensors) -> Tensor:
         """V [N] of observations [N, ...] at the start of episodes."""

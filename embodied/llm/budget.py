@@ -27,7 +27,8 @@ class Budget:
     """
 
     def __init__(self, limits: Limits, model: str, folder: Path | None = None) -> None:
-        self.limits, self.model = limits, model
+        self.limits = limits
+        self.model = model
         self.log = None if folder is None else AppendLog(folder / FILE)
         self.calls = self.tokens = self.in_flight = 0
         self.cost = 0.0

@@ -30,7 +30,8 @@ class CachedChat(Chat):
     def __init__(self, config: Config) -> None:
         if not Path(config.cache).is_file():
             raise ConfigError(f"chat.cache={config.cache} does not exist")
-        self.config, self.cache = config, Cache(config.cache)
+        self.config = config
+        self.cache = Cache(config.cache)
         self.name = config.model or self._only_model()
 
     def _only_model(self) -> str:

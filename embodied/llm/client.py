@@ -67,7 +67,8 @@ class ChatClient(Chat):
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         if config.recorded and config.cache is None:
             raise ConfigError("recorded=true needs a cache: cache=FILE")
-        self.config, self.name = config, config.model
+        self.config = config
+        self.name = config.model
         self.structured = config.structured
         self.budget = Budget(config.limits, config.model, folder)
         self.http = None

@@ -52,7 +52,9 @@ class HttpClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url={url!r} must be an address such as http://127.0.0.1:8000/v1")
-        self.url, self.limits, self.budget = url.rstrip("/"), limits, budget
+        self.url = url.rstrip("/")
+        self.limits = limits
+        self.budget = budget
         self.secret = _secret(key)
         bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
         # No proxy for a server on this machine.

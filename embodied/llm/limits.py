@@ -36,16 +36,6 @@ class Limits:
     price: Price = field(default_factory=Price)  # price of tokens
 
     def __post_init__(self) -> None:
-        for name in ("connect", "read", "deadline", "per_minute"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"chat.limits.{name}={value} must be above 0")
-        for name, least in {"retries": 0, "backoff": 0, "patience": 0, "in_flight": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"chat.limits.{name}={getattr(self, name)} must be at least {least}"
-                )
-        if min(self.price.prompt, self.price.completion) < 0:
-            raise ConfigError("chat.limits.price must be at least 0")
         if self.cost is not None and self.price == Price():
             raise ConfigError("chat.limits.cost needs chat.limits.price.prompt and .completion")
 
@@ -58,7 +48,8 @@ class Deadline:
     """`seconds` for one answer, from now on."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:

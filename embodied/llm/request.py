@@ -14,8 +14,8 @@ from jsonschema.validators import validator_for
 from torch import Tensor
 
 from embodied.llm.chat import ChatError, Message
-from embodied.llm.reasoning import without_reasoning
 
+TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 OPENING = re.compile(r"[{\[]")
 ATTEMPTS = 1000  # places in an answer where JSON may begin
 FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
@@ -98,7 +98,9 @@ def _values(text: str) -> Iterator[Any]:
 def _embedded(text: str) -> list[Any]:
     """Outermost objects and lists within prose, in order; after ATTEMPTS failures it gives up, as
     each may read to the end of the text."""
-    decoder, found, place = json.JSONDecoder(), [], 0
+    decoder = json.JSONDecoder()
+    found = []
+    place = 0
     failed = 0
     while failed < ATTEMPTS and (match := OPENING.search(text, place)):
         try:
@@ -107,3 +109,22 @@ def _embedded(text: str) -> list[Any]:
         except (ValueError, RecursionError):
             place, failed = match.start() + 1, failed + 1
     return found
+
+
+def without_reasoning(text: str) -> str:
+    """`text` without what a model wrote between `<think>` and `</think>`, stripped. Reasoning that
+    is not closed lasts to the end; what is before a closing tag alone is reasoning, as some servers
+    drop the opening tag."""
+    kept = ""
+    depth = 0
+    at = 0
+    for tag in TAG.finditer(text):
+        if depth == 0:
+            kept += text[at : tag.start()]
+        if tag[1]:
+            kept = "" if depth == 0 else kept
+            depth = max(0, depth - 1)
+        else:
+            depth += 1
+        at = tag.end()
+    return (kept if depth else kept + text[at:]).strip()

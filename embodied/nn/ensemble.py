@@ -31,7 +31,9 @@ class Ensemble(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        self.n, self.layer_norm, self.activation = n, layer_norm, activation
+        self.n = n
+        self.layer_norm = layer_norm
+        self.activation = activation
         self.activate = ACTIVATIONS[activation]()
         sizes = [size, *hidden, out]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()

@@ -92,7 +92,7 @@ class Adam:
         return list(zip(self.param_groups[0]["params"], found, strict=True))
 
     def first_moments(self) -> list[Tensor]:
-        """Those of the first parameter, after `prepare`; `load_state_dict` replaces all of them."""
+        """The moments of the first parameter, after `prepare`; `load_state_dict` replaces all."""
         return [self.state[0][name] for name in STATE[1:]]
 
     @property
@@ -115,14 +115,16 @@ class Adam:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of this class or of `torch.optim.Adam`."""
-        group, saved = self.param_groups[0], state_dict["param_groups"][0]
+        group = self.param_groups[0]
+        saved = state_dict["param_groups"][0]
         if len(saved["params"]) != len(group["params"]):
             raise ValueError("the saved Adam state has a different number of parameters")
         for key in group.keys() & saved.keys() - {"params"}:
             value = saved[key]
             group[key] = value.clone() if isinstance(value, Tensor) else value
         places = {old: i for i, old in enumerate(saved["params"])}
-        self.state, count = {}, None
+        self.state = {}
+        count = None
         for old, state in state_dict["state"].items():
             p = group["params"][places[old]]
             count = state["step"].clone().to(p.device) if count is None else count

@@ -29,9 +29,11 @@ class RunningMeanStd:
         """Merge a batch `values` [N, size]."""
         if not len(values):
             return
-        values, new = values.detach().double(), len(values)
+        new = len(values)
+        values = values.detach().double()
         mean = values.mean(0)
-        total, apart = self.count + new, mean - self.mean
+        total = self.count + new
+        apart = mean - self.mean
         self.squares += (values - mean).square().sum(0) + apart.square() * self.count * new / total
         self.mean += apart * new / total
         self.count += new

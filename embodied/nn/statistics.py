@@ -27,7 +27,8 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Area under the ROC curve of `scores` [N] for boolean `labels` [N]: the probability that a
     positive scores higher than a negative, ties counting half. NaN without positives or negatives.
     """
-    values, truth = np.asarray(scores, float), np.asarray(labels, bool)
+    values = np.asarray(scores, float)
+    truth = np.asarray(labels, bool)
     good, bad = int(truth.sum()), int((~truth).sum())
     if not good or not bad:
         return float("nan")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embodied.llm.reasoning import without_reasoning
+from embodied.llm.request import without_reasoning
 from embodied.sandbox.program import ENTRIES, defined
 
 OPEN = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*$")
@@ -48,11 +48,15 @@ def _blocks(text: str) -> tuple[list[str], bool]:
     """The closed blocks between fences of backticks or tildes, without their indentation, and
     whether the last one is not closed."""
     found: list[str] = []
-    fence, indent, lines = "", 0, list[str]()
+    fence = ""
+    indent = 0
+    lines = list[str]()
     for line in text.replace("\r\n", "\n").split("\n"):
         if not fence:
             if match := OPEN.match(line):
-                fence, indent, lines = match[1], len(line) - len(line.lstrip()), []
+                fence = match[1]
+                indent = len(line) - len(line.lstrip())
+                lines = []
         elif line.strip() == fence:
             found.append("\n".join(lines))
             fence = ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from embodied.llm.ask_pool import ask_all
 from embodied.llm.chat import Answer, BudgetSpent, Chat, ChatError, Message
 from embodied.reward_design.designer import Proposal
 from embodied.reward_design.experience import Verdict
@@ -58,8 +58,7 @@ class Writer:
         self, messages: Sequence[Message], temperature: float, seeds: Sequence[int]
     ) -> list[Proposal]:
         """One proposal for each of `seeds`, with all requests in flight at once."""
-        with ThreadPoolExecutor(max(1, min(IN_FLIGHT, len(seeds)))) as pool:
-            return list(pool.map(lambda seed: self.write(messages, temperature, seed), seeds))
+        return ask_all(lambda seed: self.write(messages, temperature, seed), seeds, IN_FLIGHT)
 
     def write(self, messages: Sequence[Message], temperature: float, seed: int) -> Proposal:
         """One program, after at most `repairs` refusals; the reasons are in its origin."""

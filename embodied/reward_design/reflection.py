@@ -47,5 +47,7 @@ def line(name: str, values: Sequence[float]) -> str:
     if not values:
         return f"{name}: never measured"
     shown = ", ".join(f"{value:.3g}" for value in values)
-    low, high, mean = min(values), max(values), sum(values) / len(values)
+    low = min(values)
+    high = max(values)
+    mean = sum(values) / len(values)
     return f"{name}: [{shown}], min {low:.3g}, mean {mean:.3g}, max {high:.3g}"

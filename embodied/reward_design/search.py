@@ -33,8 +33,13 @@ class Search:
         finals: int,
         tell: Tell,
     ) -> None:
-        self.designer, self.board, self.trials = designer, board, trials
-        self.rounds, self.samples, self.finals, self.tell = rounds, samples, finals, tell
+        self.designer = designer
+        self.board = board
+        self.trials = trials
+        self.rounds = rounds
+        self.samples = samples
+        self.finals = finals
+        self.tell = tell
         self.ledger: Journal = board.ledger
         self.silent = False  # the budget of the model is spent
 
@@ -78,7 +83,9 @@ class Search:
     def _candidate(
         self, id: int, number: int, proposal: Proposal, seen: dict[str, Candidate]
     ) -> Candidate:
-        source, problem, report = proposal.source, proposal.problem, {}
+        source = proposal.source
+        problem = proposal.problem
+        report = {}
         digest = hashlib.sha256((source or "").encode()).hexdigest()
         if source is not None and not problem:
             if digest in seen:

@@ -68,7 +68,10 @@ class Trials:
     def __init__(
         self, folder: Path, words: Sequence[str], budget: Budget, reward: Sequence[str] = ()
     ) -> None:
-        self.folder, self.words, self.budget, self.reward = folder, list(words), budget, reward
+        self.folder = folder
+        self.words = list(words)
+        self.budget = budget
+        self.reward = reward
         self.running: set[subprocess.Popen[bytes]] = set()
         self.stopped = False
 

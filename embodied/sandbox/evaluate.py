@@ -44,7 +44,8 @@ class LoadedProgram:
     called once per transition (None: not known before the first call)."""
 
     def __init__(self, program: Program, one_by_one: bool | None = None) -> None:
-        self.program, self.one_by_one = program, one_by_one
+        self.program = program
+        self.one_by_one = one_by_one
         self.names: dict[str, Any] = {
             **{name: getattr(typing, name) for name in TYPES},
             **{"torch": torch, "Tensor": torch.Tensor, "math": math, "np": np, "numpy": np},
@@ -65,10 +66,12 @@ class LoadedProgram:
 
     def _first(self, values: Sequence[Any], rows: int) -> Columns:
         try:
-            output, self.one_by_one = self._batch(values, rows), False
+            output = self._batch(values, rows)
+            self.one_by_one = False
         except Rejected as error:
             try:
-                output, self.one_by_one = self._alone(values, rows), True
+                output = self._alone(values, rows)
+                self.one_by_one = True
             except Rejected:
                 raise error from None
         return output
@@ -103,7 +106,7 @@ class LoadedProgram:
             return getattr(made, program.entry)(**given)
 
     def _owner(self) -> Any:
-        """What `self` is: new in each call, so that nothing is kept from one batch to another."""
+        """The object `self`: new in each call, so that nothing is kept between batches."""
         if self.program.bare:
             return types.SimpleNamespace()
         kind = self.names[self.program.owner]

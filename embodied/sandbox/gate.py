@@ -134,7 +134,10 @@ class Gated:
     evaluates transitions in slices of at most SLICE."""
 
     def __init__(self, program: Program, report: Report, limits: Limits, worker: Worker) -> None:
-        self.program, self.report, self.limits, self.worker = program, report, limits, worker
+        self.program = program
+        self.report = report
+        self.limits = limits
+        self.worker = worker
         self.close = weakref.finalize(self, worker.close)
 
     def __call__(self, inputs: dict[str, Tensor]) -> ProgramOutput:

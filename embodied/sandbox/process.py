@@ -54,7 +54,8 @@ class Template:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.link, self.lock = ours, threading.Lock()
+        self.link = ours
+        self.lock = threading.Lock()
         self.process = subprocess.Popen(
             module_command("embodied.sandbox.worker", str(theirs.fileno())),
             pass_fds=(theirs.fileno(),),
@@ -101,7 +102,8 @@ class Worker:
     call; `one_by_one`: whether the program is called once per transition."""
 
     def __init__(self, origin: Template, limits: Limits) -> None:
-        self.origin, self.limits = origin, limits
+        self.origin = origin
+        self.limits = limits
         (theirs_in, self.requests), (self.answers, theirs_out) = os.pipe(), os.pipe()
         self.printed, theirs_print = os.pipe()
         handles = [theirs_in, theirs_out, theirs_print]
@@ -111,7 +113,9 @@ class Worker:
         self.pid: int | None = origin.order(handles, order="new", limits=asdict(limits))["pid"]
         for handle in handles:
             os.close(handle)
-        self.heard, self.seconds, self.one_by_one = 0, 0.0, False
+        self.heard = 0
+        self.seconds = 0.0
+        self.one_by_one = False
         os.set_blocking(self.requests, False)
         self._start()
         self.state, _ = self._answer(1 << 16)
@@ -144,7 +148,8 @@ class Worker:
         """Kill the process and its children; returns how it had ended."""
         if self.pid is None:
             return ""
-        pid, self.pid = self.pid, None
+        pid = self.pid
+        self.pid = None
         for handle in (self.requests, self.answers, self.printed):
             os.close(handle)
         status = self.origin.order(order="end", pid=pid)["status"]

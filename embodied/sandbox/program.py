@@ -33,7 +33,8 @@ class Rejected(ValueError):
     signature, program, process, result)."""
 
     def __init__(self, layer: str, reason: str) -> None:
-        self.layer, self.reason = layer, " ".join(reason.split())[:LONGEST]
+        self.layer = layer
+        self.reason = " ".join(reason.split())[:LONGEST]
         super().__init__(f"{layer}: {self.reason}")
 
 

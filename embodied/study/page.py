@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -68,9 +69,46 @@ def write_study(name: str, study: Study, work: Path) -> Path:
         "<h2>During training</h2>",
         figure(curves_of(_curves(study, work), study.metric)),
         "<h2>Command lines</h2>",
-        f"<pre>{escape(chr(10).join(f['line'] for f in found['variants'].values()))}</pre>",
+        f"<pre>{escape(chr(10).join(_lines(study, found, work)))}</pre>",
+        *_choices(study, work),
     ]
     return write_page(work, name, body)
+
+
+def _lines(study: Study, found: Mapping[str, Any], work: Path) -> list[str]:
+    """The command lines of the first seed, those of stages first."""
+    tasks = study.tasks(study.seeds[0], work)
+    staged = [line for task in tasks for line in task.lines.values()]
+    return [*staged, *(facts["line"] for facts in found["variants"].values())]
+
+
+def _choices(study: Study, work: Path) -> list[str]:
+    """A table of what the stages chose so far, by seed."""
+    files = {
+        (seed, task.out.name): Path(f"{task.out}.choice.json")
+        for seed in study.seeds
+        for task in study.tasks(seed, work)
+        if task.best
+    }
+    made = {at: json.loads(file.read_text()) for at, file in files.items() if file.exists()}
+    if not made:
+        return []
+    rows = [
+        (
+            name,
+            str(seed),
+            each["chosen"],
+            each["best"],
+            ", ".join(map(_score, each["scores"].items())),
+        )
+        for (seed, name), each in made.items()
+    ]
+    heads = ("stage", "seed", "chosen", "metric", "scores")
+    return ["<h2>Choices</h2>", table(heads, rows)]
+
+
+def _score(item: tuple[str, float]) -> str:
+    return f"{item[0]} {number(item[1])}"
 
 
 HEADS = ("variant", "runs", "IQM", "95% interval", "P(better than baseline)", "scores", "minutes")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from embodied.core.build import ConfigError
 from embodied.study.study import Study
@@ -74,10 +75,7 @@ def env_steps(study: Study, variant: str) -> int:
     from embodied.compose import compose
     from embodied.training.config import regime_of
 
-    line = study.variants[variant]
-    if not line.startswith(("embodied", "python")):
-        line = f"embodied train {study.base} {line}"
-    words = shlex.split(line.format(work="W", out="W/O", seed=study.seeds[0]))
+    words = shlex.split(study.line(variant, study.seeds[0], Path("W")))
     if words[0] == "python":
         given = (word.partition("=")[2] for word in words if word.startswith("steps="))
         return int(next(given, "0"))

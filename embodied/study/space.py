@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
 
 NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
@@ -20,14 +21,14 @@ WHOLE = re.compile(r"^-?\d+$")
 
 @dataclass(frozen=True)
 class Searched:
-    """A setting and its values: `choices` as they are typed, or a range [low, high]."""
+    """A setting and its values, which are choices or a range."""
 
-    key: str
-    choices: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    whole: bool = False
+    key: str  # the setting
+    choices: tuple[str, ...] = ()  # its values as they are typed (empty: a range)
+    low: Number = 0.0  # begin of the range
+    high: Number = 0.0  # end of the range
+    log: bool = False  # even in the logarithm
+    whole: bool = False  # whole numbers only
 
     def suggest(self, trial: Any) -> str:
         """The value that an Optuna trial chooses, as it is typed."""

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
 from embodied.core.yaml_text import parse_yaml
+from embodied.study.stages import Stage, Task, choose, filled, places, plan, whole
 
-COMMANDS = ("embodied", "python")
 STOPPED = 130
 
 
@@ -28,43 +29,35 @@ STOPPED = 130
 class Study:
     """One study.
 
-    `variants` are command lines with the fields {work}, {out} and {seed}, or only words of
-    `embodied train`, to which `base` (words of all variants), the seed and the folder are added.
-    `prepare` lines run once before; those of `before`, by variant, once for each seed before that
-    variant, such as the recording of another variant's episodes. `metric` is read from the last
-    line of each variant's metrics.jsonl that has it. Every variant is compared with `baseline`
-    (default: the first one).
+    A variant is a command line with the fields {work}, {out} and {seed}, or only words of
+    `embodied train`, to which `base`, the seed and the folder are added. A line of `before` may
+    record another variant's episodes; all lines may read {NAME.out}, the folder of a stage. Every
+    variant is compared with `baseline`.
 
-    `method`, `task` and `claim` describe the study on its page. `result` and `also` (by name, with
-    the method's name) choose the variants of a table row in docs/evidence.md; `further_metrics`
-    are read and compared in the same way.
-
-    The following are checked by `embodied.study.rules`. `kind` improvement: of a base policy, or
-    from recorded data; comparison: of two ways to learn; reproduction: of another implementation.
-    `controls` name the variants that a fair study has; `exempt` says why one is left out.
-    `tuning_seeds`: on which settings were chosen (None: not recorded). `withdrawn`: why a result no
-    longer counts. `direction` of the metric.
+    `embodied.study.rules` checks a study by its `kind`. improvement: of a base policy, or from
+    recorded data; comparison: of two ways to learn; reproduction: of another implementation.
     """
 
-    metric: str
-    seeds: tuple[int, ...]
-    variants: dict[str, str]
-    base: str = ""
-    baseline: str = ""
-    method: str = ""
-    task: str = ""
-    claim: str = ""
-    result: str = ""
-    prepare: tuple[str, ...] = ()
-    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    also: Mapping[str, str] = field(default_factory=dict)
-    further_metrics: tuple[str, ...] = ()
-    kind: Literal["", "improvement", "comparison", "reproduction"] = ""
-    controls: Mapping[str, str] = field(default_factory=dict)
-    exempt: Mapping[str, str] = field(default_factory=dict)
-    tuning_seeds: tuple[int, ...] | None = None
-    withdrawn: str = ""
-    direction: Literal["maximize", "minimize"] = "maximize"
+    metric: str  # read from the last line of a variant's metrics.jsonl that has it
+    seeds: tuple[CountOrZero, ...]  # each variant is run with each of them
+    variants: dict[str, str]  # command lines or words, by name
+    base: str = ""  # words of all variants
+    baseline: str = ""  # the variant that the others are compared with (empty: the first)
+    method: str = ""  # name of the method, on the study's page
+    task: str = ""  # name of the task, on the study's page
+    claim: str = ""  # what the study shows, on its page
+    result: str = ""  # the variant of the method's row in docs/evidence.md
+    prepare: tuple[str, ...] = ()  # lines that run once before everything
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # lines before each seed
+    stages: tuple[Stage, ...] = ()  # lines that run once for each seed before all variants
+    also: Mapping[str, str] = field(default_factory=dict)  # further rows: variant, method's name
+    further_metrics: tuple[str, ...] = ()  # read and compared in the same way
+    kind: Literal["", "improvement", "comparison", "reproduction"] = ""  # of study
+    controls: Mapping[str, str] = field(default_factory=dict)  # variants that a fair study has
+    exempt: Mapping[str, str] = field(default_factory=dict)  # why a control is left out
+    tuning_seeds: tuple[CountOrZero, ...] | None = None  # settings chosen on them (null: unknown)
+    withdrawn: str = ""  # why the result no longer counts
+    direction: Literal["maximize", "minimize"] = "maximize"  # of the metric
 
     def __post_init__(self) -> None:
         if not self.variants or not self.seeds:
@@ -74,13 +67,25 @@ class Study:
         for name in filter(None, (self.baseline, self.result, *self.also, *self.before)):
             if name not in self.variants:
                 raise ConfigError(f'there is no variant "{name}"{nearest(name, self.variants)}')
+        for variant in self.variants if self.stages else ():
+            self.line(variant, self.seeds[0], Path("WORK"))  # with its error
+            self.lines_before(variant, self.seeds[0], Path("WORK"))
 
     def line(self, variant: str, seed: int, work: Path) -> str:
         """The command line of a variant."""
-        text, out = self.variants[variant], work / f"{variant}-{seed}"
-        if not text.startswith(COMMANDS):
-            text = f"embodied train {self.base} {text} seed={{seed}} out={{out}} video=false"
-        return " ".join(_filled(text, work=work, out=out, seed=seed).split())
+        text, out = whole(self.variants[variant], self.base), work / f"{variant}-{seed}"
+        known = places(self.stages, work, seed)
+        return " ".join(filled(text, work=work, out=out, seed=seed, **known).split())
+
+    def lines_before(self, variant: str, seed: int, work: Path) -> list[str]:
+        """The command lines that run before a variant."""
+        known = places(self.stages, work, seed)
+        lines = self.before.get(variant, ())
+        return [filled(text, work=work, seed=seed, **known) for text in lines]
+
+    def tasks(self, seed: int, work: Path) -> list[Task]:
+        """The stages of a seed as tasks, in order."""
+        return plan(self.stages, work, seed, self.base)
 
     @property
     def in_order(self) -> bool:
@@ -90,15 +95,6 @@ class Study:
             *(line for these in self.before.values() for line in these),
         ]
         return any("{work}/" in line for line in lines)
-
-
-def _filled(text: str, **places: object) -> str:
-    try:
-        return text.format(**places)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"`{text}`: only {{work}}, {{out}} and {{seed}} are filled in; double other braces"
-        ) from error
 
 
 def read_study(text: str, name: str) -> Study:
@@ -125,8 +121,8 @@ def run(
     """
     work.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(study.prepare):
-        command(_filled(text, work=work), work / f"prepare-{number}")
-    jobs, one_at_a_time = list(_jobs(study)), threading.Lock()
+        command(filled(text, work=work), work / f"prepare-{number}")
+    one_at_a_time = threading.Lock()
 
     def finish(out: Path) -> None:
         with one_at_a_time:
@@ -134,8 +130,11 @@ def run(
 
     pool = ThreadPoolExecutor(workers)
     try:
+        failures = pool.map(lambda seed: _stages(study, work, seed), study.seeds)
+        staged = dict(zip(study.seeds, failures, strict=True))
+        jobs = [pairs for pairs in _jobs(study) if staged[pairs[0][1]] is None]
         ended = pool.map(lambda names: _chain(study, work, names, finish), jobs)
-        problems = [problem for problem in ended if problem is not None]
+        problems = [problem for problem in (*staged.values(), *ended) if problem is not None]
     finally:  # after Ctrl-C nothing more is started
         pool.shutdown(cancel_futures=True)
     if problems:
@@ -149,14 +148,31 @@ def _jobs(study: Study) -> Iterator[list[tuple[str, int]]]:
         yield from [pairs] if study.in_order else [[pair] for pair in pairs]
 
 
+def _stages(study: Study, work: Path, seed: int) -> ConfigError | None:
+    """Run the stages of a seed that have not finished, in order; returns the problem of one that
+    failed, after which none is run."""
+    try:
+        for task in study.tasks(seed, work):
+            task.out.parent.mkdir(parents=True, exist_ok=True)
+            for out, line in task.lines.items():
+                command(line, out)
+            if task.best:
+                chosen = choose(task, {out: last_value(out, task.best) for out in task.lines})
+                print(f"stage {task.name}, seed {seed}: {chosen.name} is the best", flush=True)
+    except ConfigError as problem:
+        print(f"embodied: {problem}", file=sys.stderr, flush=True)
+        return problem
+    return None
+
+
 def _chain(
     study: Study, work: Path, pairs: Sequence[tuple[str, int]], done: Callable[[Path], object]
 ) -> ConfigError | None:
     for variant, seed in pairs:
         out = work / f"{variant}-{seed}"
         try:
-            for number, text in enumerate(study.before.get(variant, ())):
-                command(_filled(text, work=work, seed=seed), Path(f"{out}-before-{number}"))
+            for number, line in enumerate(study.lines_before(variant, seed, work)):
+                command(line, Path(f"{out}-before-{number}"))
             command(study.line(variant, seed, work), out)
         except ConfigError as problem:
             print(f"embodied: {problem}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Literal
 
+from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.study.launcher import Launcher, Training
 from embodied.study.space import Searched
@@ -32,30 +33,26 @@ WORDS = "words"
 
 @dataclass(frozen=True)
 class Sweep:
-    """`words` of all trials, `space` that is searched, `trials` in all, `rungs` of evaluations.
+    """Settings of a search.
 
-    `metric` is maximized or minimized; `steps` of a whole trial. `pruner`: "median" (worse than the
-    median of earlier trials at the same step), "halving" (successive halving) or "none". `threads`
-    and `device` of a training.
+    The pruner "median" ends a trial that is worse than the median of earlier ones at the same step,
+    "halving" is successive halving.
     """
 
-    words: tuple[str, ...]
-    space: tuple[Searched, ...]
-    metric: str = "eval/return"
-    direction: Literal["maximize", "minimize"] = "maximize"
-    trials: int = 20
-    rungs: int = 4
-    steps: int = 100_000
-    pruner: Literal["median", "halving", "none"] = "median"
-    seed: int = 0
-    threads: int = 1
-    device: str = "auto"
+    words: tuple[str, ...]  # of `embodied train`, of all trials
+    space: tuple[Searched, ...]  # the settings that are searched
+    metric: str = "eval/return"  # what is maximized or minimized
+    direction: Literal["maximize", "minimize"] = "maximize"  # of the metric
+    trials: Count = 20  # in all
+    rungs: Count = 4  # evaluations of a trial
+    steps: Count = 100_000  # of a whole trial
+    pruner: Literal["median", "halving", "none"] = "median"  # which trials end early
+    seed: CountOrZero = 0  # of the search
+    threads: Count = 1  # CPU threads of a training
+    device: str = "auto"  # of a training
 
     def __post_init__(self) -> None:
         require_space(self.space)
-        for name in ("trials", "rungs", "steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} should be at least 1")
 
     @property
     def every(self) -> int:

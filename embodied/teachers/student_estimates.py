@@ -9,19 +9,20 @@ level replay (Jiang, Grefenstette and Rocktaschel, 2021):
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.remembered import Remembered
 from embodied.teachers.teacher import Outcome, Teacher
 
 SUMS = 4  # steps, gain, error, value
 
 
-class StudentEstimates:
+class StudentEstimates(Remembered):
     """Combines outcomes (`episodes_ended`) with estimates (`add_steps`) for the teacher."""
+
+    remembered = ("sums", "ended")
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
@@ -58,11 +59,5 @@ class StudentEstimates:
 
     def clear(self) -> None:
         """Forget the running episodes: they were interrupted."""
-        self.sums, self.ended = {}, {}
-
-    def get_state(self) -> dict[str, Any]:
-        return {"sums": dict(self.sums), "ended": dict(self.ended)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
-        self.sums, self.ended = dict(state["sums"]), dict(state["ended"])
+        self.sums = {}
+        self.ended = {}

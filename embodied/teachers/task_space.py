@@ -33,7 +33,8 @@ class TaskSpace:
                     f"the box of {name} is [{bottom:g}, {top:g}]; it needs 0 <= low <= high <= 1"
                 )
             low[names.index(name)], high[names.index(name)] = bottom, top
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
         self.moving = np.flatnonzero(high > low)
         if not len(self.moving):
             raise ConfigError("teacher.box fixes every task parameter: none is left to vary")

@@ -41,7 +41,9 @@ class TaskWrapper(Wrapper):
         estimates: StudentEstimates | None = None,
     ) -> None:
         super().__init__(env)
-        self.teacher, self.episode_log, self.estimates = teacher, episode_log, estimates
+        self.teacher = teacher
+        self.episode_log = episode_log
+        self.estimates = estimates
         drawing = find_protocol(env, ExpectsGivenTasks)
         if drawing is not None:
             drawing.expect_given_tasks()
@@ -81,8 +83,8 @@ class TaskWrapper(Wrapper):
         # Teachers compute on the CPU.
         outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
         ticket = memory["ticket"][at].cpu()
-        hears = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
-        hears(ticket, outcome)
+        report = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
+        report(ticket, outcome)
         self._write(ticket, memory["task"][at].cpu(), outcome)
         obs = self._begin(step.ended, None)
         return replace(step, obs=obs, next_obs=following, log=log)

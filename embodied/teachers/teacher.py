@@ -6,7 +6,6 @@ region, bound or goal it sampled) is kept until the outcome is known.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Fraction, Number
 from embodied.core.build import ConfigError
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.teachers.task_space import Floats, TaskSpace
 
@@ -28,7 +28,7 @@ class Outcome:
     """Outcomes of n episodes: undiscounted return `ret` [n], `success` [n] (1, 0 or NaN if
     unknown), `length` [n] in steps.
 
-    For teachers that need "estimates", also means over the steps of an episode of the student's
+    For teachers with `uses_estimates`, also means over the steps of an episode of the student's
     positive advantages (`gain` [n]), absolute advantages (`error` [n]) and values (`value` [n]);
     NaN if unknown.
     """
@@ -50,41 +50,45 @@ class Config:
     returns: tuple[Number, Number] = (0.0, 1.0)  # returns that have the scores 0 and 1
 
 
+Need = Literal["tasks", "levels", "states", "help", "counts"]
+
+
 class Curriculum:
     """The role of `teacher=`: a `Teacher`, a distribution of initial states, or a second agent."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Need] = "tasks"
+    """What the environment must have: a task vector, `levels` (`HasLevels`), `states` that can be
+    saved, `help` (privileged assistance in the task vector), or an episodic density of observations
+    (`counts`)."""
+    uses_estimates: ClassVar[bool] = False
+    """Whether outcomes come with the student's estimates, after the end of the episode, and
+    `trains` selects the episodes to learn from."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics to log."""
         return {}
 
 
-class Teacher(Curriculum, ABC):
+class Teacher(Remembered, Curriculum, ABC):
     """Subclasses sample tasks (`propose`) and learn from the outcomes (`learn`).
 
     They take random numbers from `self.random` only and name their state in `remembered`, so that a
     run resumes exactly.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Requirements beyond a task vector. Of the environment: "levels" (`HasLevels`), "states" that
-    can be saved, "help" (privileged assistance in the task vector), "counts" (an episodic density
-    of observations). "estimates": outcomes come with the student's estimates, after the end of the
-    episode, and `trains` selects the episodes to learn from. "rival": a second agent."""
+    remembered = ("random", "pending", "issued", "dropped")
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes to save: numbers, text, arrays, tensors, lists and dicts of these."""
-
-    def __init__(self, config: Any, spec: Spec, seed: int = 0) -> None:
+    def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         if config.returns[0] >= config.returns[1]:
             raise ConfigError(
                 f"teacher.returns={list(config.returns)} should be [low, high] with low < high"
             )
-        self.config, self.space = config, TaskSpace(spec.task, config.box)
+        self.config: Any = config
+        self.space = TaskSpace(spec.task, config.box)
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.pending: dict[int, tuple[Floats, Any]] = {}
-        self.issued, self.dropped = 0, 0
+        self.issued = 0
+        self.dropped = 0
 
     @abstractmethod
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
@@ -138,24 +142,6 @@ class Teacher(Curriculum, ABC):
             return bounded(outcome.success.double().cpu().numpy())
         low, high = self.config.returns
         return bounded((outcome.ret.double().cpu().numpy() - low) / (high - low))
-
-    def get_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
-        return {
-            "remembered": own,
-            "random": self.random.bit_generator.state,
-            "pending": dict(self.pending),
-            "issued": self.issued,
-            "dropped": self.dropped,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
-        for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["remembered"][name]))
-        self.random.bit_generator.state = state["random"]
-        self.pending = dict(state["pending"])
-        self.issued, self.dropped = state["issued"], state["dropped"]
 
 
 def bounded(scores: Floats) -> Floats:

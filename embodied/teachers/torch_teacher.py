@@ -6,7 +6,6 @@ networks and optimisers are saved with the teacher.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -63,6 +62,7 @@ def embedding(words: int, size: int, random: np.random.Generator) -> nn.Embeddin
 class TorchTeacher(teacher.Teacher):
     """Saves and restores `modules` and `optimizers`, by name, with the teacher."""
 
+    remembered = ("modules", "optimizers")
     modules: dict[str, nn.Module]
     optimizers: dict[str, torch.optim.Optimizer]
 
@@ -76,16 +76,6 @@ class TorchTeacher(teacher.Teacher):
         """`n` of `rows`, sampled with replacement."""
         return rows[torch.from_numpy(self.random.integers(len(rows), size=n))]
 
-    def get_state(self) -> dict[str, Any]:
-        parts = {**self.modules, **self.optimizers}
-        saved = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
-        return {**super().get_state(), "networks": saved}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        for name, part in {**self.modules, **self.optimizers}.items():
-            part.load_state_dict(copy.deepcopy(state["networks"][name]))
-
 
 def tensor(array: Floats | list[Any]) -> Tensor:
     return torch.tensor(np.asarray(array), dtype=torch.float32)
@@ -94,10 +84,3 @@ def tensor(array: Floats | list[Any]) -> Tensor:
 def points(values: Tensor) -> Floats:
     """Network outputs as points [n, d] of the unit cube."""
     return values.detach().double().numpy()
-
-
-def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Minimise `loss` by one optimiser step."""
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()

@@ -18,10 +18,9 @@ from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.seeding import rng_state, set_rng_state
 from embodied.core.wrapper import find_protocol
-from embodied.evaluation.evaluate import evaluate, film
+from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.policies.remote.address import is_address
 from embodied.training.best_policy import BestPolicy
 from embodied.training.config import OffPolicy, RunConfig, as_node
 from embodied.training.run_evaluation import RunEvaluation
@@ -50,16 +49,9 @@ class RunComponents:
         self.env = None if config.env is None else make_env(config, self.kernels)
         self.episodes = self._read_demonstrations()
         self.policy, trained = self._make_policy()
-        self.learner = build(
-            config.learner,
-            Learner,
-            policy=trained,
-            spec=trained.spec,
-            total_steps=config.total_steps,
-            execute=config.execute,
-            total_decisions=config.steps // (config.execute or self.policy.chunk),
-        ).to(self.device)
-        self.learner.native = self.kernels.native
+        plan = config.plan(self.policy.chunk)
+        learner = build(config.learner, Learner, policy=trained, spec=trained.spec, run=plan)
+        self.learner = accelerate(learner.to(self.device), self.kernels.native)
         if config.finetune is None:
             self.policy = self.learner.policy
         else:
@@ -71,13 +63,16 @@ class RunComponents:
         self.loop = build_loop(
             config, self.env, self.policy, self.learner, self.device, self.episodes
         )
+        second = getattr(self.loop, "second_agent", None)  # of a two-agent teacher
+        if second is not None:
+            accelerate(second.learner, self.kernels.native)
         self.best = BestPolicy()
         self.evaluation = None if self.env is None else RunEvaluation(config, self.env)
 
     def describe_kernels(self) -> str:
         """One line: the matrix product, and whether the update and the environment are native code
         or why not."""
-        obstacles = {"update": self.learner.native_obstacle() if self.kernels.native else ""}
+        obstacles = {"update": native_obstacle(self.learner) if self.kernels.native else ""}
         env = None if self.env is None else find_protocol(self.env, HasNativeCode)
         if env is not None:
             obstacles["environment"] = env.native_obstacle()
@@ -134,6 +129,7 @@ class RunComponents:
         """Write one successful and one failed evaluation episode as MP4, if the env renders."""
         if self.config.env is None:
             return
+        from embodied.evaluation.evaluate import evaluate, film
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
@@ -207,7 +203,11 @@ class RunComponents:
         return [f"{name}." for name in names]
 
     def _parent(self) -> str | None:
-        if self.config.init is None or is_address(self.config.init):
+        if self.config.init is None:
+            return None
+        from embodied.policies.remote.address import is_address
+
+        if is_address(self.config.init):
             return None
         return checkpoint.file_hash(checkpoint.find(self.config.init) / "policy.safetensors")
 

@@ -9,32 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from embodied.core.bounds import Count, NonNegative, PositiveFraction
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import on_device, pick_device, without_native
 from embodied.datasets.ranges import Statistics
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 
 Regime = Literal["offline", "off_policy", "on_policy"]
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation on held-out initial states: `episodes` from `seed`, in `num_envs` parallel envs.
+    """Evaluation on held-out initial states.
 
-    `grid` > 0 evaluates one episode of each task on a grid with that many values of every task
-    parameter. In an environment with held-out tasks: one episode each of the first `episodes`.
+    In an environment with held-out tasks: one episode each of the first `episodes`.
     """
 
-    episodes: int = 200
-    num_envs: int = 50
-    seed: int = 10_000
-    grid: int = 0
-
-    def __post_init__(self) -> None:
-        require(self, "eval.", episodes=(1, None), num_envs=(1, None), grid=(0, None))
+    episodes: Count = 200  # of one evaluation
+    num_envs: Count = 50  # parallel envs of the evaluation
+    seed: CountOrZero = 10_000  # of the initial states, the same in every evaluation
+    grid: CountOrZero = 0  # values per task parameter: one episode per task of this grid (0: none)
 
 
 @dataclass(frozen=True)
@@ -43,67 +46,51 @@ class Pairs:
 
     labeller: Node  # compares two segments (embodied.rewards.preferences.labellers)
     count: Count = 1000  # pairs that are labelled
-    picture: str | None = (
-        None  # image of a segment's last step for the labeller; null: the only one
-    )
+    picture: str | None = None  # image leaf that the labeller sees; null: the only one
 
 
 @dataclass(frozen=True)
 class Offline:
-    """`random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
+    """Updates from a fixed dataset. `steps` of the run count updates.
 
-    `steps` of the run count updates. Normalizers are always fitted to the dataset.
-
-    Without an environment (`demos=` and no `env=`) actions and observations are normalised by
-    `statistics` of the dataset: what is -1 and +1 of each element. `held_out` of the episodes, and
-    at least one, are not trained on: the run is evaluated on them.
+    Normalizers are always fitted to the dataset. Without an environment (`demos=` and no `env=`)
+    actions and observations are normalised by `statistics` of the dataset, and the run is evaluated
+    on episodes that are held out, at least one.
     """
 
     regime: ClassVar[Regime] = "offline"
-    random_shift: int = 0
-    statistics: Statistics = "quantiles"
-    held_out: float = 0.1
+    random_shift: CountOrZero = 0  # maximum random shift of the images of a batch, pixels (DrQ-v2)
+    statistics: Statistics = "quantiles"  # without env=: what is -1 and +1 of each element
+    held_out: Annotated[float, Bound(0.0, 0.9)] = 0.1  # without env=: share of episodes not trained
     fractions: tuple[PositiveFraction, ...] | None = None  # of a batch, from each dataset of demos
     pairs: Pairs | None = None  # which pairs of segments are labelled; for a learner of pairs only
-
-    def __post_init__(self) -> None:
-        require(self, "data.", random_shift=(0, None), held_out=(0, 0.9))
 
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """`utd_ratio`: updates per stored transition, or the node of a schedule that sees the metrics
-    (`embodied.training.update_ratio`). `warmup_steps`: environment steps of the policy's
-    warm-up (usually random actions) before the first update. `replay_size`: transitions.
+    """Environment steps fill a replay buffer, updates sample from it.
 
-    With `demos`: `demo_fraction` of every batch are demonstrations (None: they are put into the
-    replay buffer instead), and `pretrain_steps` updates from them come before the first environment
-    step; the run's step counter counts these, then environment steps.
+    With `demos`, the run's step counter counts `pretrain_steps` first, then environment steps.
 
-    `success_fraction` of every batch are transitions of successful episodes, once there are any.
-    `normalize`: fit the normalizers to demonstrations, else to the transitions of the warm-up.
-    `random_shift`: maximum random shift of the images of a batch, in pixels (DrQ-v2).
-
-    `actors`: processes that step the environment, `env.num_envs` divided among them (0: the
-    learner's own). They may be `max_lag` vector steps ahead of the learner (0: a step is made when
-    the learner has used the one before, as without actors). When the learner is slower, the actors
-    wait (`when_behind` "wait"), or updates are left out (`skip`: a robot never waits). `actors_on`:
-    processes of this machine ("here"), or actors of a Ray cluster ("ray").
+    Actors are processes that step the environment, `env.num_envs` divided among them. With
+    `max_lag` 0, a step is made when the learner has used the one before, as without actors.
+    `when_behind` "skip" is for a robot, which never waits. A schedule of `utd_ratio` sees the
+    metrics (`embodied.training.update_ratio`).
     """
 
     regime: ClassVar[Regime] = "off_policy"
-    utd_ratio: NonNegative | Node = 1.0  # updates per stored transition, or a schedule of it
-    warmup_steps: int = 0
-    replay_size: int = 1_000_000
-    demo_fraction: float | None = 0.5
-    success_fraction: float = 0.0
-    pretrain_steps: int = 0
-    normalize: bool = False
-    random_shift: int = 0
-    actors: int = 0
-    max_lag: int = 1
-    when_behind: Literal["wait", "skip"] = "wait"
-    actors_on: Literal["here", "ray"] = "here"
+    utd_ratio: NonNegative | Node = 1.0  # updates per stored transition, or a schedule's node
+    warmup_steps: CountOrZero = 0  # environment steps, usually random, before the first update
+    replay_size: Count = 1_000_000  # transitions
+    demo_fraction: Fraction | None = 0.5  # share of a batch from demos (null: they fill the buffer)
+    success_fraction: Fraction = 0.0  # share of a batch from successful episodes, if there are any
+    pretrain_steps: CountOrZero = 0  # updates from demos before the first environment step
+    normalize: bool = False  # fit the normalizers to demos, or without demos to the warm-up
+    random_shift: CountOrZero = 0  # maximum random shift of the images of a batch, pixels (DrQ-v2)
+    actors: CountOrZero = 0  # processes that step the environment (0: the process that learns)
+    max_lag: CountOrZero = 1  # vector steps that the actors may be ahead of the learner
+    when_behind: Literal["wait", "skip"] = "wait"  # slow learner: actors wait, or updates left out
+    actors_on: Literal["here", "ray"] = "here"  # processes of this machine, or of a Ray cluster
 
     def __post_init__(self) -> None:
         given = [name for name in ACTORS if getattr(self, name) != getattr(OffPolicy, name)]
@@ -113,18 +100,6 @@ class OffPolicy:
             raise ConfigError(
                 "data.when_behind=skip is for a robot, which joins no cluster: data.actors_on=here"
             )
-        require(
-            self,
-            "data.",
-            actors=(0, None),
-            max_lag=(0, None),
-            warmup_steps=(0, None),
-            replay_size=(1, None),
-            demo_fraction=(0, 1),
-            success_fraction=(0, 1),
-            pretrain_steps=(0, None),
-            random_shift=(0, None),
-        )
 
 
 ACTORS = ("max_lag", "when_behind", "actors_on")  # settings of actors
@@ -156,67 +131,49 @@ INSTEAD = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. `steps` are environment steps, or updates where training is offline.
+    """One run.
 
-    `env`: None trains from `demos` alone, in the dataset's own names and physical units. `mapping`:
-    a file that names what belongs together where the dataset or `init` is not of this environment
-    (`embodied.datasets.mapping`).
-
-    `deterministic`: PyTorch's own kernels only, the same on every CPU; else the run chooses the
-    fastest that compute the same up to rounding (`embodied.nn.kernels`).
-
-    `init`: a run, a checkpoint or a policy server (ws://HOST:PORT, docs/remote.md) to start from;
-    with `finetune`, the frozen base policy; with a policy that wraps others, the one that it wraps.
-    `copy_base_mb`: a frozen base whose file is smaller (MB) is copied into every checkpoint; a
-    larger one is saved by path and hash. `demos`: a dataset folder or several, or
-    `hf://owner/name@revision`, `demo_episodes` of each (None: all); more than `demo_memory_mb` of
-    pictures are decoded as they are sampled. `demo_policy_steps`: learners that imitate also
-    imitate steps of a policy, where recordings say which steps were a person's. `weighting`: how
-    often each trajectory of the demonstrations is sampled (None: in proportion to its length).
-    `replay`: the kind of replay buffer (None: uniform, in memory).
-
-    `teacher` chooses the tasks of training episodes (None: the environment samples them);
-    evaluation never uses it. `execute`: steps of an action chunk that are executed before the next
-    decision (None: all). `log_every`, `save_every`, `eval_every`: intervals in steps; 0: at the end
-    only; None: 1,000 and 10,000, or 10 and 100 vector steps where that is more.
+    `mapping` names what belongs together where the dataset or `init` is not of this environment
+    (`embodied.datasets.mapping`). `init` is a run, a checkpoint or a policy server (ws://HOST:PORT,
+    docs/remote.md); with `finetune`, it is the frozen base policy, and with a policy that wraps
+    others, the one that it wraps. A frozen base whose file is larger than `copy_base_mb` is saved
+    in checkpoints by path and hash. `demo_policy_steps` is for recordings that say which steps were
+    a person's. A teacher chooses the tasks of training episodes; evaluation never uses it.
     """
 
-    learner: Node
-    name: str
-    out: str
-    steps: int
-    data: Offline | OffPolicy | OnPolicy
-    env: Node | None = None
-    mapping: str | None = None
-    policy: Node | None = None
-    finetune: Node | None = None
-    reward: Node | None = None
-    teacher: Node | None = None
-    replay: Node | None = None
-    weighting: Node | None = None
-    init: str | None = None
-    copy_base_mb: float = 16.0
-    demos: str | tuple[str, ...] | None = None
-    demo_episodes: int | None = None
-    demo_memory_mb: float = 1500.0
-    demo_policy_steps: bool = False
-    seed: int = 0
-    device: str = "auto"
-    threads: int = 1
-    deterministic: bool = False
-    execute: int | None = None
-    log_every: int | None = None
-    save_every: int | None = 0
-    eval_every: int | None = 0
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    wandb: bool = False
-    video: bool = True
-    resume: str | None = None
+    learner: Node  # how the policy is trained
+    name: str  # null: the experiment's name, or ENV-POLICY-LEARNER
+    out: str  # null: outputs/NAME-SEED (NAME-SIZE-SEED where the size is not full)
+    steps: Count  # environment steps of all parallel envs, or updates in offline training
+    data: Offline | OffPolicy | OnPolicy  # settings of the training regime
+    env: Node | None = None  # the environment (null: demos alone, in the dataset's own units)
+    mapping: str | None = None  # a file that joins demos or init of another origin with env
+    policy: Node | None = None  # the policy
+    finetune: Node | None = None  # how a frozen base policy (init) is finetuned
+    reward: Node | None = None  # the reward (null: the environment's own)
+    teacher: Node | None = None  # chooses training tasks (null: the environment samples them)
+    replay: Node | None = None  # the replay buffer (null: uniform, in memory)
+    weighting: Node | None = None  # sampling of trajectories of demos (null: by their length)
+    init: str | None = None  # initialise from this run or server; with finetune: the base policy
+    copy_base_mb: NonNegative = 16.0  # a smaller frozen base is copied into checkpoints, MB
+    demos: str | tuple[str, ...] | None = None  # dataset folder(s), or hf://owner/name@revision
+    demo_episodes: Count | None = None  # episodes read of each dataset (null: all)
+    demo_memory_mb: Annotated[float, Bound(0.01)] = 1500.0  # decoded pictures kept in memory, MB
+    demo_policy_steps: bool = False  # imitate also what a policy did, where people took over
+    seed: CountOrZero = 0  # of initial parameters, environments and exploration
+    device: str = "auto"  # auto | cpu | cuda
+    threads: Count = 1  # CPU threads of torch; 1 is fastest for small networks
+    deterministic: bool = False  # PyTorch's kernels only, not the fastest that this CPU has
+    execute: Count | None = None  # steps executed of each action chunk (null: all)
+    log_every: CountOrZero | None = None  # steps between metrics (null: 1,000; >= 10 vector steps)
+    save_every: CountOrZero | None = 0  # steps between checkpoints (0: end; null: 10,000)
+    eval_every: CountOrZero | None = 0  # steps between evaluations (0: end; null: as save_every)
+    eval: EvalConfig = field(default_factory=EvalConfig)  # how the policy is evaluated
+    wandb: bool = False  # log to Weights & Biases (offline unless logged in)
+    video: bool = True  # videos of evaluation episodes at the end
+    resume: str | None = None  # a run or checkpoint to resume
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "seed": 0, "threads": 1, "demo_episodes": 1, "execute": 1}
-        least |= {"demo_memory_mb": 0.01, "log_every": 0, "save_every": 0, "eval_every": 0}
-        require(self, "", **{name: (low, None) for name, low in least.items()})
         for name, regimes in ONLY.items():
             if getattr(self, name) is not None and self.data.regime not in regimes:
                 raise ConfigError(refusal(name, self.data.regime, regimes))
@@ -253,6 +210,11 @@ class RunConfig:
     def total_steps(self) -> int:
         """The final value of the run's step counter."""
         return self.pretrain_steps + self.steps
+
+    def plan(self, chunk: int) -> RunPlan:
+        """What the learner may know of the run, whose policy decides `chunk` steps at once."""
+        decisions = self.steps // (self.execute or chunk)
+        return RunPlan(self.total_steps, decisions, self.execute)
 
 
 def require_dataset(config: RunConfig) -> None:
@@ -300,16 +262,6 @@ def require_fractions(fractions: tuple[float, ...], demos: str | tuple[str, ...]
             key="fractions",
             value=fractions,
         )
-
-
-def require(config: Any, where: str, **bounds: tuple[float, float | None]) -> None:
-    """ConfigError unless every setting named is None or within [low, high] (None: no bound)."""
-    for name, (low, high) in bounds.items():
-        value = getattr(config, name)
-        if value is None or (value >= low and (high is None or value <= high)):
-            continue
-        limits = f"at least {low:g}" if high is None else f"in [{low:g}, {high:g}]"
-        raise ConfigError(f"{where}{name}={value} should be {limits}")
 
 
 def refusal(name: str, regime: str, regimes: tuple[str, ...]) -> str:

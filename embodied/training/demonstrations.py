@@ -19,6 +19,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.history import history_steps
 from embodied.core.policy import Policy
+from embodied.core.reward import extra_columns
 from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors, length, nest, take, under
 from embodied.datasets.hub import local_folder
@@ -126,7 +127,7 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
     if learner.rows == "chunks":
         rows = chunks(episodes, policy.chunk) | _with_past(episodes, past)
         return rows | (
-            {SOURCE: source_numbers(episodes)} if SOURCE in learner.extra_columns else {}
+            {SOURCE: source_numbers(episodes)} if SOURCE in extra_columns(learner) else {}
         )
     if learner.policy is not policy:
         raise ConfigError(
@@ -143,7 +144,7 @@ def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int 
         rows.pop("executed_steps", None)
     width = max(steps, learner.n_step)
     rows |= past_observations(episodes, past, width)
-    rows |= flags(episodes, learner.extra_columns, steps)
+    rows |= flags(episodes, extra_columns(learner), steps)
     return rows | columns_of_episodes(episodes, rows, learner.columns, learner.gamma, width)
 
 

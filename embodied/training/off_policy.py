@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from embodied.buffers.n_step import KeepsSingle
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import Stateful
+from embodied.core.reward import Stateful, extra_columns
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, ReportsErrors
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import OffPolicy, RunConfig
 from embodied.training.off_policy_buffers import (
@@ -158,7 +159,7 @@ class OffPolicyLoop:
         return rows, step
 
     def _require_columns(self, rows: Tensors) -> None:
-        if rows and (missing := set(self.learner.extra_columns) - set(rows)):
+        if rows and (missing := set(extra_columns(self.learner)) - set(rows)):
             raise ConfigError(
                 f"this learner needs {min(missing)} of each step, which this environment does not "
                 "report: choose a reward with interventions (docs/robot_learning.md, People)"
@@ -173,9 +174,10 @@ class OffPolicyLoop:
         return metrics | self.rewards.update(batch, env_reward)
 
     def _set_priorities(self, index: Tensor) -> None:
-        if self.learner.priority is None:
+        learner = self.learner
+        if not isinstance(learner, ReportsErrors) or learner.priority is None:
             raise ConfigError("this learner reports no TD error per transition: replay=uniform")
-        self.buffers.replay.settle(index, self.learner.priority)
+        self.buffers.replay.settle(index, learner.priority)
 
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's; `collector` is None if its environment cannot be saved."""
@@ -308,7 +310,7 @@ def _collector(
         "gamma": learner.gamma,
         "n_step": learner.n_step,
         "execute": config.execute,
-        "keep_single": learner.keep_single,
+        "keep_single": isinstance(learner, KeepsSingle) and learner.keep_single,
         "executed_steps": learner.uses_executed_steps,
     }
     if data.actors:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embodied.buffers.augment import augmented
 from embodied.buffers.replay import ReplayBuffer
 from embodied.buffers.source import Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
+from embodied.core.reward import extra_columns
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.training.config import OffPolicy, RunConfig
@@ -81,11 +81,13 @@ def build_buffers(
         _require_complete_rows(learner, replay)
         success = SuccessBuffer(data.replay_size, replay, device)
         source = Mixture([source, success], (1 - share, share))
-    # Rewards are computed from the images before they are shifted.
-    source, demos = (
-        augmented(rewards.sampled(each), rewards.env.spec, data.random_shift)
-        for each in (source, demos)
-    )
+    source = rewards.sampled(source)
+    demos = rewards.sampled(demos)
+    if data.random_shift:  # after the rewards, which are computed from the images as they are
+        from embodied.buffers.augment import augmented
+
+        source = augmented(source, rewards.env.spec, data.random_shift)
+        demos = augmented(demos, rewards.env.spec, data.random_shift)
     columns: TrajectoryColumns | None = None
     if learner.columns:
         from embodied.buffers.trajectory_columns import TrajectoryColumns
@@ -146,7 +148,7 @@ def require_usable(config: RunConfig, learner: Learner) -> None:
     data, demos = config.data, config.demos is not None
     if learner.rows == "chunks":
         raise ConfigError("this learner imitates action chunks; it cannot use a replay buffer")
-    if learner.rows == "pairs" or "source" in learner.extra_columns:
+    if learner.rows == "pairs" or "source" in extra_columns(learner):
         raise ConfigError(
             "this learner needs labelled pairs, or the number of each row's dataset, which only "
             "offline training has: data=offline"

@@ -18,7 +18,7 @@ from embodied.core.reward import Stateful
 from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.learners.learner import Learner, TakesDemonstrations
+from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.student_estimates import StudentEstimates
 from embodied.teachers.teacher import Curriculum
@@ -135,10 +135,13 @@ class OnPolicyLoop:
 
     def _update_teacher(self, batch: Tensors) -> None:
         """Pass the learner's estimates of the newest batch to the teacher."""
-        if self.estimates is None or self.learner.estimates is None:
+        learner = self.learner
+        if self.estimates is None or not isinstance(learner, HasStateValues):
+            return
+        if learner.estimates is None:
             return
         newest = slice(None), slice(len(self.env_ids))
-        parts = {"ticket": batch["ticket"], **self.learner.estimates}
+        parts = {"ticket": batch["ticket"], **learner.estimates}
         valid = batch["valid"][newest]
         self.estimates.add_steps(**{key: part[newest][valid] for key, part in parts.items()})
 
@@ -188,8 +191,6 @@ def build_on_policy(
     """The loop; `episodes` are the demonstrations of a learner that uses them (ppo_demos)."""
     _give_demonstrations(learner, policy, episodes, config.execute)
     tasks = build_task_sampling(config, env, learner, device, build_second_agent)
-    if tasks.second_agent is not None:
-        tasks.second_agent.learner.native = learner.native
     rewards = build_reward(config, tasks.env, learner, device)
     seed = distributed.own_seed(config.seed)
     acting = behaviour_of(learner, policy)
@@ -227,15 +228,8 @@ def build_second_agent(
     env = teacher.antagonist_env(env, lambda: build(config.environment, VecEnv))
     assert config.policy is not None, "two-agent teachers have no finetune"
     policy = build(config.policy, Policy, spec=env.spec)
-    learner = build(
-        config.learner,
-        Learner,
-        policy=policy,
-        spec=policy.spec,
-        total_steps=config.steps,
-        execute=config.execute,
-        total_decisions=config.steps // (config.execute or policy.chunk),
-    ).to(device)
+    plan = config.plan(policy.chunk)
+    learner = build(config.learner, Learner, policy=policy, spec=policy.spec, run=plan).to(device)
     seed = config.seed + SEED_OFFSET
     acting = behaviour_of(learner, policy)
     collector = Collector(env, acting, learner.gamma, 1, config.execute, seed, device=device)

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from embodied.buffers.relabel import ENV_REWARD, Relabel
 from embodied.buffers.replay import ReplayBuffer
-from embodied.buffers.source import Source
+from embodied.buffers.source import ENV_REWARD, Relabel, Source
 from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.evaluation.evaluate import evaluate
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ class RunEvaluation:
         settings = self.config.eval
         env = self.env
         episodes = settings.episodes if self.grid is None else len(self.grid.tasks)
+        from embodied.evaluation.evaluate import evaluate
+
         result = evaluate(policy, env, episodes, settings.seed, self.config.execute)
         policy.train()
         if self.grid is not None:

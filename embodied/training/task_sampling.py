@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -13,7 +13,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import HasLevels, VecEnv
 from embodied.core.reward import Stateful
 from embodied.core.wrapper import find_protocol
-from embodied.learners.learner import Learner
+from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_distribution import ResetDistribution
@@ -65,31 +65,35 @@ def build_task_sampling(
     log = EpisodeLog(Path(config.out) / FILE) if distributed.rank() == 0 else None
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
-    if "estimates" in teacher.needs:
+    if teacher.uses_estimates and isinstance(teacher, Teacher):
         _require_estimates(config, learner)
         estimates = StudentEstimates(teacher)
-    if "rival" in teacher.needs:
+    if isinstance(teacher, TwoAgentTeacher):
         if build_second_agent is None or config.finetune or config.init or config.reward:
             raise ConfigError(
                 "this teacher trains a second agent from scratch with the environment's reward: it "
                 "needs an on-policy learner, without init, finetune and reward"
             )
-        two_agent = cast(TwoAgentTeacher, teacher)
-        second = build_second_agent(config, two_agent, env, device)
-        env = two_agent.protagonist_env(env, log)
-    elif "states" in teacher.needs:
-        env = cast(ResetDistribution, teacher).wrap(env, log)
-    else:
+        second = build_second_agent(config, teacher, env, device)
+        env = teacher.protagonist_env(env, log)
+    elif isinstance(teacher, ResetDistribution):
+        env = teacher.wrap(env, log)
+    elif isinstance(teacher, Teacher):
         env = TaskWrapper(env, teacher, log, estimates)
+    else:
+        raise ConfigError(
+            f"a {type(teacher).__name__} is no teacher of tasks (Teacher), of initial states "
+            "(ResetDistribution), or with a second agent (TwoAgentTeacher)"
+        )
     parts = {"teacher": teacher, "episode_log": log, "estimates": estimates, "second_agent": second}
     stateful = {name: part for name, part in parts.items() if part is not None}
     return TaskSampling(env, stateful, estimates, second)
 
 
-def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Teacher:
+def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.device) -> Curriculum:
     assert config.teacher is not None
     levelled = find_protocol(env, HasLevels)
-    made = build(
+    return build(
         config.teacher,
         Curriculum,
         spec=env.spec,
@@ -99,11 +103,15 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
         levels=None if levelled is None else levelled.levels,
         student=task_value_estimator(config.environment, learner, device),
     )
-    return cast(Teacher, made)  # `needs` says which of the three it is
+
+
+def gives_estimates(learner: Learner) -> bool:
+    """Whether the learner estimates advantages and values in units of the environment's reward."""
+    return isinstance(learner, HasStateValues) and learner.estimates is not None
 
 
 def _require_estimates(config: RunConfig, learner: Learner) -> None:
-    if not isinstance(config.data, OnPolicy) or learner.estimates is None:
+    if not isinstance(config.data, OnPolicy) or not gives_estimates(learner):
         raise ConfigError(
             "this teacher needs advantages and values in units of the environment's reward: an "
             "on-policy learner that provides them (where it scales rewards, turn that off)"

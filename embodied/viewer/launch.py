@@ -72,7 +72,7 @@ def serve(
 def env_name(env_node: Mapping[str, Any] | None) -> str:
     """A name for an environment configuration, before the environment is built."""
     env_node = env_node or {}
-    known = [str(env_node[key]) for key in ("task", "id") if key in env_node]
+    known = [str(env_node[key]) for key in ("task", "id") if env_node.get(key) is not None]
     return " ".join([str(env_node.get("_target_", "an environment")).rpartition(".")[2], *known])
 
 

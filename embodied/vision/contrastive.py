@@ -41,7 +41,7 @@ class Preparation:
 
     @classmethod
     def of(cls, about: Mapping[str, Any], kind: str) -> Preparation:
-        """From a preprocessor_config.json; missing entries are the defaults of the model `kind`."""
+        """Read a preprocessor_config.json; missing entries are the defaults of the model `kind`."""
         clip = kind == "clip"
         size = about.get("size", {"shortest_edge": 224} if clip else 224)
         if isinstance(size, int):
@@ -87,7 +87,9 @@ class Contrastive:
 
     def __init__(self, model: Any, tokenizer: Any, prepare: Preparation, name: str) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer, self.prepare, self.name = tokenizer, prepare, name
+        self.tokenizer = tokenizer
+        self.prepare = prepare
+        self.name = name
         config = model.config
         self.kind: str = config.model_type
         self.side = int(config.vision_config.image_size)

@@ -89,7 +89,9 @@ class ColourMoments(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         weights = self.colours(functional.avg_pool2d(pictures, 2).flatten(2))
         sums = weights @ self.powers
-        mass, first, second = sums[..., :1], sums[..., 1:3], sums[..., 3:]
+        mass = sums[..., :1]
+        first = sums[..., 1:3]
+        second = sums[..., 3:]
         mean, square = first / (mass + 0.3), second / (mass + 0.3)
         mixed = torch.stack([mean[..., 0] ** 2, mean[..., 1] ** 2, mean.prod(-1)], -1)
         shape = torch.cat([(mass + 0.05).log(), mean, square - mixed], -1)
@@ -115,7 +117,8 @@ class ImageTower(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.each, self.views = ColourMoments(shape.side), shape.views
+        self.each = ColourMoments(shape.side)
+        self.views = shape.views
         size = self.each.size * shape.views
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("deviation", torch.ones(size))
@@ -198,7 +201,9 @@ class Towers(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape, self.look, self.read = shape, ImageTower(shape), TextTower(shape)
+        self.shape = shape
+        self.look = ImageTower(shape)
+        self.read = TextTower(shape)
         self.t = nn.Parameter(torch.tensor(10.0).log())
         self.b = nn.Parameter(torch.tensor(-10.0))
 
@@ -229,9 +234,11 @@ class SimClip:
 
     def __init__(self, towers: Towers, card: dict[str, Any], device: torch.device | str) -> None:
         self.towers = towers.to(device).eval().requires_grad_(False)
-        self.card, self.device = card, torch.device(device)
+        self.card = card
+        self.device = torch.device(device)
         self.name = f"simclip:{card.get('weights', 'new')}"
-        self.size, self.side = towers.shape.size, towers.shape.side
+        self.size = towers.shape.size
+        self.side = towers.shape.side
         self.scale = float(towers.t.exp())
         self.known = frozenset(card.get("vocabulary", ()))
 

@@ -42,7 +42,8 @@ class GymView(gymnasium.Env):
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.spec.dt)}
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"unknown render_mode {render_mode!r}; use 'rgb_array' or None")
-        self.env, self.render_mode = env, render_mode
+        self.env = env
+        self.render_mode = render_mode
         self._size = (width, height)
         self.names = shown_names(env.spec, asymmetric)
         self.observation_space = obs_space(env.spec, self.names, flat)
@@ -68,7 +69,8 @@ class GymView(gymnasium.Env):
         if self._obs is None or self._begun:
             raise ResetNeeded("no episode is running; call reset() before step()")
         result = self.env.step(batched(action, self.env.spec))
-        self._obs, self._begun = result.obs, bool(result.ended[0])
+        self._obs = result.obs
+        self._begun = bool(result.ended[0])
         info: dict[str, Any] = {name: value[0].item() for name, value in result.log.items()}
         if "success" in info:
             info["is_success"] = bool(info.pop("success"))

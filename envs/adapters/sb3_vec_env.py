@@ -30,7 +30,8 @@ class VecView(PeerVecEnv):
     """
 
     def __init__(self, env: VecEnv, flat: bool = True, asymmetric: bool = False) -> None:
-        self.env, self.render_mode = env, None
+        self.env = env
+        self.render_mode = None
         self.names = shown_names(env.spec, asymmetric)
         seen = obs_space(env.spec, self.names, flat)
         super().__init__(env.num_envs, seen, space_of(env.spec.act))

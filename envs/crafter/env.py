@@ -55,8 +55,9 @@ class Crafter(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        _require_sound(config)
-        self.config, self.num_envs = config, config.num_envs
+        _require_valid(config)
+        self.config = config
+        self.num_envs = config.num_envs
         goal = -1 if config.goal is None else ACHIEVEMENTS.index(config.goal)
         self._knows_success = goal >= 0
         self._goal = goal
@@ -83,7 +84,7 @@ class Crafter(VecEnv):
         going_on = seed is None and bool(self._now)
         self._pool.reset({row: None if going_on else row_seed(seed, row) for row in rows})
         began = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        self._now = self._after(self._now, began)
+        self._now = self._with_first_obs(self._now, began)
         return self._now
 
     def step(self, action: Tensor) -> Step:
@@ -97,7 +98,7 @@ class Crafter(VecEnv):
         following = {name: _copied(arrays[f"next/{name}"]) for name in self._names}
         terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
         ended = terminated | truncated
-        self._now = self._after(following, ended) if ended.any() else following
+        self._now = self._with_first_obs(following, ended) if ended.any() else following
         return Step(
             obs=self._now,
             next_obs=following,
@@ -112,7 +113,7 @@ class Crafter(VecEnv):
         log = {f"achievement/{name}": flags for name, flags in named}
         return log | ({"success": unlocked[:, self._goal]} if self._knows_success else {})
 
-    def _after(self, before: Tensors, began: Tensor) -> Tensors:
+    def _with_first_obs(self, before: Tensors, began: Tensor) -> Tensors:
         """`before`, with the first observations of new episodes in the finished envs."""
         start = {name: _copied(self._pool.arrays[f"obs/{name}"]) for name in self._names}
         return tt.where(began, start, before) if before else start
@@ -162,7 +163,7 @@ def row_seed(seed: int | None, row: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
-def _require_sound(config: Config) -> None:
+def _require_valid(config: Config) -> None:
     if not config.observe or len(set(config.observe)) < len(config.observe):
         raise ConfigError(f"observe={list(config.observe)} must not be empty or contain duplicates")
     if config.goal is not None and config.goal not in ACHIEVEMENTS:

@@ -45,7 +45,8 @@ def happened(before: Tensors, after: Tensors) -> list[str]:
 
 def _own(obs: Tensors) -> NDArray[np.uint8]:
     """Inventory, cell ahead, facing, sleeping: [B, 19]."""
-    symbols, facing = obs["symbols"].cpu().numpy(), obs["facing"].cpu().numpy()[:, 0]
+    symbols = obs["symbols"].cpu().numpy()
+    facing = obs["facing"].cpu().numpy()[:, 0]
     down, right = np.array(AHEAD)[facing].T
     ahead = symbols[np.arange(len(symbols)), HIGH // 2 + down, WIDE // 2 + right]
     sleeping = obs["body"].cpu().numpy()[:, 0] > 0.5
@@ -60,7 +61,8 @@ def _said(code: bytes) -> str:
     half = len(code) // 2
     old, new = code[:half], code[half:]
     more = {name: new[place] - old[place] for name, place in ITEM.items()}
-    ahead, now = SYMBOLS[old[-3]], SYMBOLS[new[-3]]
+    ahead = SYMBOLS[old[-3]]
+    now = SYMBOLS[new[-3]]
     return (
         _made(more)
         or _placed(more, ahead, now)

@@ -41,7 +41,9 @@ class Thing:
     health: int
 
     def __init__(self, kind: int, at: int, way: int = 0) -> None:
-        self.kind, self.at, self.way = kind, at, way
+        self.kind = kind
+        self.at = at
+        self.way = way
         self.x, self.y = divmod(at, STRIDE)
         self.health = HEALTH[kind]
         self.clock = 0
@@ -49,7 +51,7 @@ class Thing:
 
     @property
     def look(self) -> int:
-        """How it is drawn."""
+        """The number of its picture."""
         if self.kind == ARROW:
             return ARROW_LOOK[self.way]
         if self.kind == PLANT and self.clock > RIPE:
@@ -109,7 +111,8 @@ def cow(world: Land, me: Thing) -> None:
 def zombie(world: Land, me: Thing) -> None:
     if me.health <= 0:
         world.remove(me)
-    player, random = world.player, world.random
+    player = world.player
+    random = world.random
     dx, dy = player.x - me.x, player.y - me.y
     if abs(dx) + abs(dy) <= 8 and random() < 0.9:
         way = toward(dx, dy, random() < 0.8)

@@ -53,7 +53,9 @@ FIELDS = {
     "sand": (4, 9),
     "tree": (5, 7),
 }
-COW, ZOMBIE, SKELETON = "cow", "zombie", "skeleton"
+COW = "cow"
+ZOMBIE = "zombie"
+SKELETON = "skeleton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,15 @@ def _grow(material: bytearray, terrain: _Terrain, draw: Callable[[], float]) -> 
 def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> list[tuple[str, int]]:
     """Cows, zombies and skeletons where they are born."""
     now = np.frombuffer(material, np.uint8)
-    grass, path = now == GRASS, now == PATH
+    grass = now == GRASS
+    path = now == PATH
     distance = _grid().distance
-    cow, zombie = grass & (distance > 3), (grass | path | (now == SAND)) & (distance > 10)
+    cow = grass & (distance > 3)
+    zombie = (grass | path | (now == SAND)) & (distance > 10)
     skeleton = path & tunnel
-    cows, zombies, skeletons = cow.tobytes(), zombie.tobytes(), skeleton.tobytes()
+    cows = cow.tobytes()
+    zombies = zombie.tobytes()
+    skeletons = skeleton.tobytes()
     born: list[tuple[str, int]] = []
     place = _grid().place
     for cell in np.flatnonzero(cow | zombie | skeleton).tolist():
@@ -141,7 +147,7 @@ def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """What is the same in every map: distances from the player's start, places, the noise."""
+    """The parts that every map shares: distances from the player's start, places, the noise."""
 
     distance: Floats
     place: list[int]
@@ -185,7 +191,8 @@ def _terrain(seed: int) -> _Terrain:
     sand = plain & (water > 0.25) & (water <= 0.35) & (field["sand"] > -0.2)
     sea = plain & ~sand & (water > 0.3)
     lava = solid & (mountain > 0.3) & (field["lava"] > 0.35)
-    may_coal, may_iron = solid & (field["coal"] > 0), solid & (field["iron"] > 0.4)
+    may_coal = solid & (field["coal"] > 0)
+    may_iron = solid & (field["iron"] > 0.4)
     may_diamond = solid & (mountain > 0.18)
     kinds = ((cave | tunnel, PATH), (solid, STONE), (lava, LAVA), (sand, SAND), (sea, WATER))
     material = np.full(len(start), GRASS, np.uint8)

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-STRETCH, SQUISH, NORM = -1.0 / 6, 1.0 / 3, 103
-WORD, HALF = (1 << 64) - 1, 1 << 63
+STRETCH = -1.0 / 6
+SQUISH = 1.0 / 3
+NORM = 103
+WORD = (1 << 64) - 1
+HALF = 1 << 63
 LOWER = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
 MIDDLE = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))
 UPPER = ((1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
@@ -96,23 +99,25 @@ def permutation(seed: int) -> Ints:
     """The 256 numbers that a seed shuffles, by a 64-bit linear congruential generator."""
     state = seed & WORD
     for _ in range(3):
-        state = _next(state)
-    source, table = list(range(256)), [0] * 256
+        state = _next_seed(state)
+    source = list(range(256))
+    table = [0] * 256
     for i in range(255, -1, -1):
-        state = _next(state)
+        state = _next_seed(state)
         pick = ((state if state < HALF else state - WORD - 1) + 31) % (i + 1)
         table[i] = source[pick]
         source[pick] = source[i]
     return np.array(table, np.int64)
 
 
-def _next(state: int) -> int:
+def _next_seed(state: int) -> int:
     return (state * 6364136223846793005 + 1442695040888963407) & WORD
 
 
 def _slot(choice: Ints, reach: Floats, vertex: Ints, apart: Floats) -> _Slot:
     place = np.flatnonzero(reach > 0)
-    choice, reach = choice[place], reach[place]
+    choice = choice[place]
+    reach = reach[place]
     twice = reach * reach
     dx, dy, dz = (np.ascontiguousarray(axis) for axis in apart[place, choice].T)
     return _Slot(place, vertex[place, choice], (dx, dy, dz), twice * twice)
@@ -150,7 +155,7 @@ def _axis(number: Ints) -> Ints:
     return np.eye(3, dtype=np.int64)[number]
 
 
-def _two_best(inside: Floats, sign: int) -> tuple[Ints, Ints, Floats, Floats]:
+def _two_nearest(inside: Floats, sign: int) -> tuple[Ints, Ints, Floats, Floats]:
     """The two axes with the highest (sign 1) or lowest (-1) part, as the algorithm breaks ties."""
     x, y, z = (sign * inside).T
     second = (x >= y) & (z > y)
@@ -160,12 +165,13 @@ def _two_best(inside: Floats, sign: int) -> tuple[Ints, Ints, Floats, Floats]:
 
 
 def _lower(inside: Floats) -> tuple[Ints, Ints]:
-    a, b, a_score, b_score = _two_best(inside, 1)
+    a, b, a_score, b_score = _two_nearest(inside, 1)
     rest = 1 - (inside[:, 0] + inside[:, 1] + inside[:, 2])
     near = ((rest > a_score) | (rest > b_score))[:, None]
     one = np.where(b_score > a_score, b, a)
     first, last = np.where(one == 0, 1, 0), np.where(one == 2, 1, 2)
-    both, missing = _axis(a) + _axis(b), _axis(3 - a - b)
+    both = _axis(a) + _axis(b)
+    missing = _axis(3 - a - b)
     return (
         np.stack(
             [
@@ -183,8 +189,10 @@ def _upper(inside: Floats) -> tuple[Ints, Ints]:
     x, y, z = inside.T
     swap_b = (x <= y) & (z < y)
     swap_a = (x > y) & (z < x)
-    a_point, b_point = np.where(swap_a, 0b011, 0b110), np.where(swap_b, 0b011, 0b101)
-    a_score, b_score = np.where(swap_a, z, x), np.where(swap_b, z, y)
+    a_point = np.where(swap_a, 0b011, 0b110)
+    b_point = np.where(swap_b, 0b011, 0b101)
+    a_score = np.where(swap_a, z, x)
+    b_score = np.where(swap_b, z, y)
     rest = 3 - (x + y + z)
     far = ((rest < a_score) | (rest < b_score))[:, None]
     pair = _bits(np.where(b_score < a_score, b_point, a_point))
@@ -214,14 +222,19 @@ def _middle(inside: Floats) -> tuple[Ints, Ints]:
     sums = (x + y, x + z, y + z)
     beyond = [s > 1 for s in sums]
     score = [np.where(far, s - 1, 1 - s) for far, s in zip(beyond, sums, strict=True)]
-    far_point, near_point = (0b011, 0b101, 0b110), (0b100, 0b010, 0b001)
+    far_point = (0b011, 0b101, 0b110)
+    near_point = (0b100, 0b010, 0b001)
     point = [np.where(far, f, n) for far, f, n in zip(beyond, far_point, near_point, strict=True)]
     change_a = (score[0] <= score[1]) & (score[0] < score[2])
     change_b = (score[0] > score[1]) & (score[1] < score[2])
-    a, a_far = np.where(change_a, point[2], point[0]), np.where(change_a, beyond[2], beyond[0])
-    b, b_far = np.where(change_b, point[2], point[1]), np.where(change_b, beyond[2], beyond[1])
-    both_far, both_near = (a_far & b_far)[:, None], (~a_far & ~b_far)[:, None]
-    further, nearer = _bits(np.where(a_far, a, b)), _bits(np.where(a_far, b, a))
+    a = np.where(change_a, point[2], point[0])
+    a_far = np.where(change_a, beyond[2], beyond[0])
+    b = np.where(change_b, point[2], point[1])
+    b_far = np.where(change_b, beyond[2], beyond[1])
+    both_far = (a_far & b_far)[:, None]
+    both_near = (~a_far & ~b_far)[:, None]
+    further = _bits(np.where(a_far, a, b))
+    nearer = _bits(np.where(a_far, b, a))
     either = _bits(a | b)
     first = np.where(both_far, 1, np.where(both_near, 0, 2 * further - 1))
     second = np.where(both_far, 2 * _bits(a & b), np.where(both_near, 2 * either - 1, 2 * nearer))

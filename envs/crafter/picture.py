@@ -33,8 +33,10 @@ from embodied.envs.crafter.world import World
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
-NIGHT, DREAM = np.array((0, 16, 64)), np.array((0, 0, 16))
-PALE, DEPTH = 0.4, 0.5  # colour that is left at night; deviation of the noise-free middle
+NIGHT = np.array((0, 16, 64))
+DREAM = np.array((0, 0, 16))
+PALE = 0.4  # colour that is left at night
+DEPTH = 0.5  # deviation of the noise-free middle
 NOISE = (32, 127)
 SIZE = 64  # of the package's picture
 
@@ -57,7 +59,8 @@ class Painter:
         """The view above the inventory [9 unit, 9 unit, 3], y before x. `grain` holds the random
         bits of the noise, two words a pixel; it is only read in the dark."""
         player = world.player
-        left, top = player.x - WIDE // 2, player.y - HIGH // 2
+        left = player.x - WIDE // 2
+        top = player.y - HIGH // 2
         window = slice(left, left + WIDE), slice(top, top + HIGH)
         ground, look = (
             np.frombuffer(layer, np.uint8).reshape(STRIDE, STRIDE)[window]
@@ -65,7 +68,8 @@ class Painter:
         )
         light = world.light
         if light >= 0.5:
-            day, night = self._day[ground, look], self._night[ground, look]
+            day = self._day[ground, look]
+            night = self._night[ground, look]
             view = _joined(light * day + (1 - light) * night)
         else:
             canvas = _joined(self._tiles[ground, look])
@@ -106,7 +110,8 @@ def portrait(world: World, width: int, height: int) -> Pixels:
     bits = 64 * painter.shape[0] * painter.shape[1]
     drawn = painter.paint(world, Random(world.clock).getrandbits(bits))[:height, :width]
     out = np.zeros((height, width, 3), np.uint8)
-    top, left = (height - drawn.shape[0]) // 2, (width - drawn.shape[1]) // 2
+    top = (height - drawn.shape[0]) // 2
+    left = (width - drawn.shape[1]) // 2
     out[top : top + drawn.shape[0], left : left + drawn.shape[1]] = drawn
     return out
 
@@ -171,11 +176,14 @@ def _tiles(unit: int) -> Pixels:
 def _item_tiles(unit: int) -> Pixels:
     """Every item with every count [items, 1 + most, u, u, 3]; a count of 0 is black."""
     tiles = np.zeros((len(ITEMS), 1 + max(MOST), unit, unit, 3), np.uint8)
-    icon, digit = int(0.8 * unit), int(0.6 * unit)
-    edge, inset = int(0.1 * unit), int(0.4 * unit)
+    icon = int(0.8 * unit)
+    digit = int(0.6 * unit)
+    edge = int(0.1 * unit)
+    inset = int(0.4 * unit)
     if digit < 1:
         return tiles
-    icon_at, digit_at = slice(edge, edge + icon), slice(inset, inset + digit)
+    icon_at = slice(edge, edge + icon)
+    digit_at = slice(inset, inset + digit)
     for item, name in enumerate(ITEMS):
         for count in range(1, 1 + MOST[item]):
             tile = tiles[item, count]

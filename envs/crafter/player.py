@@ -31,7 +31,8 @@ SWORDS = tuple(
     (ITEMS.index(name), damage)
     for name, damage in (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
 )
-DO, SLEEP = ACTIONS.index("do"), ACTIONS.index("sleep")
+DO = ACTIONS.index("do")
+SLEEP = ACTIONS.index("sleep")
 MOVES = {
     ACTIONS.index(f"move_{name}"): way
     for name, way in zip(("left", "right", "up", "down"), WAYS, strict=True)
@@ -86,7 +87,7 @@ class Player(Thing):
                 self.sleeping = False
                 self.achieved[WAKE_UP] += 1
         self._act(world, action)
-        self._live()
+        self._advance_life()
         self.inventory[:] = [
             0 if count < 0 else most if count > most else count
             for count, most in zip(self.inventory, MOST, strict=True)
@@ -142,7 +143,7 @@ class Player(Thing):
         if material == WATER:
             self.thirst = 0
         rule = COLLECT.get(material)
-        if rule is None or not self._has(rule.needs):
+        if rule is None or not self._can_pay(rule.needs):
             return
         world.put(target, rule.leaves)
         if world.random() <= rule.chance:
@@ -153,7 +154,7 @@ class Player(Thing):
 
     def _place(self, world: Land, target: int, rule: Place) -> None:
         free = world.who[target] is None and rule.where[world.cells[target]]
-        if not free or not self._has(rule.costs):
+        if not free or not self._can_pay(rule.costs):
             return
         self._pay(rule.costs)
         if rule.material:
@@ -167,22 +168,23 @@ class Player(Thing):
         # At the left and upper edge of the map the package finds nothing near.
         if self.x > RIM and self.y > RIM:
             near = {world.cells[self.at + step] for step in NEIGHBOURHOOD}
-        if not near.issuperset(rule.near) or not self._has(rule.costs):
+        if not near.issuperset(rule.near) or not self._can_pay(rule.costs):
             return
         self._pay(rule.costs)
         self.inventory[rule.item] += rule.gives
         self.achieved[rule.achieved] += 1
 
-    def _has(self, amounts: Amounts) -> bool:
+    def _can_pay(self, amounts: Amounts) -> bool:
         return all(self.inventory[item] >= count for item, count in amounts)
 
     def _pay(self, amounts: Amounts) -> None:
         for item, count in amounts:
             self.inventory[item] -= count
 
-    def _live(self) -> None:
+    def _advance_life(self) -> None:
         """Hunger, thirst, fatigue; health comes back or goes."""
-        inventory, sleeping = self.inventory, self.sleeping
+        inventory = self.inventory
+        sleeping = self.sleeping
         self.hunger += 0.5 if sleeping else 1
         if self.hunger > 25:
             self.hunger = 0

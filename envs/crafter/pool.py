@@ -50,7 +50,8 @@ class Rows:
     """Some of the games and their part of the shared arrays."""
 
     def __init__(self, arrays: Mapping[str, NDArray], settings: Settings) -> None:
-        self.arrays, self.settings = arrays, settings
+        self.arrays = arrays
+        self.settings = settings
         self.worlds: dict[int, World] = {}
         self.start = {k[4:]: v for k, v in arrays.items() if k.startswith("obs/")}
         self.next = {k[5:]: v for k, v in arrays.items() if k.startswith("next/")}
@@ -66,7 +67,8 @@ class Rows:
 
     def step(self) -> None:
         """Step every env and reset those whose episode ended."""
-        arrays, goal = self.arrays, self.settings.goal
+        arrays = self.arrays
+        goal = self.settings.goal
         reward, terminated, truncated = (
             arrays[name] for name in ("reward", "terminated", "truncated")
         )
@@ -74,7 +76,8 @@ class Rows:
             world = self.worlds[row]
             reward[row], over, late = world.step(action)
             over = over or (goal >= 0 and world.unlocked[goal])
-            terminated[row], truncated[row] = over, late and not over
+            terminated[row] = over
+            truncated[row] = late and not over
             arrays["unlocked"][row] = world.unlocked
             observe(world, self.next, row)
             if over or late:
@@ -160,7 +163,8 @@ class _Local:
     """Envs in this process, with the interface of a `Worker`."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, self.answer = rows, None
+        self.rows = rows
+        self.answer = None
 
     def send(self, method: str, *given: Any) -> None:
         self.answer = getattr(self.rows, method)(*given)

@@ -39,10 +39,15 @@ CREATURES = ("player", "cow", "zombie", "skeleton", "arrow", "plant")
 SYMBOLS = ("nothing", *MATERIALS, *CREATURES, "ripe plant")
 SYMBOL = {name: number for number, name in enumerate(SYMBOLS)}
 MATERIAL = {name: 1 + number for number, name in enumerate(MATERIALS)}
-WATER, GRASS, STONE = MATERIAL["water"], MATERIAL["grass"], MATERIAL["stone"]
+WATER = MATERIAL["water"]
+GRASS = MATERIAL["grass"]
+STONE = MATERIAL["stone"]
 PATH, SAND, TREE, LAVA = (MATERIAL[name] for name in ("path", "sand", "tree", "lava"))
-COAL, IRON, DIAMOND = MATERIAL["coal"], MATERIAL["iron"], MATERIAL["diamond"]
-TABLE, FURNACE = MATERIAL["table"], MATERIAL["furnace"]
+COAL = MATERIAL["coal"]
+IRON = MATERIAL["iron"]
+DIAMOND = MATERIAL["diamond"]
+TABLE = MATERIAL["table"]
+FURNACE = MATERIAL["furnace"]
 
 # The sprite of the object on a cell; 0: none.
 LOOKS = (
@@ -52,11 +57,13 @@ LOOKS = (
 )
 LOOK = {name: number for number, name in enumerate(LOOKS)}
 
-SIDE, RIM = 64, 4
+SIDE = 64
+RIM = 4
 STRIDE = SIDE + 2 * RIM
 CELLS = STRIDE * STRIDE
 LEFT, RIGHT, UP, DOWN = WAYS = (-STRIDE, STRIDE, -1, 1)  # x goes right, y goes down
-WIDE, HIGH = 9, 7  # what the player sees
+WIDE = 9  # cells that the player sees across
+HIGH = 7  # and in height
 ITEM_ROWS = 2
 NEAR = 2 * WIDE  # creatures further away than this (in steps) stand still
 CHUNK = 12

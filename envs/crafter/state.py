@@ -72,7 +72,8 @@ def write(world: World, state: Arrays) -> None:
     player.achieved[:] = state["achieved"].tolist()
     for name, value in zip(VITALS, state["vitals"].tolist(), strict=True):
         setattr(player, name, value)
-    player.before, player.sleeping = health, bool(sleeping)
+    player.before = health
+    player.sleeping = bool(sleeping)
     world.unlocked = [count > 0 for count in player.achieved]
     for thing in made:
         world.add(thing)
@@ -90,5 +91,6 @@ def _thing(line: list[int]) -> Thing:
         player.way = direction
         return player
     thing = Thing(kind, at, direction)
-    thing.health, thing.clock = health, clock
+    thing.health = health
+    thing.clock = clock
     return thing

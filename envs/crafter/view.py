@@ -63,7 +63,8 @@ def fields(kinds: tuple[Kind, ...]) -> dict[str, Field]:
 def seen(world: World) -> NDArray[np.uint8]:
     """The 7 x 9 cells in view as symbols, from the top row; creatures hide the ground."""
     player = world.player
-    left, top = player.x - WIDE // 2, player.y - HIGH // 2
+    left = player.x - WIDE // 2
+    top = player.y - HIGH // 2
     window = slice(left, left + WIDE), slice(top, top + HIGH)
     ground = np.frombuffer(world.cells, np.uint8).reshape(STRIDE, STRIDE)[window]
     look = np.frombuffer(world.look, np.uint8).reshape(STRIDE, STRIDE)[window]

@@ -17,7 +17,8 @@ AHEAD: dict[int, tuple[int, int]] = dict(zip(WAYS, ((0, -1), (0, 1), (-1, 0), (1
 
 def words(world: World) -> str:
     """Near things with direction and distance, vitals, inventory, daylight, achievements."""
-    player, view = world.player, seen(world)
+    player = world.player
+    view = seen(world)
     down, right = AHEAD[player.way]
     ahead = SYMBOLS[view[HIGH // 2 + down, WIDE // 2 + right]]
     vitals = ", ".join(f"{ITEMS[i]} {player.inventory[i]}/9" for i in VITAL)

@@ -38,7 +38,7 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 
 @cache
 def daylight(step: int) -> float:
-    """From 0 (dark) to 1; a day has 300 steps."""
+    """The daylight, from 0 (dark) to 1; a day has 300 steps."""
     progress = (step / 300) % 1 + 0.3
     return float(1 - np.abs(np.cos(np.pi * progress)) ** 3)
 
@@ -49,7 +49,9 @@ class World:
     """
 
     def __init__(self, seed: int, length: int | None = 10000) -> None:
-        self.seed, self.length, self.episode = seed, length, 0
+        self.seed = seed
+        self.length = length
+        self.episode = 0
         self.begin()
 
     def begin(self) -> None:
@@ -57,7 +59,9 @@ class World:
         self.episode += 1
         drawn = make(hash((self.seed, self.episode)) % (2**31 - 1))
         self.set_random(drawn.random.getstate())
-        self.cells, self.clock, self.light = drawn.cells, 0, daylight(0)
+        self.cells = drawn.cells
+        self.clock = 0
+        self.light = daylight(0)
         self.began = 0  # the clock at the start; a saved state may be taken over later in the day
         self.empty()
         self.player = Player(place(SIDE // 2, SIDE // 2))
@@ -72,7 +76,8 @@ class World:
         """Draw from a Mersenne twister in this state from now on."""
         self.generator = Random()
         self.generator.setstate(state)
-        self.random, self.bits = self.generator.random, self.generator.getrandbits
+        self.random = self.generator.random
+        self.bits = self.generator.getrandbits
 
     def empty(self) -> None:
         """Remove all objects; count the materials of each chunk."""
@@ -84,7 +89,7 @@ class World:
         self.grass, self.path = self._count(GRASS), self._count(PATH)
 
     def _count(self, material: int) -> list[int]:
-        """How many cells of each chunk are of a material."""
+        """The number of cells of a material in each chunk."""
         chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
         return np.bincount(chunks, minlength=len(CHUNK_CELLS)).tolist()
 
@@ -94,7 +99,8 @@ class World:
         """
         self.clock += 1
         self.light = daylight(self.clock)
-        player, others = self.player, self.things[1:]  # who comes in this step waits
+        player = self.player
+        others = self.things[1:]  # who comes in this step waits
         player.turn(self, action)
         self.look[player.at] = player.look
         x, y = player.x, player.y
@@ -132,7 +138,8 @@ class World:
         """Remove an object; no effect if it was removed before."""
         if thing.removed:
             return
-        self.who[thing.at], self.look[thing.at] = None, 0
+        self.who[thing.at] = None
+        self.look[thing.at] = 0
         del self.chunks[CHUNK_OF[thing.at]][thing]
         thing.removed = self.gone = True
 
@@ -146,8 +153,10 @@ class World:
             return False
         if thing.removed:
             return True
-        self.who[at], self.who[to] = None, thing
-        self.look[to], self.look[at] = self.look[at], 0
+        self.who[at] = None
+        self.who[to] = thing
+        self.look[to] = self.look[at]
+        self.look[at] = 0
         if CHUNK_OF[at] != CHUNK_OF[to]:
             del self.chunks[CHUNK_OF[at]][thing]
             self.chunks.setdefault(CHUNK_OF[to], {})[thing] = None
@@ -157,7 +166,8 @@ class World:
 
     def put(self, at: int, material: int) -> None:
         """Change the ground of a cell."""
-        chunk, before = CHUNK_OF[at], self.cells[at]
+        chunk = CHUNK_OF[at]
+        before = self.cells[at]
         for kind, counts in ((GRASS, self.grass), (PATH, self.path)):
             counts[chunk] += (material == kind) - (before == kind)
         self.cells[at] = material
@@ -169,7 +179,8 @@ class World:
         cows = int(1.5 + light)
         for chunk, things in list(self.chunks.items()):
             kinds = [thing.kind for thing in things]
-            grass, path = self.grass[chunk], self.path[chunk]
+            grass = self.grass[chunk]
+            path = self.path[chunk]
             low = 0 if grass < 50 else night
             if not low <= kinds.count(ZOMBIE) <= night:
                 self._adjust(chunk, ZOMBIE, GRASS, 6, 0, 0.3, 0.4, low)

@@ -29,7 +29,8 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
 GRAVITY = 9.81
-PULL, HELP = "pull", "help"
+PULL = "pull"
+HELP = "help"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class AssistForce(Wrapper):
             )
         self._body = known.index(config.body)
         joint = inner.model.joint(config.body)
-        self._at, self._speed = int(joint.qposadr[0]), int(joint.dofadr[0])
+        self._at = int(joint.qposadr[0])
+        self._speed = int(joint.dofadr[0])
         self._mass = float(inner.model.body_mass[self._body])
         self.memory[HELP] = torch.zeros(self.num_envs)
 
@@ -78,7 +80,8 @@ class AssistForce(Wrapper):
         )
 
     def step(self, action: Tensor) -> Step:
-        help_, pull = self.memory[HELP], (action[:, -1].clamp(-1, 1) + 1) / 2
+        help_ = self.memory[HELP]
+        pull = (action[:, -1].clamp(-1, 1) + 1) / 2
         if not torch.isfinite(pull).all():
             return self.env.step(action)  # refuses it, and says in which rows
         inner: Any = self.env
@@ -93,8 +96,9 @@ class AssistForce(Wrapper):
         )
 
     def force(self, help_: Any, pull: Any) -> Any:
-        """What is applied to the object now, [B, 3] (N)."""
-        config, inner = self.config, self.env
+        """The force on the object now, [B, 3] (N)."""
+        config = self.config
+        inner = self.env
         world: Any = inner
         view = world.view(np.arange(self.num_envs))
         place = world.batch.qpos[:, self._at : self._at + 3]

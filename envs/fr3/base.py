@@ -43,7 +43,7 @@ class TaskInstance:
             raise ValueError(f"unknown reward {worth!r}; choose sparse or shaped")
         self.task: Task = TASKS[name]() if isinstance(name, str) else name
         self.worth = worth
-        self.parameters = (*_ranged(self.task, ranges), *more)
+        self.parameters = (*_parameters_in_ranges(self.task, ranges), *more)
         self._low = tuple(each.low for each in self.parameters)
         self._span = tuple(each.high - each.low for each in self.parameters)
 
@@ -70,7 +70,8 @@ class TaskInstance:
 
     def judge(self, view: View) -> tuple[Floats, Flags, dict[str, Floats]]:
         """Reward [n], end of the episode [n] and log: success gives 1, shaped terms up to 0.1."""
-        task, xp = self.task, namespace(view.width)
+        task = self.task
+        xp = namespace(view.width)
         success = task.success(view)
         lost = task.lost(view) & ~success
         terms = {name: term(view) for name, term in task.terms.items()}
@@ -89,7 +90,8 @@ class RenderScene:
     """
 
     def __init__(self, task: Task, meshes: bool = True) -> None:
-        self.task, self.meshes = task, meshes
+        self.task = task
+        self.meshes = meshes
         self._made: tuple[mujoco.MjModel, mujoco.MjData] | None = None
 
     def shaped(self, param: Params) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -98,7 +100,8 @@ class RenderScene:
             model = compile_scene(self.task, pictures=self.meshes)
             if not self.meshes:
                 model.geom_group[:] = 0  # the solids of the hand are not drawn otherwise
-                model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = 0.5, 0.5
+                model.vis.headlight.ambient[:] = 0.5
+                model.vis.headlight.diffuse[:] = 0.5
             self._made = model, mujoco.MjData(model)
         model, data = self._made
         for (name, geom), value in self.task.shape(param).items():
@@ -107,7 +110,7 @@ class RenderScene:
 
 
 def addresses(model: mujoco.MjModel, task: Task) -> dict[str, int]:
-    """Where the position of each free body of `task` begins in qpos."""
+    """The index in qpos at which the position of each free body of `task` begins."""
     return {name: int(model.joint(name).qposadr[0]) for name in task.free}
 
 
@@ -116,7 +119,7 @@ def mocaps(model: mujoco.MjModel, task: Task) -> dict[str, int]:
     return {name: int(model.body(name).mocapid[0]) for name in task.markers}
 
 
-def _ranged(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
+def _parameters_in_ranges(task: Task, ranges: Ranges) -> tuple[Parameter, ...]:
     known = [parameter.name for parameter in task.parameters]
     for key in ranges:
         if key not in known:

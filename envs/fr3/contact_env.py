@@ -33,8 +33,11 @@ from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 
 JOINTS = len(fr3.JOINTS)
-PUSHES, PUSH_TICKS = 3, 6  # of an episode; ticks that one lasts
-PROGRESS, REACHED, LATE = 10.0, 5.0, 0.02  # reward per m, of success, cost of a tick
+PUSHES = 3  # of an episode
+PUSH_TICKS = 6  # ticks that one lasts
+PROGRESS = 10.0  # reward per m
+REACHED = 5.0  # reward of success
+LATE = 0.02  # cost of a tick
 REFLEX_NAMES = tuple(
     f"{name}{i + 1}" for name in ("q", "dq", "tau", "ahead") for i in range(JOINTS)
 )
@@ -81,9 +84,11 @@ class Fr3Contact(MujocoVecEnv):
     draws = 3 + 3 * PUSHES + PUSHES  # start, directions and sizes of pushes, their times
 
     def __init__(self, config: Config) -> None:
-        self.config, self.dt = config, 1 / config.hertz
+        self.config = config
+        self.dt = 1 / config.hertz
         self.given = TaskInstance(config.task, "sparse", {})
-        self.what, self.parameters = self.given.task, self.given.parameters
+        self.what = self.given.task
+        self.parameters = self.given.parameters
         if not self.what.touch:
             raise ConfigError(f"env.task: {config.task} has no touch sensors; use channel")
         model = compile_scene(self.what, pictures=False)
@@ -120,22 +125,24 @@ class Fr3Contact(MujocoVecEnv):
         return super().state_roles | StateRoles(times={"memory/when": None})
 
     def control(self, action: Floats) -> None:
-        memory, q = self.memory, self.batch.qpos[:, :JOINTS]
+        memory = self.memory
+        q = self.batch.qpos[:, :JOINTS]
         most = self.config.acceleration * self.dt**2
         wanted = np.asarray(self.config.speed) * self.dt * action[:, :JOINTS]
         step = np.clip(wanted, memory["step"] - most, memory["step"] + most)
         scaled = step / (np.asarray(self.config.speed) * self.dt)
         reference = {"q": memory["setpoint"], "width": np.zeros(len(q))}
         target = self.controller(scaled, q, reference)[0]
-        memory["step"][:], memory["setpoint"][:] = target - memory["setpoint"], target
+        memory["step"][:] = target - memory["setpoint"]
+        memory["setpoint"][:] = target
         self.batch.ctrl[:, :JOINTS] = target
-        self._stiffen(action[:, JOINTS:])
+        self._set_stiffness(action[:, JOINTS:])
         since = self.count[:, None] - memory["when"]
         acting = (since >= 0) & (since < PUSH_TICKS)
         force = (memory["push"] * acting[:, :, None]).sum(1)
         self.batch.xfrc_applied.reshape(self.num_envs, -1, 6)[:, self._hand, :3] = force
 
-    def _stiffen(self, action: Floats) -> None:
+    def _set_stiffness(self, action: Floats) -> None:
         """Springs and dampers for stiffness actions [B, 1]."""
         ratio = self.config.softest ** (0.5 * (1 - action))
         stiffness = ratio * np.asarray(self.config.stiffness)
@@ -162,7 +169,8 @@ class Fr3Contact(MujocoVecEnv):
 
     def outcome(self, action: Floats) -> Outcome:
         view = self.view(np.arange(self.num_envs))
-        path, force = path_length(view), self.memory["peak"]
+        path = path_length(view)
+        force = self.memory["peak"]
         violated = force > self.config.limit
         won = self.what.success(view) & ~violated
         reward = PROGRESS * (self.memory["path"] - path) + REACHED * won - LATE
@@ -172,7 +180,7 @@ class Fr3Contact(MujocoVecEnv):
 
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws[:, :3])
-        q = _reach(start.tool)
+        q = _joint_positions(start.tool)
         self.batch.qpos[rows, :JOINTS] = q
         self.batch.ctrl[rows, :JOINTS] = q
         for name, place in start.marker.items():
@@ -217,7 +225,7 @@ class Fr3Contact(MujocoVecEnv):
         return self.what.describe(self.view(np.array([row])))
 
 
-def _reach(tool: Floats) -> Floats:
+def _joint_positions(tool: Floats) -> Floats:
     """Joint positions [n, 7] with the tool at `tool` [n, 3], pointing down."""
     return CartesianDelta(cartesian_delta.Config()).reach(tool)
 

@@ -110,8 +110,10 @@ class Look:
 
     def __init__(self, randomize: Randomize, model: mujoco.MjModel, task: Task) -> None:
         self.names = tuple(randomize)
-        self.place, self.turn = model.cam_pos.copy(), model.cam_quat.copy()
-        self.light, self.rgba = model.light_diffuse.copy(), model.geom_rgba.copy()
+        self.place = model.cam_pos.copy()
+        self.turn = model.cam_quat.copy()
+        self.light = model.light_diffuse.copy()
+        self.rgba = model.geom_rgba.copy()
         head = model.vis.headlight
         self.head = {name: getattr(head, name).copy() for name in ("ambient", "diffuse")}
         _, self.geoms = touchable(model, task)
@@ -146,7 +148,8 @@ def _first(param: Mapping[str, Floats], names: tuple[str, ...]) -> Floats:
 
 def _turned(quat: Floats, angles: Floats) -> Floats:
     """`quat` turned by a rotation vector (rad) in its own axes."""
-    turn, turned = np.empty(4), np.empty(4)
+    turn = np.empty(4)
+    turned = np.empty(4)
     angle = float(np.linalg.norm(angles))
     mujoco.mju_axisAngle2Quat(turn, angles / max(angle, 1e-12), angle)
     mujoco.mju_mulQuat(turned, quat, turn)

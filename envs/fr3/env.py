@@ -68,14 +68,16 @@ class Fr3(MujocoVecEnv):
     """B parallel FR3 robots with one of the tasks of `embodied.envs.fr3.tasks`."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.portraits = config, tuple(config.portraits)
+        self.config = config
+        self.portraits = tuple(config.portraits)
         if unknown := [name for name in self.portraits if name not in VIEWS]:
             raise ConfigError(
                 f"env.portraits: unknown camera {unknown[0]!r}{nearest(unknown[0], VIEWS)}"
             )
         more = drawn_from(config.randomize)
         self.given = self.instance(more)
-        self.what, self.parameters = self.given.task, self.given.parameters
+        self.what = self.given.task
+        self.parameters = self.given.parameters
         self.controller = _controller(config)
         self._start = CartesianDelta(cartesian_delta.Config())
         self.draws = self.what.draws
@@ -92,7 +94,8 @@ class Fr3(MujocoVecEnv):
             name=f"fr3_{config.task}",
             cameras=_cameras(config),
         )
-        self._free, self._markers = addresses(model, self.what), mocaps(model, self.what)
+        self._free = addresses(model, self.what)
+        self._markers = mocaps(model, self.what)
         self._drawn = RenderScene(self.what)
         self._seen = (
             self._drawn if config.drawing == "full" else RenderScene(self.what, meshes=False)
@@ -112,7 +115,8 @@ class Fr3(MujocoVecEnv):
         joints, width, moved = self.controller(action, self.batch.qpos[:, :7], reference)
         for key, value in moved.items():
             memory[key][:] = value
-        self.batch.ctrl[:, :7], self.batch.ctrl[:, 7] = joints, width / 2
+        self.batch.ctrl[:, :7] = joints
+        self.batch.ctrl[:, 7] = width / 2
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
         state = self.given.observe(self.view(rows)).astype(np.float32)
@@ -136,13 +140,15 @@ class Fr3(MujocoVecEnv):
         qpos[rows, 7:9] = start.width[:, None] / 2
         for name, (place, turn) in start.bodies(tool).items():
             first = self._free[name]
-            qpos[rows, first : first + 3], qpos[rows, first + 3 : first + 7] = place, turn
+            qpos[rows, first : first + 3] = place
+            qpos[rows, first + 3 : first + 7] = turn
         for name, place in start.marker.items():
             self.batch.mocap_pos[rows, self._markers[name]] = place
         reference = self.controller.begin(q, start.width)
         for key, value in {**reference, **start.memory}.items():
             self.memory[key][rows] = value
-        self.batch.ctrl[rows, :7], self.batch.ctrl[rows, 7] = q, 0.0
+        self.batch.ctrl[rows, :7] = q
+        self.batch.ctrl[rows, 7] = 0.0
         self.batch.ctrl[rows, 7] = start.width / 2
         if self.what.settle:
             self.batch.ctrl[rows, 7] = 0.0
@@ -215,7 +221,8 @@ class Fr3(MujocoVecEnv):
         half = self.given.native(np.full((1, self.task.shape[1]), 0.5))
         own = self.what.start(half, np.full((1, self.draws), 0.5)).memory
         reference = self.controller.begin(fr3.HOME[None], np.zeros(1))
-        self._own, self._reference = tuple(own), tuple(reference)
+        self._own = tuple(own)
+        self._reference = tuple(reference)
         for key, value in {**reference, **own}.items():
             self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
 

@@ -53,11 +53,13 @@ class RenderedCamera(Scene):
         if self.shown is None:
             raise RuntimeError("RenderedCamera: call show() before picture()")
         q, width, values = self.shown
-        task, half = self.given.task, np.full((1, len(self.given.parameters)), 0.5)
+        task = self.given.task
+        half = np.full((1, len(self.given.parameters)), 0.5)
         native = self.given.native(half)
         native |= {name: np.array([values[name]]) for name in native if name in values}
         model, data = self.drawn.shaped(native)
-        data.qpos[:7], data.qpos[7:9] = q, width / 2
+        data.qpos[:7] = q
+        data.qpos[7:9] = width / 2
         for name, at in addresses(model, task).items():
             data.qpos[at : at + 3] = [values[f"{name}_{axis}"] for axis in "xyz"]
             yaw = np.arctan2(values.get(f"{name}_sin_4yaw", 0), values.get(f"{name}_cos_4yaw", 1))

@@ -9,7 +9,8 @@ from embodied.envs.fr3.tasks.task import Task
 from embodied.envs.mujoco.cameras import Point, looking
 
 # Contact groups: objects and table touch everything, the robot does not touch itself.
-OBJECT, ROBOT = 1, 2
+OBJECT = 1
+ROBOT = 2
 
 
 def compile_scene(task: Task, pictures: bool) -> mujoco.MjModel:
@@ -37,8 +38,10 @@ def _options(spec: mujoco.MjSpec, task: Task) -> None:
     option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     # Firm friction, or held objects creep out of the hand; with only 20 iterations the solver does
     # not get there and 17% of lifts are lost.
-    option.cone, option.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, 10.0
-    option.iterations, option.ls_iterations = 100, 50
+    option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    option.impratio = 10.0
+    option.iterations = 100
+    option.ls_iterations = 50
 
 
 def _arm(spec: mujoco.MjSpec) -> None:
@@ -50,19 +53,24 @@ def _arm(spec: mujoco.MjSpec) -> None:
         spec.joint(name).frictionloss = 0.0
         actuator = spec.actuator(name)
         actuator.gainprm[0] = stiffness
-        actuator.biasprm[1], actuator.biasprm[2] = -stiffness, -damping
+        actuator.biasprm[1] = -stiffness
+        actuator.biasprm[2] = -damping
 
 
 def _hand(spec: mujoco.MjSpec) -> None:
     """Fingers that close at a real hand's speed, one flat pad each, and a box for the hand."""
     for name in fr3.FINGERS:
         joint = spec.joint(name)
-        joint.armature, joint.frictionloss, joint.damping[0] = 0.1, 0.0, 10.0
+        joint.armature = 0.1
+        joint.frictionloss = 0.0
+        joint.damping[0] = 10.0
     actuator = spec.actuator("hand")
     actuator.inheritrange = 0
     actuator.gainprm[0] = 6000.0
-    actuator.biasprm[1], actuator.biasprm[2] = -6000.0, -60.0
-    actuator.ctrlrange, actuator.forcerange = [0.0, fr3.OPEN / 2], [-70.0, 70.0]
+    actuator.biasprm[1] = -6000.0
+    actuator.biasprm[2] = -60.0
+    actuator.ctrlrange = [0.0, fr3.OPEN / 2]
+    actuator.forcerange = [-70.0, 70.0]
 
 
 def _strip(spec: mujoco.MjSpec, pictures: bool) -> None:

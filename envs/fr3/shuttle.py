@@ -86,7 +86,8 @@ class Shuttle(fr3_env.Fr3):
         closed = np.zeros(len(index))
         self.batch.qpos[index, :9] = np.concatenate([q, np.zeros((len(index), 2))], 1)
         self.batch.qvel[index, :9] = 0.0
-        self.batch.ctrl[index, :7], self.batch.ctrl[index, 7] = q, 0.0
+        self.batch.ctrl[index, :7] = q
+        self.batch.ctrl[index, 7] = 0.0
         for key, value in self.controller.begin(q, closed).items():
             self.memory[key][index] = value
         self.batch.forward(index)

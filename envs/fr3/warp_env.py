@@ -63,18 +63,23 @@ class Fr3Warp(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.name = config, f"fr3_{config.task}_warp"
+        self.config = config
+        self.name = f"fr3_{config.task}_warp"
         self.given = TaskInstance(config.task, config.reward, config.ranges)
-        self.what, self.parameters = self.given.task, self.given.parameters
+        self.what = self.given.task
+        self.parameters = self.given.parameters
         self.controller = CartesianDelta(cartesian_delta.Config(turning=config.turning))
-        self.spec, self.num_envs = self.given.spec(self.controller), config.num_envs
+        self.spec = self.given.spec(self.controller)
+        self.num_envs = config.num_envs
         self.horizon = self.what.horizon if config.horizon is None else config.horizon
         self.substeps = round(DT / self.what.timestep)
         self.model = compile_scene(self.what, pictures=False)
         self.batch = self._batch()
         self.device = self.batch.device
-        self._free, self._markers = addresses(self.model, self.what), mocaps(self.model, self.what)
-        self._drawn, self._cameras = RenderScene(self.what), Cameras((), 0)
+        self._free = addresses(self.model, self.what)
+        self._markers = mocaps(self.model, self.what)
+        self._drawn = RenderScene(self.what)
+        self._cameras = Cameras((), 0)
         self.streams = RowRng(config.seed, self.num_envs, self.device)
         self.count = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.task = self._zeros(len(self.parameters))
@@ -82,7 +87,8 @@ class Fr3Warp(VecEnv):
         self._obs: Tensors | None = None
 
     def _batch(self) -> WarpBatch:
-        config, device = self.config, str(pick_device(self.config.device))
+        config = self.config
+        device = str(pick_device(self.config.device))
         tell_about_compiling(self.name, device)
         half = {each.name: np.full(1, (each.low + each.high) / 2) for each in self.parameters}
         return WarpBatch(
@@ -117,14 +123,15 @@ class Fr3Warp(VecEnv):
         self.count = self.count + 1
         view = self.view()
         reward, won, log = self.given.judge(view)
-        reward, next_obs = reward.float(), self._observe(view)
+        reward = reward.float()
+        next_obs = self._observe(view)
         late = (self.count >= self.horizon) & ~won
         ended = won | late
         sane = torch.isfinite(next_obs["state"]).all() & torch.isfinite(reward).all()
         # The only synchronisation with the device per step.
         some, fine, lost = torch.stack([ended.any(), sane, self.batch.lost()]).tolist()
         if not fine or lost:
-            self._complain(action, reward, next_obs, lost)
+            self._warn_of_overflow(action, reward, next_obs, lost)
         self._obs = next_obs
         if some:
             self._notify_before_reset(ended)
@@ -167,12 +174,13 @@ class Fr3Warp(VecEnv):
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {key: value.to(self.device, copy=True) for key, value in state.items()}
-        self.count, self.task = here["count"], here["task"]
+        self.count = here["count"]
+        self.task = here["task"]
         self.streams.state = here["stream"]
         start = len("memory/")
         self.memory = {k[start:]: v for k, v in here.items() if k.startswith("memory/")}
         self.batch.load({key: here[f"physics/{key}"] for key in self.batch.state})
-        self._retask()
+        self._set_tasks()
         self._obs = {key: here[f"obs/{key}"] for key in self.spec.obs}
         return self._obs
 
@@ -213,7 +221,7 @@ class Fr3Warp(VecEnv):
         vector = drawn[:, :size] if task is None else task
         self.task = torch.where(mask[:, None], vector, self.task)
         self.count = self.count.masked_fill(mask, 0)
-        self._retask()
+        self._set_tasks()
         start = self.what.start(self.given.native(self.task), drawn[:, size:])
         q = self.controller.reach(start.tool)
         reference = self.controller.begin(q, start.width)
@@ -238,10 +246,12 @@ class Fr3Warp(VecEnv):
         """State fields [B, ...] of envs that start at `start` with joint angles `q` [B, 7]."""
         tool, _, _ = fr3.forward(q)
         qpos = self.batch.origin.double()
-        qpos[:, :7], qpos[:, 7:9] = q, start.width[:, None] / 2
+        qpos[:, :7] = q
+        qpos[:, 7:9] = start.width[:, None] / 2
         for name, (place, turn) in start.bodies(tool).items():
             first = self._free[name]
-            qpos[:, first : first + 3], qpos[:, first + 3 : first + 7] = place, turn
+            qpos[:, first : first + 3] = place
+            qpos[:, first + 3 : first + 7] = turn
         mocap = self.batch.state["mocap_pos"].double()
         for name, place in start.marker.items():
             mocap[:, self._markers[name]] = place
@@ -249,7 +259,7 @@ class Fr3Warp(VecEnv):
         ctrl = torch.cat([q, finger[:, None]], 1)
         return {"qpos": qpos, "ctrl": ctrl, "mocap_pos": mocap}
 
-    def _retask(self) -> None:
+    def _set_tasks(self) -> None:
         """Write the model fields that follow from the task vectors."""
         for (name, geom), value in self.what.shape(self.given.native(self.task)).items():
             self.batch.field(name)[:, self.model.geom(geom).id] = value.float()
@@ -275,7 +285,7 @@ class Fr3Warp(VecEnv):
             raise ValueError(f"{self.name}: task vectors must be in [0, 1]")
         return values
 
-    def _complain(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
+    def _warn_of_overflow(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
         """Raise the error of the step, with env indices and names."""
         bad = ~torch.isfinite(action).all(1)
         if bad.any():

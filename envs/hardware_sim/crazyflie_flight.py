@@ -44,14 +44,16 @@ class Flown:
         if config.vehicle not in VEHICLES:
             raise ConfigError(f"no vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}")
         vehicle = VEHICLES[config.vehicle]
-        self.config, self.pilot = config, Pilot(vehicle, CPU)
+        self.config = config
+        self.pilot = Pilot(vehicle, CPU)
         zero = torch.zeros(3, 1)
         self.air = self.pilot.physics.body(numbers(vehicle), zero, zero)
         self.state = torch.zeros(17, 1)
         self.state[:3, 0] = torch.tensor(config.place)
         self.state[3] = 1.0
         self.random = np.random.default_rng(config.seed)
-        self.time, self.told_at = 0.0, -1e9
+        self.time = 0.0
+        self.told_at = -1e9
         self.error = -np.asarray(config.place) if config.external else np.zeros(3)
         """What it believes of its place minus where it is, m."""
         self.onboard = Onboard(Path(config.onboard), vehicle) if config.onboard else None
@@ -74,10 +76,10 @@ class Flown:
     def fly(self, setpoint: Setpoint, dt: float) -> None:
         self.time += dt
         state = self.state
-        action = -torch.ones(4, 1) if setpoint.up == "off" else self._pushed(setpoint)
+        action = -torch.ones(4, 1) if setpoint.up == "off" else self._action_for(setpoint)
         state = self.pilot.physics.fly(state, action, self.air, dt)
         if float(state[2]) <= 0:
-            state = self._grounded(state)
+            state = self._state_on_floor(state)
         self.state = state
 
     def hint(self, place: Vector) -> None:
@@ -86,16 +88,17 @@ class Flown:
             self.told_at = self.time
 
     def choose(self, learned: bool) -> None:
-        """Who flies to places: what was learned, or the pilot."""
+        """Choose who flies to places: the learned policy, or the pilot."""
         self.learned = learned and self.onboard is not None
 
     def upright(self) -> bool:
         return bool(self.state[4:6].square().sum() < 0.25)  # 60 degrees
 
-    def _pushed(self, setpoint: Setpoint) -> torch.Tensor:
+    def _action_for(self, setpoint: Setpoint) -> torch.Tensor:
         """Commands of the motors [4, 1]."""
-        pilot, state = self.pilot, self.state
-        if (learned := self._learned(setpoint)) is not None:
+        pilot = self.pilot
+        state = self.state
+        if (learned := self._learned_command(setpoint)) is not None:
             return learned
         offset = torch.tensor(self.error, dtype=torch.float32)[:, None]
         place = torch.tensor(setpoint.place)[:, None] - offset
@@ -116,8 +119,8 @@ class Flown:
         turns = wanted_yaw if setpoint.turn == "rate" else pilot.turn_to(state, wanted_yaw)
         return pilot(state, wanted, turns)
 
-    def _learned(self, setpoint: Setpoint) -> torch.Tensor | None:
-        """What the policy on board commands; None where it is not asked, or strays."""
+    def _learned_command(self, setpoint: Setpoint) -> torch.Tensor | None:
+        """The command of the policy on board; None where it is not asked, or strays."""
         if self.onboard is None:
             return None
         if not self.learned or setpoint.across != "place" or setpoint.up != "place":
@@ -129,8 +132,10 @@ class Flown:
 
     def _lean(self, setpoint: Setpoint, wanted: torch.Tensor) -> None:
         """Write to `wanted` [3, 1] the acceleration of a thrust along that tilt."""
-        (roll, pitch), yaw = setpoint.tilt, self.pilot.heading(self.state)
-        r, p = torch.tensor(roll), torch.tensor(pitch)
+        (roll, pitch) = setpoint.tilt
+        yaw = self.pilot.heading(self.state)
+        r = torch.tensor(roll)
+        p = torch.tensor(pitch)
         x, y = yaw.cos() * p.sin() * r.cos(), yaw.sin() * p.sin() * r.cos()
         axis = torch.stack([x + yaw.sin() * r.sin(), y - yaw.cos() * r.sin()])
         upwards = (p.cos() * r.cos()).clamp(min=0.3)
@@ -139,11 +144,12 @@ class Flown:
             wanted[2] = setpoint.thrust * vehicle.lift * GRAVITY * upwards - GRAVITY
         wanted[:2] = axis * (wanted[2] + GRAVITY) / upwards
 
-    def _grounded(self, state: torch.Tensor) -> torch.Tensor:
-        """On the floor: level and at rest, facing where it faced."""
+    def _state_on_floor(self, state: torch.Tensor) -> torch.Tensor:
+        """The state on the floor: level and at rest, facing where it faced."""
         half = self.pilot.heading(state) / 2
         after = state.clone()
-        after[2], after[7:13] = 0.0, 0.0
+        after[2] = 0.0
+        after[7:13] = 0.0
         after[3:7] = torch.stack([half.cos(), 0 * half, 0 * half, half.sin()])
         return after
 
@@ -160,7 +166,9 @@ class Air:
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         torch.set_num_threads(1)
-        self.config, self.body, self.pace = config, Flown(config), Pace(STEP, BEHIND)
+        self.config = config
+        self.body = Flown(config)
+        self.pace = Pace(STEP, BEHIND)
         made = FirmwareConfig(config.arms_itself, config.battery, config.drain)
         self.firmware = Firmware(made, self.body, 0.0)
         onboard = self.body.onboard
@@ -178,14 +186,14 @@ class Air:
         return f"udp://127.0.0.1:{self.socket.getsockname()[1]}"
 
     def serve(self, over: threading.Event) -> None:
-        """Until `over`."""
+        """Serve packets and fly until `over` is set."""
         while not over.is_set():
             left = self.pace.due - time.monotonic()
             if left <= 0:  # one, and then it listens: it may be too slow to catch up
                 self.step()
                 left = self.pace.next()
             if select.select([self.socket], [], [], left)[0]:
-                self._hear()
+                self._receive()
         self.socket.close()
 
     def step(self) -> None:
@@ -194,9 +202,9 @@ class Air:
         if self.writer is not None:
             self.writer.publish(self.body.state[:3, 0].double().numpy(), time.monotonic())
         for frame in self.server.tell(self.firmware.now):
-            self._say(frame)
+            self._send(frame)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 frame, self.peer = self.socket.recvfrom(64)
@@ -206,9 +214,9 @@ class Air:
                 continue
             answer = self.server.hear(frame)
             if answer is not None:
-                self._say(answer)
+                self._send(answer)
 
-    def _say(self, frame: bytes) -> None:
+    def _send(self, frame: bytes) -> None:
         if self.peer is None or self.silent or self._loses(frame):
             return
         try:
@@ -217,7 +225,8 @@ class Air:
             self.peer = None  # it is gone
 
     def _loses(self, frame: bytes) -> bool:
-        """Of the streams only: over UDP the client does not ask twice."""
+        """Whether this packet is lost. Only streams lose packets: over UDP the client does not ask
+        twice."""
         streams = frame[:1] in (b"\x7c", b"\x5e", b"\x6c", b"\x6d")
         return streams and self.body.random.random() < self.config.lost
 

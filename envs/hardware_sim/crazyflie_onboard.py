@@ -39,7 +39,9 @@ class Onboard:
     """The app that `embodied export RUN --to FOLDER --crazyflie` wrote. ConfigError."""
 
     def __init__(self, folder: Path, vehicle: Vehicle) -> None:
-        self.vehicle, self.flies, source = vehicle, False, folder / "src"
+        self.vehicle = vehicle
+        self.flies = False
+        source = folder / "src"
         try:
             found = HASH.search((source / "policy_controller.c").read_text())
         except OSError as error:
@@ -81,7 +83,8 @@ def _compiled(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise ConfigError("a policy on board of a emulator needs a C compiler (cc)")
     with tempfile.TemporaryDirectory() as scratch:
-        main, library = Path(scratch) / "main.c", Path(scratch) / "onboard.so"
+        main = Path(scratch) / "main.c"
+        library = Path(scratch) / "onboard.so"
         main.write_text(MAIN)
         words = [compiler, "-std=c99", "-O2", f"-I{source}", "-shared", "-fPIC", str(main), "-lm"]
         done = subprocess.run(

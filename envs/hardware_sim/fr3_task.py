@@ -39,7 +39,8 @@ class TaskWorld(World):
 
     def __init__(self, config: Config) -> None:
         self.arm = config.arm
-        self.lasting, self.laid = config.lasting, False
+        self.lasting = config.lasting
+        self.laid = False
         self.given = TaskInstance(config.task, "sparse", config.ranges)
         self.task = self.given.task
         force = ("contact_force",) if self.task.touch else ()
@@ -49,7 +50,8 @@ class TaskWorld(World):
         """The scene that policies were trained in."""
         model = compile_scene(self.task, pictures=False)
         joint_model.write(model, self.arm)
-        self.free, self.markers = addresses(model, self.task), mocaps(model, self.task)
+        self.free = addresses(model, self.task)
+        self.markers = mocaps(model, self.task)
         return model
 
     def begin(

@@ -39,10 +39,11 @@ BEHIND = 0.05  # s that are caught up with at most: after a stall the world goes
 
 
 class Things:
-    """What stands before the arm, as the simulator knows it, told to whoever looks."""
+    """The things before the arm, as the simulator knows them, told to whoever looks."""
 
     def __init__(self, world: TaskWorld, folder: Path, seed: int) -> None:
-        self.world, self.writer = world, ExternalStateWriter(folder, world.names)
+        self.world = world
+        self.writer = ExternalStateWriter(folder, world.names)
         self.random = np.random.default_rng(seed)
 
     def put(self, worldbody: ElementTree.Element) -> None:
@@ -53,25 +54,26 @@ class Things:
         worldbody.extend(made if made is not None else [])
 
     def begin(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Where the task wants them."""
+        """Place the things where the task wants them."""
         task = self.world.task
-        self.world.free, self.world.markers = addresses(model, task), mocaps(model, task)
-        self._lay(model, data)
+        self.world.free = addresses(model, task)
+        self.world.markers = mocaps(model, task)
+        self._place_things(model, data)
 
     def look(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         """Tell what is so now; lay out again where that was asked for."""
         if self.writer.renew_requested():
-            self._lay(model, data)
+            self._place_things(model, data)
             self.writer.acknowledge_renew()
         self.writer.publish(self.world.sense(data), time.monotonic())
 
-    def _lay(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+    def _place_things(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         self.world.begin(model, data, self.random)
         mujoco.mj_forward(model, data)
 
 
 def main(folder: Path) -> None:
-    """Until standard input ends. What stands there is told of in `folder`."""
+    """Run until standard input ends. `folder` gets the states of the things."""
     config = settings(Config)
     host = config.host if config.host else _address()
     said: dict[str, Any] = {"host": host}
@@ -85,7 +87,7 @@ def main(folder: Path) -> None:
         if things is not None:
             things.put(sim.worldbody)
         with SimulationServer(sim, hostname_candidates=[host]) as server:
-            model, data = _pinched(sim)
+            model, data = _model_with_firm_friction(sim)
             for robot in server.robot_servers:
                 if robot.gripper_server is not None:
                     answer_all(robot.gripper_server)
@@ -101,16 +103,21 @@ def main(folder: Path) -> None:
             _run(server, said, (lambda: things.look(model, data)) if things is not None else None)
 
 
-def _pinched(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
-    """Its model and data; firm friction as in training, or held things creep out of the hand."""
-    model, data = sim.model, sim.data
+def _model_with_firm_friction(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    """Return model and data with firm friction, as in training; else held things creep out of the
+    hand."""
+    model = sim.model
+    data = sim.data
     assert model is not None and data is not None
-    model.opt.cone, model.opt.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, 10.0
+    model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    model.opt.impratio = 10.0
     return model, data
 
 
 def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
-    over, pace, looked = threading.Event(), Pace(STEP, BEHIND), time.monotonic()
+    over = threading.Event()
+    pace = Pace(STEP, BEHIND)
+    looked = time.monotonic()
     threading.Thread(target=answer, args=(said, pace.behind, over), daemon=True).start()
     while not over.is_set():
         server.run_once(realtime=False)
@@ -123,7 +130,7 @@ def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
 
 
 def _await_answer(server: SimulationServer) -> None:
-    """Until what runs on each robot has answered its newest state."""
+    """Wait until the program of each robot has answered its newest state."""
     for robot in server.robot_servers:
         if robot.current_motion_id:
             # The one thing that franky-sim (1.0) keeps to itself.

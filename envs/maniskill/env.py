@@ -59,9 +59,11 @@ class ManiSkill(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         settings = _settings(config)
-        self.horizon, self.on_gpu = settings.horizon, settings.backend == "gpu"
+        self.horizon = settings.horizon
+        self.on_gpu = settings.backend == "gpu"
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()

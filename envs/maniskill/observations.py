@@ -88,8 +88,10 @@ def picture(env: Any, row: int, width: int, height: int) -> Tensor:
         raise NotImplementedError(f"{env.spec.id} has no camera to render with")
     whole = torch.as_tensor(drawn)[row].cpu()
     high, wide = whole.shape[:2]
-    cut_high, cut_wide = min(high, wide * height // width), min(wide, high * width // height)
-    top, left = (high - cut_high) // 2, (wide - cut_wide) // 2
+    cut_high = min(high, wide * height // width)
+    cut_wide = min(wide, high * width // height)
+    top = (high - cut_high) // 2
+    left = (wide - cut_wide) // 2
     part = whole[top : top + cut_high, left : left + cut_wide].permute(2, 0, 1)[None].float()
     sized = torch.nn.functional.interpolate(part, (height, width), mode="area")
     return sized[0].permute(1, 2, 0).round().to(torch.uint8)
@@ -109,7 +111,8 @@ def words(env: Any, row: int, count: int, horizon: int) -> str:
         parts.append(f"tool at {_numbers(agent.tcp_pose.p[row])} m")
     for name, actor in env.scene.actors.items():
         if actor.px_body_type != "static":
-            place, turn = _numbers(actor.pose.p[row]), _numbers(actor.pose.q[row])
+            place = _numbers(actor.pose.p[row])
+            turn = _numbers(actor.pose.q[row])
             parts.append(f"{name} at {place} m, quaternion {turn}")
     return "; ".join(parts)
 

@@ -31,7 +31,8 @@ class Row:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.env = settings, make(settings, 1)
+        self.settings = settings
+        self.env = make(settings, 1)
         self.generator = np.random.Generator(np.random.PCG64(0))
         self.seed = 0
         self.tape: list[NDArray[np.float32]] = []
@@ -42,7 +43,8 @@ class Row:
 
     def play(self, seed: int) -> Tensors:
         """Start the episode of `seed`, independent of previous episodes."""
-        self.seed, self.tape = seed, []
+        self.seed = seed
+        self.tape = []
         obs, info = self.env.reset(seed=seed)
         if not info.get("reconfigure", False):
             self.env.scene.step()
@@ -134,7 +136,8 @@ class Batch:
 
     def __init__(self, settings: Settings, count: int) -> None:
         require_driver(settings.backend)
-        self.settings, self.env = settings, make(settings, count)
+        self.settings = settings
+        self.env = make(settings, count)
         self.counts = torch.zeros(count, dtype=torch.int64)
         self.generator = np.random.Generator(np.random.PCG64(0))
 

@@ -33,8 +33,12 @@ class BatchLevels:
     """The task vectors of `levels` (float64 [n, S^2 + 3]) as tensors on `device`."""
 
     def __init__(self, levels: MazeLevels, device: torch.device) -> None:
-        self.side, self.cells, self.size = levels.side, levels.cells, levels.size
-        self.blocks, self.lots, self.device = levels.blocks, levels.lots, device
+        self.side = levels.side
+        self.cells = levels.cells
+        self.size = levels.size
+        self.blocks = levels.blocks
+        self.lots = levels.lots
+        self.device = device
         self.shortest = levels.shortest
         random = np.random.default_rng(HASH)
         marks = random.integers(1 << 62, size=self.cells * 3 + 4)
@@ -105,7 +109,8 @@ class BatchLevels:
     def _solvable_few(self, plans: Plans, shortest: int = 0) -> Tensor:
         """The same by the bits of one integer a level: some rows end in a step, and a tensor
         operation on few levels takes as long as one on a thousand."""
-        width, n = self.side + 1, len(plans.start)
+        width = self.side + 1
+        n = len(plans.start)
         free = torch.zeros(n, self.side, width, dtype=torch.uint8)
         free[:, :, : self.side] = ~plans.walls.view(n, self.side, self.side)
         ends = torch.stack([plans.start, plans.goal])
@@ -119,11 +124,13 @@ class BatchLevels:
 
     def _solvable_many(self, plans: Plans, shortest: int = 0) -> Tensor:
         """A flood from the start in all levels at once."""
-        n, side = len(plans.start), self.side
+        n = len(plans.start)
+        side = self.side
         free = ~plans.walls.view(n, side, side)
         wet = torch.zeros(n, self.cells, dtype=torch.bool, device=self.device)
         wet.scatter_(1, plans.start[:, None], True)
-        reached, goal = wet.view(n, side, side), plans.goal[:, None]
+        reached = wet.view(n, side, side)
+        goal = plans.goal[:, None]
         for _ in range(shortest - 1):
             reached = _spread(reached) & free
         near = reached.view(n, -1).gather(1, goal)[:, 0]
@@ -144,7 +151,8 @@ def _joined(free: int, wet: int, goal: int, width: int, shortest: int) -> bool:
         wave = (wet | wet << 1 | wet >> 1 | wet << width | wet >> width) & free
         if wave == wet:
             return False
-        wet, steps = wave, steps + 1
+        wet = wave
+        steps = steps + 1
     return steps >= shortest
 
 

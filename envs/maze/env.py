@@ -64,14 +64,16 @@ class Maze(VecEnv):
     def __init__(self, config: Config) -> None:
         if config.view % 2 == 0:
             raise ValueError(f"maze: view={config.view} must be odd")
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.device = _device(config.device)
         self.levels = MazeLevels(config.side, config.blocks, config.held_out, config.shortest)
         self.batch = BatchLevels(self.levels, self.device)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
         self.held_out_names = self.levels.held_out_names
         self.spec = self._spec()
-        n, device = config.num_envs, self.device
+        n = config.num_envs
+        device = self.device
         self.every = torch.arange(n, device=device)
         self.streams = RowRng(config.seed, n, device)
         self.task = torch.zeros(n, self.levels.size, dtype=torch.float64, device=device)
@@ -80,13 +82,15 @@ class Maze(VecEnv):
         self.cells = torch.full((n, self.width**2), WALL, dtype=torch.uint8, device=device)
         self.strides = torch.tensor([y * self.width + x for y, x in WAYS], device=device)
         self.turns = torch.tensor(TURNS, device=device)
-        self.looks = self._looks(config.view)
+        self.looks = self._first_obs(config.view)
         numbers = torch.zeros(4, n, dtype=torch.int64, device=device)
         self.place, self.goal, self.facing, self.age = numbers
-        self.begun, self.given = False, False
+        self.begun = False
+        self.given = False
 
     def _spec(self) -> Spec:
-        view, levels = self.config.view, self.levels
+        view = self.config.view
+        levels = self.levels
         obs = {
             "view": Leaf((view, view), "uint8", low=0, high=GOAL, unit=SYMBOL),
             "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
@@ -95,7 +99,7 @@ class Maze(VecEnv):
         text = "find the goal of the maze"
         return Spec(obs, Leaf((), "int64", low=0, high=GO), DT, task, text)
 
-    def _looks(self, view: int) -> Tensor:
+    def _first_obs(self, view: int) -> Tensor:
         """[4, V * V]: how far each cell of the view is from the agent's, by facing."""
         ahead = torch.arange(view - 1, -1, -1, device=self.device)[:, None]
         aside = (torch.arange(view, device=self.device) - view // 2)[None]
@@ -103,7 +107,7 @@ class Maze(VecEnv):
         return (ahead * self.strides[:, None, None] + aside * right[:, None, None]).flatten(1)
 
     def expect_given_tasks(self) -> None:
-        """From now on `reset(task=...)` follows each end of an episode: `step` draws no levels."""
+        """Expect that `reset(task=...)` follows each end of an episode: `step` draws no levels."""
         self.given = True
 
     def reset(
@@ -152,12 +156,15 @@ class Maze(VecEnv):
         """New episodes in `rows` [n], of levels `task` [n, D] or random ones."""
         task = self.batch.draw(self.streams, rows) if task is None else task
         plans = self.batch.decode(task)
-        side, inside = self.config.side, slice(self.pad, self.pad + self.config.side)
+        side = self.config.side
+        inside = slice(self.pad, self.pad + self.config.side)
         grid = self.cells.view(-1, self.width, self.width)
         grid[rows, inside, inside] = plans.walls.view(-1, side, side).to(torch.uint8) * WALL
         self.place[rows], self.goal[rows] = self._padded(plans.start), self._padded(plans.goal)
         self.cells[rows, self.goal[rows]] = GOAL
-        self.facing[rows], self.age[rows], self.task[rows] = plans.facing, 0, task
+        self.facing[rows] = plans.facing
+        self.age[rows] = 0
+        self.task[rows] = task
 
     def _padded(self, cell: Tensor) -> Tensor:
         row, column = cell // self.config.side, cell % self.config.side
@@ -216,6 +223,7 @@ def fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
     columns = np.arange(int(picture.shape[1] * scale)) / scale
     inside = picture[rows.astype(int)[:, None], columns.astype(int)]
     frame = np.full((height, width, 3), 255, np.uint8)
-    top, left = (height - len(rows)) // 2, (width - len(columns)) // 2
+    top = (height - len(rows)) // 2
+    left = (width - len(columns)) // 2
     frame[top : top + len(rows), left : left + len(columns)] = inside
     return frame

@@ -53,9 +53,11 @@ def comb(side: int) -> Maze:
 
 
 def four_rooms(side: int) -> Maze:
-    walls, middle = np.zeros((side, side), bool), side // 2
+    walls = np.zeros((side, side), bool)
+    middle = side // 2
     walls[middle] = walls[:, middle] = True
-    near, far = middle // 2, (middle + 1 + side) // 2
+    near = middle // 2
+    far = (middle + 1 + side) // 2
     for place in (near, far):
         walls[middle, place] = walls[place, middle] = False
     return Maze("four_rooms", walls, 0, side * side - 1)

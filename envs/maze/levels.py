@@ -26,7 +26,8 @@ Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells
 EDIT_GOAL = 0.1  # share of edits that move the goal instead of a wall
 HELD_OUT = 20_611  # seed of the held-out evaluation mazes
-LONG, AMONG = 200, 4_000  # levels with the longest shortest paths, and of how many
+LONG = 200  # levels with the longest shortest paths
+AMONG = 4_000  # of how many random ones
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,22 @@ class MazeLevels:
     def __init__(self, side: int, blocks: int, held_out: str = "mixed", shortest: int = 0) -> None:
         if side < 5:
             raise ValueError(f"side={side} is too small for a maze; it must be at least 5")
-        self.side, self.cells = side, side * side
+        self.side = side
+        self.cells = side * side
         if not 0 <= blocks <= self.cells - 2:
             raise ValueError(f"blocks={blocks} must be 0 to {self.cells - 2} for side={side}")
         if not 0 <= shortest <= 2 * side - 4:  # longer ones are too rare to be sampled
             raise ValueError(f"shortest={shortest} must be 0 to {2 * side - 4} for side={side}")
-        self.blocks, self.size, self.shortest = blocks, self.cells + MARKS, 0
+        self.blocks = blocks
+        self.size = self.cells + MARKS
+        self.shortest = 0
         walls = (f"wall_{y}_{x}" for y in range(side) for x in range(side))
         self.names = (*walls, "start", "goal", "facing")
         self.lots = self.cells + 2  # uniform numbers per level
         # In words (maze_words.py): goal, start, and walls or nothing.
-        self.words, self.length, self.marks = self.cells + 1, blocks + 2, 2
+        self.words = self.cells + 1
+        self.length = blocks + 2
+        self.marks = 2
         made = {"mixed": self._held_out, "zero_shot": self._zero_shot, "long": self._long}
         self.held_out_names, self.held_out = made[held_out]()
         self.shortest = shortest  # not for held-out levels
@@ -76,7 +82,8 @@ class MazeLevels:
             )
         if not ((levels >= 0) & (levels <= 1)).all():
             raise ValueError("maze levels must be in [0, 1]")
-        rows, last = np.arange(len(levels)), self.cells - 1
+        rows = np.arange(len(levels))
+        last = self.cells - 1
         walls = levels[:, : self.cells] >= 0.5
         # A little more than the number: float32 may be just below a cell's own bound.
         start, goal = (
@@ -103,11 +110,13 @@ class MazeLevels:
 
     def random(self, n: int, random: np.random.Generator) -> Floats:
         """[n, S^2 + 3]: sampled levels that are solvable and not held out."""
-        return self._until(self.drawn, n, random)
+        return self._draw_until(self.drawn, n, random)
 
     def plain(self, n: int, random: np.random.Generator) -> Floats:
         """[n, S^2 + 3]: levels without walls, with random start and goal."""
-        return self._until(lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random)
+        return self._draw_until(
+            lambda lots: self._placed(np.zeros(len(lots), int), lots), n, random
+        )
 
     def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
         """[n, S^2 + 3]: levels after `edits` edits each (a wall toggled, or the goal moved). Edits
@@ -121,7 +130,7 @@ class MazeLevels:
         # Most come out fit: one look instead of one after every edit.
         torn = np.flatnonzero(~self.fit(edited))
         if len(torn):
-            edited[torn] = self._mended(levels[torn], cells[:, torn], goals[:, torn])
+            edited[torn] = self._with_edits(levels[torn], cells[:, torn], goals[:, torn])
         return edited
 
     def spell(self, levels: Floats) -> NDArray[np.int64]:
@@ -137,7 +146,7 @@ class MazeLevels:
         whole = self._walled(levels, words[:, self.marks :])
         torn = np.flatnonzero(~self.fit(whole))
         if len(torn):
-            whole[torn] = self._repaired(levels[torn], words[torn, self.marks :])
+            whole[torn] = self._with_walls(levels[torn], words[torn, self.marks :])
         lost = np.flatnonzero(~self.fit(whole))  # an empty one that is held out
         if len(lost):
             whole[lost] = self.random(len(lost), random)
@@ -178,20 +187,22 @@ class MazeLevels:
         return self._canonical(self.encode(Plans(walls, start, goal, facing)))
 
     def _walled(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
-        """With all the walls of `words` [n, k]; none on start or goal."""
+        """Return the levels with all walls of `words` [n, k], none on start or goal."""
         walls = np.zeros((len(levels), self.cells + 1))
         np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
         return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
 
-    def _repaired(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
-        """With each of the walls in turn, unless a level would be unfit with it."""
+    def _with_walls(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
+        """Add each of the walls in turn, unless a level would be unfit with it."""
         for column in words.T:
             tried = self._canonical(np.maximum(levels, self._wall(column)))
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
 
-    def _mended(self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]) -> Floats:
-        """With each of the edits [k, n] in turn, unless a level would be unfit with it."""
+    def _with_edits(
+        self, levels: Floats, cells: NDArray[np.int64], goals: NDArray[np.bool_]
+    ) -> Floats:
+        """Make each of the edits [k, n] in turn, unless a level would be unfit with it."""
         for cell, moved in zip(cells, goals, strict=True):
             tried = self._edited(levels, cell, moved)
             levels = np.where(self.fit(tried)[:, None], tried, levels)
@@ -215,7 +226,7 @@ class MazeLevels:
         facing = np.minimum((lots[:, -1] * 4).astype(np.int64), 3)
         return self.encode(Plans(walls, order[:, -2], order[:, -1], facing))
 
-    def _until(
+    def _draw_until(
         self, make: Callable[[Floats], Floats], n: int, random: np.random.Generator
     ) -> Floats:
         levels = make(random.random((n, self.lots)))
@@ -225,7 +236,8 @@ class MazeLevels:
 
     def _edited(self, levels: Floats, cell: NDArray[np.int64], moved: NDArray[np.bool_]) -> Floats:
         """One edit each: the wall at `cell` [n] put or taken away, or the goal moved there."""
-        rows, edited = np.arange(len(levels)), levels.copy()
+        rows = np.arange(len(levels))
+        edited = levels.copy()
         plans = self.decode(levels)
         taken = (cell == plans.start) | (cell == plans.goal)
         flip = ~moved & ~taken
@@ -266,7 +278,9 @@ class MazeLevels:
         random = np.random.default_rng(HELD_OUT)
         self._secret: set[bytes] = set()
         walls = np.full(AMONG, self.blocks)
-        levels = self._until(lambda lots: self._placed(walls[: len(lots)], lots), AMONG, random)
+        levels = self._draw_until(
+            lambda lots: self._placed(walls[: len(lots)], lots), AMONG, random
+        )
         longest = np.argsort(-self.ways(levels), kind="stable")[:LONG]
         return tuple(f"long_{i}" for i in range(LONG)), levels[longest]
 

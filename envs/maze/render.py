@@ -6,8 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 CELL = 16  # pixels
-GROUND, WALL, LINE = (244, 241, 234), (58, 66, 82), (228, 223, 212)
-GOAL, AGENT = (46, 150, 92), (196, 66, 42)
+GROUND = (244, 241, 234)
+WALL = (58, 66, 82)
+LINE = (228, 223, 212)
+GOAL = (46, 150, 92)
+AGENT = (196, 66, 42)
 NAMES = ("right", "down", "left", "up")
 ARROWS = ">v<^"
 
@@ -26,7 +29,8 @@ def drawing(
     lines = np.zeros_like(open_)
     lines[::CELL] = lines[:, ::CELL] = True
     picture[lines & open_ & (picture == GROUND).all(2)] = LINE
-    top, left = agent[0] * CELL, agent[1] * CELL
+    top = agent[0] * CELL
+    left = agent[1] * CELL
     picture[top : top + CELL, left : left + CELL][triangle(facing)] = AGENT
     frame = np.empty((picture.shape[0] + 2 * CELL, picture.shape[1] + 2 * CELL, 3), np.uint8)
     frame[:] = WALL

@@ -16,7 +16,8 @@ def distances(
     steps = np.full((n, side, side), -1)
     edge = np.zeros((n, side, side), bool)
     edge.reshape(n, -1)[np.arange(n), start] = True
-    unseen, step = ~walls & ~edge, 0
+    unseen = ~walls & ~edge
+    step = 0
     rows = np.arange(n)
     while edge.any():
         steps[edge] = step

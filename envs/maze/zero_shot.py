@@ -42,7 +42,8 @@ def _turned(maze: Published, quarters: int, mirrored: bool) -> Published:
     cells = np.rot90(np.arange(SIDE**2).reshape(SIDE, SIDE), quarters)
     facing = (maze.facing - quarters) % 4
     if mirrored:
-        cells, facing = cells[:, ::-1], (2 - facing) % 4
+        cells = cells[:, ::-1]
+        facing = (2 - facing) % 4
     place = np.argsort(cells.ravel())  # where each cell goes
     walls = maze.walls.ravel()[cells]
     return Published(maze.name, walls, int(place[maze.start]), int(place[maze.goal]), facing)

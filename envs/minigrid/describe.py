@@ -31,10 +31,12 @@ def listed(code: NDArray[np.uint8] | list[int]) -> str:
 
 
 def described(view: NDArray[np.uint8], turn: int, mission: str) -> str:
-    """What an agent that sees `view` [S, S, 3] (itself in the middle of the last row) and looks
-    `turn` knows: mission, compass, hand, what is ahead, and each thing in view with its place."""
+    """The text of what an agent that sees `view` [S, S, 3] (itself in the middle of the last row)
+    and looks `turn` knows: mission, compass, hand, what is ahead, and each thing in view with its
+    place."""
     size = len(view)
-    half, last = size // 2, size - 1
+    half = size // 2
+    last = size - 1
     carried = view[half, last]
     hand = "nothing" if carried[0] <= KIND["empty"] else listed(carried)
     lines = [
@@ -72,7 +74,8 @@ def described_whole(grid: NDArray[np.uint8], agent: NDArray[np.int64]) -> str:
 
 def _ahead(view: NDArray[np.uint8]) -> str:
     size = len(view)
-    half, last = size // 2, size - 1
+    half = size // 2
+    last = size - 1
     for steps in range(1, size):
         kind = int(view[half, last - steps, 0])
         if KINDS[kind] == "wall":

@@ -41,7 +41,8 @@ class MiniGrid(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.backend = chosen(config)
         self.world = _pool(config) if self.backend == "envpool" else _rows(config)
         self.spec = self.world.spec
@@ -82,7 +83,8 @@ class MiniGrid(VecEnv):
         chw = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float()
         sized = functional.interpolate(chw, size, mode="area")[0].permute(1, 2, 0)
         framed = torch.full((height, width, 3), 24, dtype=torch.uint8)
-        top, left = (height - size[0]) // 2, (width - size[1]) // 2
+        top = (height - size[0]) // 2
+        left = (width - size[1]) // 2
         framed[top : top + size[0], left : left + size[1]] = sized.round().to(torch.uint8)
         return framed
 

@@ -56,7 +56,8 @@ class Pool(EnvPool):
         if config.privileged:
             obs |= whole_leaves(*_size(pool))
         self.spec = Spec(obs, self._actions.leaf, config.dt, None, config.text)
-        self._rows, self._elapsed = self._every, self._keys["elapsed_step"]
+        self._rows = self._every
+        self._elapsed = self._keys["elapsed_step"]
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -68,7 +69,7 @@ class Pool(EnvPool):
         native = self._actions.native(action).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
-        reward, terminated, ended = self._paid(state), *self._ends(state)
+        reward, terminated, ended = self._rewards(state), *self._ends(state)
         rows = np.flatnonzero(ended).astype(np.int32)
         # The whole level of a finished env must be read before its reset.
         whole = self._whole(self._every) if self.settings.privileged else {}
@@ -78,7 +79,7 @@ class Pool(EnvPool):
         self._now = following
         if len(rows):
             self._rows = rows
-            self._now = replace_rows(following, rows, self._fresh())
+            self._now = replace_rows(following, rows, self._first_obs())
         return Step(
             obs=self._now,
             next_obs=following,
@@ -110,17 +111,18 @@ class Pool(EnvPool):
         return Grid.decode(state["grid"])[0].render(tile, (x, y), turn)
 
     def describe(self, row: int = 0) -> str:
-        view, turn = self._now["cells"][row].numpy(), int(self._now["direction"][row])
+        view = self._now["cells"][row].numpy()
+        turn = int(self._now["direction"][row])
         return described(view, turn, self._states(np.array([row], np.int32))[0].mission)
 
     def _ends(self, state: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Which envs [B] terminated, and which finished (terminated or truncated)."""
+        """Flags of the envs [B] that terminated, and of those that finished (either way)."""
         done = state[self._done]
         if self._limit:
             return done, done | (state[self._elapsed] >= self._limit)
         return done & (~state[self._late] | (state[self._reward] != 0)), done
 
-    def _paid(self, state: list[np.ndarray]) -> np.ndarray:
+    def _rewards(self, state: list[np.ndarray]) -> np.ndarray:
         """Rewards [B]: 1 - 0.9 t / T in double precision with our own clock (EnvPool computes it in
         single precision with its own clock).
         """
@@ -136,8 +138,8 @@ class Pool(EnvPool):
         reward[rows] = np.where(known, exact, reward[rows])
         return reward
 
-    def _fresh(self) -> Tensors:
-        fresh = super()._fresh()  # waits until the rows have begun
+    def _first_obs(self) -> Tensors:
+        fresh = super()._first_obs()  # waits until the rows have begun
         return fresh | self._whole(self._rows) if self.settings.privileged else fresh
 
     def _tensors(self, state: list[np.ndarray], reward: np.ndarray) -> Tensors:
@@ -172,7 +174,8 @@ def symbols_of(state: Any) -> dict[str, np.ndarray]:
     inside = np.array(state.grid_contains, np.uint8).reshape(shape)
     hand = [_hand(state), NOTHING]
     if state.carrying_has_contains:
-        kind, colour = state.carrying_contains_type, state.carrying_contains_color
+        kind = state.carrying_contains_type
+        colour = state.carrying_contains_color
         hand[1] = (kind, colour, state.carrying_contains_state)
     return {
         "grid": np.array(state.grid, np.uint8).reshape(shape),

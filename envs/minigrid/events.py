@@ -19,8 +19,10 @@ from embodied.envs.minigrid.describe import COLOURS, KIND, STATES, named
 
 Code = tuple[int, ...]
 THINGS = tuple(KIND[word] for word in ("key", "ball", "box"))
-DOOR, BOX = KIND["door"], KIND["box"]
-OPEN, LOCKED = STATES.index("open"), STATES.index("locked")
+DOOR = KIND["door"]
+BOX = KIND["box"]
+OPEN = STATES.index("open")
+LOCKED = STATES.index("locked")
 
 
 def happened(before: Tensors, after: Tensors) -> list[str]:
@@ -40,7 +42,8 @@ def happened(before: Tensors, after: Tensors) -> list[str]:
 def _near(view: Tensors) -> NDArray[np.uint8]:
     """Hand and cell ahead [B, 6]."""
     cells = view["cells"].cpu().numpy()
-    half, last = cells.shape[1] // 2, cells.shape[2] - 1
+    half = cells.shape[1] // 2
+    last = cells.shape[2] - 1
     return np.concatenate([cells[:, half, last], cells[:, half, last - 1]], 1)
 
 

@@ -14,7 +14,7 @@ from minigrid.core.mission import MissionSpace
 from minigrid.minigrid_env import MiniGridEnv
 
 from embodied.core.env import NotSavable
-from embodied.envs.gym_id import require_known_id
+from embodied.envs.gym_errors import require_known_id
 from embodied.envs.minigrid.settings import DIRECTION, Config, cells_leaf
 from embodied.envs.minigrid.view import attach
 from embodied.envs.spaces import Entry, entries

@@ -30,7 +30,8 @@ class Rows(VecEnv):
     """Separate environments; env i is seeded with (seed, i)."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.envs = [make(config) for _ in range(config.num_envs)]
         self.worlds: list[MiniGridEnv] = [env.unwrapped for env in self.envs]  # pyright: ignore[reportAttributeAccessIssue]
         self.taps = [next(part for part in parts(env) if type(part) is Tap) for env in self.envs]
@@ -67,12 +68,15 @@ class Rows(VecEnv):
     def step(self, action: Tensor) -> Step:
         native = self._actions.native(action).tolist()
         n = self.num_envs
-        reward, seen = np.empty(n, np.float32), []
+        reward = np.empty(n, np.float32)
+        seen = []
         terminated, truncated, won = np.zeros((3, n), np.bool_)
         for row, env in enumerate(self.envs):
             obs, gain, over, late, _ = env.step(native[row])
             seen.append(obs)
-            reward[row], terminated[row], truncated[row] = gain, over, late and not over
+            reward[row] = gain
+            terminated[row] = over
+            truncated[row] = late and not over
             won[row] = over and self.taps[row].paid
         following = self._tensors(np.arange(n), seen)
         self._now = following

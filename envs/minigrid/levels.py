@@ -17,7 +17,8 @@ from minigrid.core.world_object import Door, Goal, Key, Lava, Wall
 from minigrid.minigrid_env import MiniGridEnv
 
 Cell = tuple[int, int]
-MOST_WALLS, MOST_LAVA = 0.4, 0.25  # of the cells that are free at first
+MOST_WALLS = 0.4  # of the cells that are free at first
+MOST_LAVA = 0.25  # likewise
 MISSIONS = (
     "get to the green goal square",
     "open the door and then get to the goal",
@@ -47,7 +48,8 @@ class Levels(MiniGridEnv):
         self._given = None
         if options is not None and "task" in options:
             self._given = np.asarray(options["task"], np.float64)
-            shape, there = (len(self.task_names),), self._given
+            shape = (len(self.task_names),)
+            there = self._given
             if there.shape != shape or not ((there >= 0) & (there <= 1)).all():
                 raise ValueError(
                     f"a task of Levels must be {shape[0]} numbers in [0, 1] "
@@ -144,7 +146,8 @@ class Plan:
 
     def _ways(self, shut: set[Cell]) -> dict[Cell, int]:
         """Steps from the start to every cell that can be reached without entering `shut`."""
-        ways, queue = {self.start: 0}, deque([self.start])
+        ways = {self.start: 0}
+        queue = deque([self.start])
         open_ = self.free - self.lava - shut
         while queue:
             x, y = queue.popleft()

@@ -17,7 +17,8 @@ Grid = list[list[list[int]]]
 Cell = tuple[int, int]
 WALL, DOOR, KEY, GOAL, LAVA = (KIND[word] for word in ("wall", "door", "key", "goal", "lava"))
 THINGS = tuple(KIND[word] for word in ("key", "ball", "box"))
-CLOSED, LOCKED = 1, 2
+CLOSED = 1
+LOCKED = 2
 ASIDE = 8  # what it costs to move a thing out of the way
 DEEP = 6  # errands for errands
 
@@ -40,7 +41,7 @@ def plan(grid: Grid, agent: list[int], mission: str) -> list[Aim]:
     if target is None:
         return []
     (x, y), verb = target
-    aims = _errands(grid, (agent[0], agent[1]), (x, y), (agent[3], agent[4]), verb, 0)
+    aims = _aims_between(grid, (agent[0], agent[1]), (x, y), (agent[3], agent[4]), verb, 0)
     return list(dict.fromkeys(aims or ()))  # a door that is open already is no errand any more
 
 
@@ -49,21 +50,24 @@ def _target(grid: Grid, mission: str) -> tuple[Cell, str] | None:
     colours = "|".join(COLOURS)
     picked = re.search(rf"(?:pick up|fetch|get|go get) (?:the|a) ({colours}) (\w+)$", mission)
     if picked is not None and KIND.get(picked[2]) in THINGS:
-        wanted, verb = (KIND[picked[2]], COLOURS.index(picked[1])), "pick up"
+        wanted = (KIND[picked[2]], COLOURS.index(picked[1]))
+        verb = "pick up"
         places = [cell for cell, code in cells.items() if tuple(code[:2]) == wanted]
     elif "goal" in mission:
-        verb, places = "get to", [cell for cell, code in cells.items() if code[0] == GOAL]
+        verb = "get to"
+        places = [cell for cell, code in cells.items() if code[0] == GOAL]
     elif mission == "open the door":
-        verb, places = "open", [cell for cell, code in cells.items() if code[0] == DOOR]
+        verb = "open"
+        places = [cell for cell, code in cells.items() if code[0] == DOOR]
     else:
         return None
     return (places[0], verb) if places else None
 
 
-def _errands(
+def _aims_between(
     grid: Grid, start: Cell, target: Cell, hand: tuple[int, int], verb: str, depth: int
 ) -> list[Aim] | None:
-    """What to do between `start` and the target, which is the last of it."""
+    """The aims between `start` and the target, which is the last one."""
     way = _way(grid, start, target)
     if way is None or depth > DEEP:
         return None
@@ -73,10 +77,10 @@ def _errands(
         if kind != DOOR or state not in (CLOSED, LOCKED):
             continue
         if state == LOCKED and hand != (KEY, colour):
-            fetched = _fetched(grid, start, colour, (x, y), depth)
+            fetched = _aims_to_fetch_key(grid, start, colour, (x, y), depth)
             if fetched is None:
                 return None
-            return fetched[0] + _onward(grid, fetched[1], target, colour, verb, depth)
+            return fetched[0] + _aims_with_key(grid, fetched[1], target, colour, verb, depth)
         aims.append(Aim("unlock" if state == LOCKED else "open", DOOR, colour, x, y))
     x, y = target
     kind, colour, _ = grid[x][y]
@@ -87,26 +91,29 @@ def _errands(
     return [*aims, Aim(verb, kind, colour, x, y)]
 
 
-def _fetched(
+def _aims_to_fetch_key(
     grid: Grid, start: Cell, colour: int, door: Cell, depth: int
 ) -> tuple[list[Aim], Cell] | None:
-    """How to get a key of this colour without passing the door, and where it was."""
+    """The aims that get a key of this colour without passing the door, and where it was."""
     for x, column in enumerate(grid):
         for y, cell in enumerate(column):
             if cell[:2] == [KEY, colour]:
                 shut = [[list(c) for c in col] for col in grid]
                 shut[door[0]][door[1]] = [WALL, 0, 0]
-                aims = _errands(shut, start, (x, y), (1, 0), "pick up", depth + 1)
+                aims = _aims_between(shut, start, (x, y), (1, 0), "pick up", depth + 1)
                 if aims is not None:
                     return aims, (x, y)
     return None
 
 
-def _onward(grid: Grid, key: Cell, target: Cell, colour: int, verb: str, depth: int) -> list[Aim]:
-    """From where the key was, with it in hand and the doors on the way to it open."""
+def _aims_with_key(
+    grid: Grid, key: Cell, target: Cell, colour: int, verb: str, depth: int
+) -> list[Aim]:
+    """The aims after the key was fetched: it is in hand, and the doors on the way to it are
+    open."""
     free = [[list(cell) for cell in column] for column in grid]
     free[key[0]][key[1]] = [KIND["empty"], 0, 0]
-    return _errands(free, key, target, (KEY, colour), verb, depth + 1) or []
+    return _aims_between(free, key, target, (KEY, colour), verb, depth + 1) or []
 
 
 def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
@@ -117,7 +124,7 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
     while queue:
         cost, cell = heapq.heappop(queue)
         if cell == target:
-            return _traced(came, cell)
+            return _cells_of_way(came, cell)
         if cost > costs[cell]:
             continue
         for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1)):
@@ -131,12 +138,13 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
             more = cost + 1 + ASIDE * beyond + (kind == DOOR and state == CLOSED)
             more += 2 * ASIDE * (kind == DOOR and state == LOCKED)
             if more < costs.get((x, y), 1 << 30):
-                costs[x, y], came[x, y] = more, cell
+                costs[x, y] = more
+                came[x, y] = cell
                 heapq.heappush(queue, (more, (x, y)))
     return None
 
 
-def _traced(came: dict[Cell, Cell | None], cell: Cell) -> list[Cell]:
+def _cells_of_way(came: dict[Cell, Cell | None], cell: Cell) -> list[Cell]:
     way = [cell]
     while (before := came[way[-1]]) is not None:
         way.append(before)

@@ -85,7 +85,8 @@ def symbols(world: MiniGridEnv) -> Arrays:
 
 def load(world: MiniGridEnv, row: Arrays) -> list[WorldObj | None]:
     """Put what `symbols` says into `world`; returns its objects: the cells, the hand, and None."""
-    grid, inside = row["grid"].transpose(1, 0, 2), row["inside"].transpose(1, 0, 2)
+    grid = row["grid"].transpose(1, 0, 2)
+    inside = row["inside"].transpose(1, 0, 2)
     height, width, _ = grid.shape
     world.grid = Grid(width, height)
     world.grid.grid = [
@@ -102,7 +103,8 @@ def load(world: MiniGridEnv, row: Arrays) -> list[WorldObj | None]:
     if world.carrying is not None:
         world.carrying.cur_pos = np.array([-1, -1])  # pyright: ignore[reportAttributeAccessIssue]
     x, y, turn = (int(number) for number in row["agent"])
-    world.agent_pos, world.agent_dir = (x, y), turn
+    world.agent_pos = (x, y)
+    world.agent_dir = turn
     world.step_count, world.max_steps = (int(number) for number in row["clock"])
     return [*world.grid.grid, world.carrying, None]
 

@@ -55,7 +55,8 @@ def possible(whole: Tensors, row: int = 0) -> tuple[str, ...]:
     A locked door can be unlocked where a key of its colour exists; reaching single cells always
     applies and is not listed.
     """
-    grid, agent = whole["grid"][row].flatten(0, 1).tolist(), whole["agent"][row].tolist()
+    grid = whole["grid"][row].flatten(0, 1).tolist()
+    agent = whole["agent"][row].tolist()
     kind_of = {place: word for word, place in KIND.items()}
     held = (kind_of[agent[3]], COLOURS[agent[4]])
     there = {(kind_of[kind], COLOURS[colour], state) for kind, colour, state in grid}

@@ -28,7 +28,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 Code = tuple[int, int, int]
 CELL, THING, PICK, DROP, OPEN, UNLOCK, CLOSE, GOAL, FACE = range(9)
 WORD = {**{word: KIND[word] for word in ("key", "ball", "box", "door")}}
-COLOUR, OBJECT = f"({'|'.join(COLOURS)})", "(key|ball|box)"
+COLOUR = f"({'|'.join(COLOURS)})"
+OBJECT = "(key|ball|box)"
 FORMS: tuple[tuple[str, int], ...] = (
     (r"reach \((\d+), (\d+)\)", CELL),
     (rf"the {COLOUR} (key|ball|box|door)", THING),
@@ -58,7 +59,8 @@ class Guide:
     """
 
     def __init__(self, limit: int, missions: Callable[[], list[str]]) -> None:
-        self.limit, self.missions = limit, missions
+        self.limit = limit
+        self.missions = missions
 
     def question(self, kind: Kind, whole: Tensors, row: int) -> str:
         return asked(kind, whole, row, self.missions()[row])
@@ -80,7 +82,8 @@ def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
     """The question to a language model about one level. Only position subgoals need a map;
     otherwise the list of objects is enough, and levels with the same list share one question.
     """
-    grid, agent = whole["grid"][row].cpu().numpy(), whole["agent"][row].cpu().numpy()
+    grid = whole["grid"][row].cpu().numpy()
+    agent = whole["agent"][row].cpu().numpy()
     things = sorted({listed(cell) for cell in grid.reshape(-1, 3) if _matters(cell.tolist())})
     there = described_whole(grid, agent) if kind == "position" else f"There is {', '.join(things)}."
     if kind == "position":
@@ -90,7 +93,8 @@ def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
 
 def told_by_planner(kind: Kind, whole: Tensors, row: int, mission: str) -> list[str]:
     """The subgoals from a planner on the whole level; empty if it finds no plan."""
-    grid, agent = whole["grid"][row].tolist(), whole["agent"][row].tolist()
+    grid = whole["grid"][row].tolist()
+    agent = whole["agent"][row].tolist()
     said = [_said(aim, kind) for aim in plan(grid, agent, mission)]
     return [text for text in said if text]
 
@@ -132,19 +136,23 @@ def reached(codes: Tensor, before: Tensors, after: Tensors) -> Tensor:
     (`grid` [B, W, H, 3] and `agent` [B, 5] of whole levels): [B] (bool).
     """
     old, new = before["grid"], after["grid"]
-    held, holds = before["agent"][:, 3:], after["agent"][:, 3:]
-    form, thing = codes[:, 0], codes[:, 1:]
+    held = before["agent"][:, 3:]
+    holds = after["agent"][:, 3:]
+    form = codes[:, 0]
+    thing = codes[:, 1:]
     every = torch.arange(len(codes), device=codes.device)
     changed = (old != new).any(3)
     place = after["agent"][:, :2]
     ahead = place + STEPS.to(place.device)[after["agent"][:, 2]]
     such = (old[..., :2] == thing[:, None, None]).all(3)
-    was, now = old[..., 2], new[..., 2]
+    was = old[..., 2]
+    now = new[..., 2]
     opened = such & (was != 0) & (now == 0) & changed
     limit = torch.tensor(old.shape[1:3], device=codes.device) - 1
     cell = torch.minimum(thing, limit)
     on = new[every, place[:, 0], place[:, 1]]
-    had, has = (held == thing).all(1), (holds == thing).all(1)
+    had = (held == thing).all(1)
+    has = (holds == thing).all(1)
     happens = torch.stack(
         [
             (place == thing).all(1) | changed[every, cell[:, 0], cell[:, 1]],

@@ -16,14 +16,16 @@ from minigrid.minigrid_env import MiniGridEnv
 from numpy.typing import NDArray
 
 STILL = (Ball, Box, Floor, Goal, Key, Lava, Wall)  # what they look like never changes
-EMPTY, UNSEEN = bytes((1, 0, 0)), bytes(3)
+EMPTY = bytes((1, 0, 0))
+UNSEEN = bytes(3)
 
 
 class View:
     """Replaces `world.gen_obs` for classes that use MiniGrid's own; see `attach`."""
 
     def __init__(self, world: MiniGridEnv) -> None:
-        self.world, self.size = world, world.agent_view_size
+        self.world = world
+        self.size = world.agent_view_size
         self.tables = [_places(self.size, turn) for turn in range(4)]
         self.codes: dict[tuple[type, str], bytes] = {}
         self.beyond = Wall()
@@ -35,7 +37,8 @@ class View:
 
     def look(self) -> NDArray[np.uint8]:
         """The view [size, size, 3]: kind, colour and state of each cell, across and then along."""
-        world, size = self.world, self.size
+        world = self.world
+        size = self.size
         cells = self._cells()
         mask = [True] * (size * size) if world.see_through_walls else seen(cells, size)
         cells[size // 2 * size + size - 1] = world.carrying or None
@@ -47,8 +50,11 @@ class View:
     def _cells(self) -> list[Any]:
         """The objects in view, column by column."""
         grid = self.world.grid
-        things, width, height = grid.grid, grid.width, grid.height
-        x0, y0 = int(self.world.agent_pos[0]), int(self.world.agent_pos[1])
+        things = grid.grid
+        width = grid.width
+        height = grid.height
+        x0 = int(self.world.agent_pos[0])
+        y0 = int(self.world.agent_pos[1])
         return [
             things[y * width + x]
             if 0 <= (x := x0 + across) < width and 0 <= (y := y0 + down) < height
@@ -76,7 +82,7 @@ def attach(world: MiniGridEnv) -> None:
 
 
 def seen(cells: list[Any], size: int) -> list[bool]:
-    """Which cells [size * size] are lit, from the agent's own (middle column, last row) outwards.
+    """The lit cells [size * size] (bool), from the agent's own (middle column, last row) outwards.
 
     Row by row away from the agent, light runs right and then left, through whatever can be seen
     behind, and from there to the three cells ahead; the edge that it runs to passes none on.

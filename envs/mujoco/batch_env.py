@@ -71,8 +71,12 @@ class MujocoVecEnv(VecEnv):
     ) -> None:
         # MuJoCo would silently reset a diverged state; disabled so that it is reported.
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
-        self.model, self.name, self.num_envs = model, name, num_envs
-        self.substeps, self.horizon, self.cameras = substeps, horizon, cameras
+        self.model = model
+        self.name = name
+        self.num_envs = num_envs
+        self.substeps = substeps
+        self.horizon = horizon
+        self.cameras = cameras
         self.spec = spec if cameras is None else spec.with_obs(**cameras.leaves())
         self.batch = Batch(model, num_envs, max(1, threads))
         self.memory: dict[str, NDArray[Any]] = {}
@@ -182,7 +186,8 @@ class MujocoVecEnv(VecEnv):
     def set_state(self, state: Tensors) -> Tensors:
         arrays = {key: value.cpu().numpy() for key, value in state.items()}
         self.batch.state[:] = arrays["physics"]
-        self.count[:], self.task[:] = arrays["count"], arrays["task"]
+        self.count[:] = arrays["count"]
+        self.task[:] = arrays["task"]
         for row, words in enumerate(arrays["generator"]):
             _unpack(self.generators[row], words)
         for key, value in self.memory.items():
@@ -273,7 +278,8 @@ def action_leaf(names: tuple[str, ...]) -> Leaf:
 
 def _replaced(obs: Tensors, rows: Rows, fresh: Tensors) -> Tensors:
     """A copy of `obs` with `rows` taken from `fresh`."""
-    index, merged = torch.from_numpy(rows), each(obs, Tensor.clone)
+    index = torch.from_numpy(rows)
+    merged = each(obs, Tensor.clone)
     for key, value in merged.items():
         value[index] = fresh[key]
     return merged

@@ -23,7 +23,8 @@ class Cameras:
     """Images by camera name, `size` x `size` pixels; one renderer per image size is kept."""
 
     def __init__(self, names: tuple[str, ...], size: int) -> None:
-        self.names, self.size = tuple(names), size
+        self.names = tuple(names)
+        self.size = size
         self._renderers: dict[tuple[int, int, int, bool], mujoco.Renderer] = {}
 
     def leaves(self) -> dict[str, Leaf]:
@@ -52,7 +53,7 @@ class Cameras:
     def depth(
         self, model: mujoco.MjModel, data: mujoco.MjData, name: str | None, width: int, height: int
     ) -> NDArray[np.float32]:
-        """How far everything is along the viewing axis, m, float32 [height, width]."""
+        """The distance of everything along the viewing axis, m, float32 [height, width]."""
         renderer = self._renderer(model, width, height, depth=True)
         renderer.update_scene(data, camera=_camera(model, name))
         return renderer.render().astype(np.float32)
@@ -95,15 +96,18 @@ class Cameras:
 
 def _drawing(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
     screen = model.vis.global_
-    screen.offwidth, screen.offheight = max(screen.offwidth, width), max(screen.offheight, height)
+    screen.offwidth = max(screen.offwidth, width)
+    screen.offheight = max(screen.offheight, height)
     return mujoco.Renderer(model, height, width)
 
 
 def _measuring(model: mujoco.MjModel, width: int, height: int) -> mujoco.Renderer:
     """Depth has no shadows and no blended edges, and in software every sample is paid for."""
-    screen, quality = model.vis.global_, model.vis.quality
+    screen = model.vis.global_
+    quality = model.vis.quality
     kept = screen.offwidth, screen.offheight, quality.offsamples, quality.shadowsize
-    screen.offwidth, screen.offheight = width, height
+    screen.offwidth = width
+    screen.offheight = height
     quality.offsamples = quality.shadowsize = 0
     try:
         renderer = mujoco.Renderer(model, height, width)

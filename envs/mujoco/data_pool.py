@@ -39,7 +39,8 @@ class DataPool:
     def __init__(
         self, model: mujoco.MjModel, rows: int, threads: int, outputs: Sequence[str]
     ) -> None:
-        self.model, self._outputs = model, tuple(outputs)
+        self.model = model
+        self._outputs = tuple(outputs)
         self.state = np.zeros((rows, mujoco.mj_stateSize(model, STATE)))
         self._datas = [mujoco.MjData(model) for _ in range(min(threads, rows))]
         self._threads = ThreadPoolExecutor(len(self._datas), "mujoco")

@@ -113,8 +113,9 @@ def _voxels(values: Tensor, valid: Tensor, size: float) -> tuple[Tensor, Tensor]
 
 
 def farthest(points: Tensor, valid: Tensor, count: int) -> Tensor:
-    """Which points [B, count] (int64, rising) to keep of `points` [B, V, 3], those `valid` [B, V]
-    first in their row: the first one, then always the one that is farthest from all kept ones.
+    """The indices [B, count] (int64, rising) of the points to keep of `points` [B, V, 3], those
+    `valid` [B, V] first in their row: the first one, then always the one that is farthest from all
+    kept ones.
 
     A row with fewer valid points gets them all, then the same again.
     """

@@ -102,7 +102,8 @@ class Locomotion(MujocoVecEnv):
     def __init__(self, config: Config) -> None:
         if config.id not in WORLDS:
             raise ValueError(f"unknown environment {config.id!r}; choose from {', '.join(WORLDS)}")
-        self.config, self.world = config, WORLDS[config.id]
+        self.config = config
+        self.world = WORLDS[config.id]
         assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
         model = mujoco.MjModel.from_xml_path(str(assets / self.world.xml))
         self.draws = model.nq + model.nv
@@ -120,7 +121,8 @@ class Locomotion(MujocoVecEnv):
             pool = DataPool(model, config.num_envs, config.threads, self.world.outputs)
             self.batch: Any = pool
         low, high = model.actuator_ctrlrange.T
-        self._middle, self._half = (low + high) / 2, (high - low) / 2
+        self._middle = (low + high) / 2
+        self._half = (high - low) / 2
         # Position at the end of the last step; part of the state, because `xpos` lags `qpos`.
         self._before = np.zeros(config.num_envs)
         self.memory = {"before": self._before}
@@ -129,7 +131,8 @@ class Locomotion(MujocoVecEnv):
         self.batch.ctrl[:] = self._middle + self._half * action
 
     def observe(self, rows: Rows) -> dict[str, NDArray[Any]]:
-        world, batch = self.world, self.batch
+        world = self.world
+        batch = self.batch
         speed = np.clip(batch.qvel[rows], -world.speed, world.speed)
         parts = [batch.qpos[rows, world.skip :], speed]
         parts += [self._seen(name, rows) for name in world.seen]
@@ -144,7 +147,8 @@ class Locomotion(MujocoVecEnv):
         return values[:, 1:].reshape(len(rows), -1)
 
     def outcome(self, action: Floats) -> Outcome:
-        world, position = self.world, self._position()
+        world = self.world
+        position = self._position()
         velocity = (position - self._before) / self.spec.dt
         self._before[:] = position
         healthy = self._healthy()
@@ -173,7 +177,9 @@ class Locomotion(MujocoVecEnv):
         return np.minimum(cost, world.contact_cap)
 
     def _healthy(self) -> NDArray[np.bool_]:
-        world, qpos, qvel = self.world, self.batch.qpos, self.batch.qvel
+        world = self.world
+        qpos = self.batch.qpos
+        qvel = self.batch.qvel
         height = qpos[:, 2 if world.skip == 2 else 1]
         low, high = world.height
         if world.includes_ends:
@@ -187,7 +193,9 @@ class Locomotion(MujocoVecEnv):
         return well
 
     def draw(self, generator: np.random.Generator) -> Floats:
-        nq, nv, noise = self.model.nq, self.model.nv, self.world.noise
+        nq = self.model.nq
+        nv = self.model.nv
+        noise = self.world.noise
         position = generator.uniform(-noise, noise, nq)
         if self.world.normal_speed:
             return np.concatenate([position, noise * generator.standard_normal(nv)])

@@ -52,7 +52,7 @@ class WarpBatch:
     ) -> None:
         self.device = torch.device(device)
         self.warp_device = _device(device)
-        with self._here():
+        with self._on_device():
             self._model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys(varied, rows))
             self._data = mujoco_warp.make_data(
                 model, nworld=rows, nconmax=contacts, njmax=constraints
@@ -74,7 +74,7 @@ class WarpBatch:
 
     def step(self, count: int) -> None:
         """Advance every env by `count` physics steps, with one launch."""
-        with self._here():
+        with self._on_device():
             if count not in self._graphs:
                 self._graphs[count] = self._captured(count)
             warp.capture_launch(self._graphs[count])
@@ -131,7 +131,7 @@ class WarpBatch:
         return capture.graph
 
     @contextlib.contextmanager
-    def _here(self) -> Iterator[None]:
+    def _on_device(self) -> Iterator[None]:
         """Warp works on this device, and on a GPU in torch's stream, so that both keep in order."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(warp.ScopedDevice(self.warp_device))

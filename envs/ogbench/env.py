@@ -56,7 +56,8 @@ class Ogbench(gym.Gym):
         )
 
     def make_one(self) -> gymnasium.Env:
-        name, horizon = self.config.id, self.config.horizon
+        name = self.config.id
+        horizon = self.config.horizon
         with warnings.catch_warnings():  # of the package's Boxes, about their precision
             warnings.simplefilter("ignore", UserWarning)
             if self.play:

@@ -46,7 +46,8 @@ class Play(gymnasium.Env[Any, Any]):
     """Play data in the scene of the single task `name`."""
 
     def __init__(self, name: str, horizon: int | None = None) -> None:
-        self.name, self.kind = name, name.split("-")[0]
+        self.name = name
+        self.kind = name.split("-")[0]
         if self.kind not in KINDS:
             raise ConfigError(f"env.play=true: OGBench has no oracle for {name}; play=false")
         options = {"disable_env_checker": True, "terminate_at_goal": False}
@@ -57,7 +58,7 @@ class Play(gymnasium.Env[Any, Any]):
             **options,
         )
         self.drawn = NumpyRandom()
-        self.task = _begun(gymnasium.make(name, **options), self.drawn)
+        self.task = _task_facts(gymnasium.make(name, **options), self.drawn)
         closed = {"gripper_always_closed": True} if self.kind == "puzzle" else {}
         self.oracles = {key: ORACLES[key](env=self.scene, **closed) for key in KINDS[self.kind]}
         self.oracle: Any = None
@@ -126,8 +127,9 @@ class Play(gymnasium.Env[Any, Any]):
         self.scene.close()
 
 
-def _begun(task: Any, drawn: NumpyRandom) -> SimpleNamespace:
-    """What `relabel_dataset` reads of a task; its goals do not change, so one reset is enough."""
+def _task_facts(task: Any, drawn: NumpyRandom) -> SimpleNamespace:
+    """The facts that `relabel_dataset` reads of a task; its goals do not change, so one reset is
+    enough."""
     with drawn.used():
         task.reset()
     return SimpleNamespace(unwrapped=task.unwrapped, reset=lambda: None)

@@ -21,9 +21,12 @@ class Task(gymnasium.Env[Any, Any]):
     """A manipulation scene or a maze, made by the package."""
 
     def __init__(self, made: gymnasium.Env[Any, Any]) -> None:
-        self.made, self.drawn = made, NumpyRandom()
-        self.metadata, self.render_mode = made.metadata, made.render_mode
-        self.action_space, self.observation_space = made.action_space, made.observation_space
+        self.made = made
+        self.drawn = NumpyRandom()
+        self.metadata = made.metadata
+        self.render_mode = made.render_mode
+        self.action_space = made.action_space
+        self.observation_space = made.observation_space
 
     @property
     def dt(self) -> float:
@@ -59,7 +62,9 @@ def is_scene(env: Any) -> bool:
 def cleared(scene: Any) -> Any:
     """The observation of a scene at time 0, without traces of earlier steps."""
     data = scene._data
-    data.time, data.ctrl[:], data.qacc_warmstart[:] = 0.0, 0.0, 0.0
+    data.time = 0.0
+    data.ctrl[:] = 0.0
+    data.qacc_warmstart[:] = 0.0
     mujoco.mj_forward(scene._model, data)
     mujoco.mj_rnePostConstraint(scene._model, data)
     return scene.compute_observation()

@@ -42,7 +42,8 @@ class Channel:
     """One worker process. `timeout` (s) is how long an answer may take."""
 
     def __init__(self, python: str, timeout: float) -> None:
-        self.python, self.timeout = python, timeout
+        self.python = python
+        self.timeout = timeout
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         command = [python, "-I", "-c", START, str(HERE)]
         pipe = subprocess.PIPE

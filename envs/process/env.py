@@ -23,7 +23,8 @@ from embodied.core.tensors import Tensors
 from embodied.envs.process.channel import Channel, WorkerError
 
 DTYPES = ("float32", "uint8", "int64")
-MOST_LEAVES, MOST_BYTES = 256, 1 << 30
+MOST_LEAVES = 256
+MOST_BYTES = 1 << 30
 
 
 class ProcessEnv(VecEnv):
@@ -47,7 +48,8 @@ class ProcessEnv(VecEnv):
     ) -> None:
         if num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
-        self.num_envs, self.name = num_envs, name
+        self.num_envs = num_envs
+        self.name = name
         self.channel = Channel(python, timeout)
         try:
             asked = {"backend": backend, "settings": dict(settings), "num_envs": num_envs}
@@ -73,7 +75,8 @@ class ProcessEnv(VecEnv):
             raise ValueError("the first reset must reset every env; call reset without `mask`")
         rows = np.ones(self.num_envs, bool) if mask is None else mask.cpu().numpy().astype(bool)
         if seed is not None:
-            self._root[rows], self._episode[rows] = seed, 0
+            self._root[rows] = seed
+            self._episode[rows] = 0
         self._begin(rows, seed is not None)
         self._now = self._fresh(self._now or self._read("obs"), rows)
         return self._now
@@ -89,7 +92,8 @@ class ProcessEnv(VecEnv):
         )
         require_finite(reward, following, self.name)
         truncated = truncated & ~terminated
-        self._now, ended = following, terminated | truncated
+        self._now = following
+        ended = terminated | truncated
         if ended.any():
             self._notify_before_reset(ended)
             self._begin(ended.numpy(), False)
@@ -126,7 +130,8 @@ class ProcessEnv(VecEnv):
         self._root, self._episode = state["episode"].numpy().T.copy()
         self._episode = self._episode - 1
         self._begin(np.ones(self.num_envs, bool), False)
-        counts, actions = state["count"].numpy(), state["actions"].numpy()
+        counts = state["count"].numpy()
+        actions = state["actions"].numpy()
         saved = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
         here = self._read("obs")
         for k in range(int(counts.max(initial=0))):
@@ -161,12 +166,14 @@ class ProcessEnv(VecEnv):
 
     def _fresh(self, obs: Tensors, rows: NDArray[np.bool_]) -> Tensors:
         """A copy of `obs` with the first observations of `rows` [B]."""
-        index, fresh = torch.from_numpy(np.flatnonzero(rows)), self._read("obs")
+        index = torch.from_numpy(np.flatnonzero(rows))
+        fresh = self._read("obs")
         return {k: value.index_copy(0, index, fresh[k][index]) for k, value in obs.items()}
 
     def _play(self, action: NDArray[Any], rows: NDArray[np.bool_]) -> None:
         """Step `rows` [B] in the worker, and remember what they did."""
-        self._arrays["action"][:], self._arrays["rows"][:] = action, rows
+        self._arrays["action"][:] = action
+        self._arrays["rows"][:] = rows
         for row in np.flatnonzero(rows) if self.partial else ():
             self._past[row].append(np.array(action[row]))
         self.channel.ask({"do": "step"})

@@ -1,4 +1,4 @@
-"""Where the Python of an environment that lives apart is found."""
+"""The Python interpreter of an environment that lives apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def interpreter(apart: str, given: str = "") -> str:
 
 
 def install(apart: str) -> str:
-    """What to type where the environment cannot start."""
+    """The advice for an environment that cannot start."""
     if not apart:
         return "env.python=PATH names the interpreter that has it"
     return f"install it with: sh scripts/apart.sh {apart}"

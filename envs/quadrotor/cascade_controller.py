@@ -39,10 +39,12 @@ class Gains:
 
 
 class Pilot:
-    """For vehicles of one kind; states are those of `embodied.envs.quadrotor.dynamics` [17, B]."""
+    """Cascaded controller of vehicles of one kind; states are those of
+    `embodied.envs.quadrotor.dynamics` [17, B]."""
 
     def __init__(self, vehicle: Vehicle, device: torch.device, gains: Gains | None = None) -> None:
-        self.vehicle, self.gains = vehicle, Gains() if gains is None else gains
+        self.vehicle = vehicle
+        self.gains = Gains() if gains is None else gains
         self.physics = Physics(vehicle, device)
         mixer = torch.tensor(vehicle.mixer, device=device)
         mixer[3] *= vehicle.torque
@@ -75,7 +77,8 @@ class Pilot:
     def __call__(self, state: Tensor, acceleration: Tensor, turning: Tensor) -> Tensor:
         """Commands [4, B] in [-1, 1] for an acceleration [3, B] (m/s^2) and a turn rate about the
         drone's own vertical [B] (rad/s)."""
-        gains, vehicle = self.gains, self.vehicle
+        gains = self.gains
+        vehicle = self.vehicle
         rotation = self.physics.turn(state).view(3, 3, -1)
         force = acceleration + self.up
         # The thrust's axis as the drone sees it: its first two parts are the error.

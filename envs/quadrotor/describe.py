@@ -21,5 +21,5 @@ def described(state: Tensor, seconds: float) -> str:
 
 
 def going(climb: float) -> str:
-    """What a vertical velocity (m/s) is called."""
+    """The word for a vertical velocity (m/s)."""
     return "climbing" if climb > 0.05 else "sinking" if climb < -0.05 else "level"

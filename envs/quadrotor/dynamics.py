@@ -73,7 +73,7 @@ class Products:
 
 
 class Body(NamedTuple):
-    """What the equations need of each row, all [k, B]: `still` [4] is thrust per mass (m/s^2) and
+    """The constants of each row's equations, all [k, B]: `still` [4] is thrust per mass (m/s^2) and
     turning acceleration (rad/s^2) at rest and by the disturbance, `linear` and `quadratic` [4]
     multiply the mixed speeds and squared speeds; `pull` [3] is gravity and force (m/s^2), `gyro`
     [3] multiplies products of turn rates, `rise` and `fall` [1] are rates of the motors (1/s)."""
@@ -134,8 +134,8 @@ class Physics:
         )
 
     def derivative(self, state: Tensor, command: Tensor, quickness: Tensor, body: Body) -> Tensor:
-        """d state / dt [17, B] while the rotors are asked for `command` [4, B]; their speeds follow
-        at `quickness` [4, B] (1/s)."""
+        """Return d state / dt [17, B] while the rotors are asked for `command` [4, B]; their speeds
+        follow at `quickness` [4, B] (1/s)."""
         speeds = state[13:]
         spin, axis, pairs, squares = self.products(state).split([4, 3, 3, 4])
         push = torch.addcmul(body.still, body.linear, self.mixer @ speeds)

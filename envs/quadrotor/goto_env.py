@@ -63,9 +63,11 @@ class QuadrotorGoto(VecEnv):
             raise ValueError(
                 f"unknown vehicle {config.vehicle!r}{nearest(config.vehicle, VEHICLES)}"
             )
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.device = device = pick_device(config.device)
-        self.flight, vehicle = Flight(config.flight), VEHICLES[config.vehicle]
+        self.flight = Flight(config.flight)
+        vehicle = VEHICLES[config.vehicle]
         self.pilot = Pilot(vehicle, device)
         act = Leaf((3,), low=-1.0, high=1.0, names=self.flight.names)
         obs = {"state": Leaf((len(NAMES),), names=NAMES)}
@@ -145,17 +147,18 @@ class QuadrotorGoto(VecEnv):
             here[key].T.clone(memory_format=torch.contiguous_format)
             for key in ("flight", "sent", "wanted", "goal")
         )
-        self.lag, self.count = here["lag"].clone(), here["count"].clone()
+        self.lag = here["lag"].clone()
+        self.count = here["count"].clone()
         self.streams.state = here["stream"].clone()
         self._obs = {"state": here["obs/state"].clone()}
         return self._obs
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
         """A MuJoCo model and data that show one env."""
-        return self._sight.show(self._seen(row))
+        return self._measured.show(self._seen(row))
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        return torch.from_numpy(self._sight.picture(self._seen(row), width, height))
+        return torch.from_numpy(self._measured.picture(self._seen(row), width, height))
 
     def close(self) -> None:
         if hasattr(self, "_drawn"):
@@ -168,7 +171,7 @@ class QuadrotorGoto(VecEnv):
         return pose.cpu().numpy()
 
     @property
-    def _sight(self) -> Any:
+    def _measured(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
             from embodied.envs.quadrotor.scene import Sight
@@ -181,7 +184,8 @@ class QuadrotorGoto(VecEnv):
         assert self._obs is not None
         q, reference = self._obs["state"][:, :4], {"q": self.wanted.T, "width": self.lag}
         after = self.flight(act, q, reference)[0].T.float()
-        before, body = self.wanted, Body.of(self.body)
+        before = self.wanted
+        body = Body.of(self.body)
         share = 1 - torch.exp(-1 / (RATE * self.lag.clamp(min=1e-3)))
         nothing = torch.zeros_like(self.goal)
         for tick in range(1, self.ticks + 1):
@@ -198,7 +202,9 @@ class QuadrotorGoto(VecEnv):
         lots = self.streams.uniform(7, rows)
         place = self.low + lots[:3] * (self.high - self.low)
         state = torch.zeros(17, len(rows), device=self.device)
-        state[:3], state[3], state[13:] = place, 1.0, self.hover
+        state[:3] = place
+        state[3] = 1.0
+        state[13:] = self.hover
         target = torch.cat([place, torch.zeros_like(place[:1])])
         goal = self.low + lots[3:6] * (self.high - self.low)
         for kept, value in (
@@ -213,7 +219,8 @@ class QuadrotorGoto(VecEnv):
 
     def _observe(self, rows: Tensor | None) -> Tensors:
         pick = self.every if rows is None else rows
-        state, goal = self.state[:, pick], self.goal[:, pick]
+        state = self.state[:, pick]
+        goal = self.goal[:, pick]
         yaw = self.pilot.heading(state)[None]
         measured = torch.cat([state[:3], yaw, state[7:10], state[12:13]])
         measured = measured + self.deviation * self.streams.normal(8, rows)

@@ -40,7 +40,9 @@ HIDDEN = (
     *("torque_x", "torque_y", "torque_z"),
     *(f"speed_{motor}" for motor in MOTORS),
 )
-SEEN, KNOWN, SPREAD = len(STATE), len(STATE) + len(HIDDEN), 0.2
+SEEN = len(STATE)
+KNOWN = len(STATE) + len(HIDDEN)
+SPREAD = 0.2
 NOISE = (0.001,) * 12 + (0.002,) * 6
 START = 0.5
 """Speed of the rotors at the start, as a fraction of the highest."""
@@ -83,7 +85,8 @@ class Quadrotor(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.device = pick_device(config.device)
         if unknown := [name for name in config.weights if name not in TARGET]:
             raise ValueError(f"unknown reward weight {unknown[0]!r}{nearest(unknown[0], TARGET)}")
@@ -92,7 +95,8 @@ class Quadrotor(VecEnv):
         self.parameters = self.vehicles.parameters
         self.vehicle = VEHICLES[config.vehicle]
         self.spec = self._spec()
-        n, device = config.num_envs, self.device
+        n = config.num_envs
+        device = self.device
         self.physics = Physics(self.vehicle, device)
         self.deviation = config.noise * torch.tensor(NOISE, device=device)[:, None]
         weight = self.vehicle.weight
@@ -169,8 +173,10 @@ class Quadrotor(VecEnv):
         truncated = (self.count >= self.config.horizon) & ~terminated
         following = self._observe(None)
         if self.config.history:
-            past, width = following["state"][:, SEEN:], len(MOTORS)
-            past[:, :-width], past[:, -width:] = before[:, SEEN + width :], act
+            past = following["state"][:, SEEN:]
+            width = len(MOTORS)
+            past[:, :-width] = before[:, SEEN + width :]
+            past[:, -width:] = act
         return following, reward * ~terminated, terminated, truncated
 
     @property
@@ -189,23 +195,26 @@ class Quadrotor(VecEnv):
     def set_state(self, state: Tensors) -> Tensors:
         here = {key: value.to(self.device) for key, value in state.items()}
         # The same strides as before: sums and matrix products round by layout.
-        self.state, self.hidden = _columns(here["flight"]), _columns(here["hidden"])
-        self.bodies, self.task = _columns(here["body"]), _columns(here["task"])
-        self.count, self.streams.state = here["count"].clone(), here["stream"].clone()
+        self.state = _columns(here["flight"])
+        self.hidden = _columns(here["hidden"])
+        self.bodies = _columns(here["body"])
+        self.task = _columns(here["task"])
+        self.count = here["count"].clone()
+        self.streams.state = here["stream"].clone()
         self._obs = {key: _columns(here[f"obs/{key}"]).T for key in self.spec.obs if key != "state"}
         self._obs["state"] = here["obs/state"].clone(memory_format=torch.contiguous_format)
         return self._obs
 
     def scene(self, row: int = 0) -> tuple[Any, Any]:
         """A MuJoCo model and data that show one env."""
-        return self._sight.show(self.state[:7, row].cpu().numpy())
+        return self._measured.show(self.state[:7, row].cpu().numpy())
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         pose = self.state[:7, row].cpu().numpy()
-        return torch.from_numpy(self._sight.picture(pose, width, height))
+        return torch.from_numpy(self._measured.picture(pose, width, height))
 
     @property
-    def _sight(self) -> Any:
+    def _measured(self) -> Any:
         """The scene, made when someone looks."""
         if not hasattr(self, "_drawn"):
             from embodied.envs.quadrotor.scene import Sight
@@ -236,7 +245,8 @@ class Quadrotor(VecEnv):
         away = (lots[0] >= self.config.guidance).float()
         attitude = tilted(upset[6:], lots[1] * away)
         centred = 2 * lots[2:] - 1
-        place, motion = centred[:3] * (SPREAD * away), centred[3:]
+        place = centred[:3] * (SPREAD * away)
+        motion = centred[3:]
         speeds = torch.full((4, len(rows)), START, device=self.device)
         self.state.index_copy_(1, rows, torch.cat([place, attitude, motion, speeds]))
         made = self.physics.body(vehicle, hidden[:3], hidden[3:])

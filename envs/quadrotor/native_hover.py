@@ -30,7 +30,7 @@ Flown = tuple[Tensors, Tensor, Tensor, Tensor]
 
 
 class Env(Protocol):
-    """What native code uses of `Quadrotor`."""
+    """The parts of `Quadrotor` that native code uses."""
 
     config: Any  # hover_env.Config
     num_envs: int
@@ -78,7 +78,8 @@ class NativeHover:
     """Changes the tensors of `env` in place; new observations are new tensors."""
 
     def __init__(self, env: Env, spread: float, start: float) -> None:
-        self.env, self.library = env, native.load(SOURCE)
+        self.env = env
+        self.library = native.load(SOURCE)
         torch.empty(KEPT, dtype=torch.uint8)
         self.width, self.known = (env.spec.obs[key].size for key in ("state", "critic/state"))
         self.settings = ctypes.byref(settings(env, spread, start))
@@ -86,7 +87,8 @@ class NativeHover:
     def step(self, action: Tensor, before: Tensor) -> Flown:
         """One step after the observations `before` [B, ...]. NotFinite, before anything changed."""
         n = self.env.num_envs
-        obs, reward = self._empty(), torch.empty(n)
+        obs = self._empty()
+        reward = torch.empty(n)
         terminated, truncated = torch.empty(2, n, dtype=torch.bool).unbind()
         action = action.detach().to("cpu", torch.float32).contiguous()
         failed = self.library.hover_step(
@@ -136,8 +138,9 @@ class NativeHover:
 
 
 def settings(env: Env, spread: float, start: float) -> Settings:
-    """What stays the same while `env` lives."""
-    config, vehicles = env.config, env.vehicles
+    """The constants of native code, which stay the same while `env` lives."""
+    config = env.config
+    vehicles = env.vehicles
     parameters = vehicles.parameters
     return Settings(
         *(env.spec.dt, BOX, GRAVITY, spread, start, env.vehicle.hover),

@@ -11,12 +11,10 @@ from embodied.envs.mujoco.cameras import Cameras, Image, looking
 
 PROPELLER = 0.023
 """Radius, m."""
-BLUE, ORANGE, DARK, PALE = (
-    [0.15, 0.35, 0.75, 1.0],
-    [0.95, 0.5, 0.1, 1.0],
-    [0.12, 0.12, 0.14, 1.0],
-    [0.8, 0.82, 0.85, 1.0],
-)
+BLUE = [0.15, 0.35, 0.75, 1.0]
+ORANGE = [0.95, 0.5, 0.1, 1.0]
+DARK = [0.12, 0.12, 0.14, 1.0]
+PALE = [0.8, 0.82, 0.85, 1.0]
 
 
 EYE = (1.1, -0.5, 0.45)
@@ -38,7 +36,7 @@ class Sight:
         return self.model, self.data
 
     def picture(self, pose: NDArray[np.float32], width: int, height: int) -> Image:
-        """uint8 [height, width, 3]."""
+        """Return the picture, uint8 [height, width, 3]."""
         model, data = self.show(pose)
         return self.cameras.picture(model, data, None, width, height)
 
@@ -49,7 +47,8 @@ class Sight:
 def compile_scene(vehicle: Vehicle) -> mujoco.MjModel:
     """A floor, the edges of the box, the target, and the vehicle in its own size."""
     spec = mujoco.MjSpec()
-    spec.visual.headlight.ambient, spec.visual.headlight.diffuse = [0.4] * 3, [0.3] * 3
+    spec.visual.headlight.ambient = [0.4] * 3
+    spec.visual.headlight.diffuse = [0.3] * 3
     spec.visual.map.znear = 0.005
     world = spec.worldbody
     world.add_light(pos=[0.5, -0.5, 3.0], dir=[-0.15, 0.15, -1.0], diffuse=[0.6] * 3)
@@ -62,7 +61,8 @@ def compile_scene(vehicle: Vehicle) -> mujoco.MjModel:
 
 
 def _stage(spec: mujoco.MjSpec) -> None:
-    world, kinds = spec.worldbody, mujoco.mjtGeom
+    world = spec.worldbody
+    kinds = mujoco.mjtGeom
     spec.add_texture(
         name="sky",
         type=mujoco.mjtTexture.mjTEXTURE_SKYBOX,

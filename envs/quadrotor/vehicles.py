@@ -52,7 +52,8 @@ class Vehicles:
 
     def made(self, task: Tensor) -> tuple[Tensor, Tensor]:
         """The vehicles [10, n], and what multiplies the disturbance [n]."""
-        values, n = self.native(task), task.shape[1]
+        values = self.native(task)
+        n = task.shape[1]
         made = self._first.expand(-1, n).clone()
         if "blend" in self._index:
             made += values[self._index["blend"]] * self._way

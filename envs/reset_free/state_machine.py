@@ -124,7 +124,8 @@ class PracticeStates:
 
     def learn(self, facts: Facts) -> Verdict:
         """Update after a step of the learner in all envs."""
-        memory, config = self.memory, self.config
+        memory = self.memory
+        config = self.config
         stuck = self._stuck(facts.place) & ~facts.reached
         memory["age"] = torch.where(facts.reached, 0, memory["age"] + 1)
         memory["goals"] = memory["goals"] + facts.reached
@@ -139,7 +140,7 @@ class PracticeStates:
         hopeless = facts.lost | (fails & (memory["tries"] > config.tries))
         mode = torch.where(fails, int(Mode.RECOVERY), int(Mode.LEARNING))
         memory["mode"] = mode.masked_fill(hopeless, int(Mode.ERRORED))
-        self._forget(terminated | truncated)
+        self._clear_episode(terminated | truncated)
         return Verdict(terminated, truncated, won, stuck & fails, late & fails)
 
     def recovered(self) -> None:
@@ -152,14 +153,15 @@ class PracticeStates:
         return self.memory["mode"] == mode
 
     def _stuck(self, place: Tensor) -> Tensor:
-        memory, window = self.memory, self.config.window
+        memory = self.memory
+        window = self.config.window
         trail = torch.cat([place[:, None].to(memory["trail"]), memory["trail"][:, :-1]], 1)
         memory["trail"] = trail
         memory["kept"] = (memory["kept"] + 1).clamp(max=window)
         far = (trail - trail[:, :1]).norm(dim=2).amax(1)
         return (memory["kept"] >= window) & (far < self.config.radius)
 
-    def _forget(self, rows: Tensor) -> None:
-        """Of the episode that is over."""
+    def _clear_episode(self, rows: Tensor) -> None:
+        """Clear the memory of the episode that is over."""
         for name in ("age", "goals", "kept"):
             self.memory[name] = self.memory[name].masked_fill(rows, 0)

@@ -87,15 +87,15 @@ class ResetFreeWrapper(Wrapper):
         """Reset the envs `mask` [B] (a person has reset the scene)."""
         obs = self.env.reset(seed, task, mask)
         rows = self.rows(mask)
-        states = self._machine()
+        states = self._state_machine()
         states.begin(rows)
         self.memory["length"] = self.memory["length"].masked_fill(rows, 0)
-        return self._play(obs, rows)[0]
+        return self._play_scripts(obs, rows)[0]
 
     def step(self, action: Tensor) -> Step:
-        states = self._machine()
-        action = self._bounded(action)
-        step = self._taken(action)
+        states = self._state_machine()
+        action = self._slew_limited(action)
+        step = self._remembered_step(action)
         now = self.ground.facts()
         facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
         verdict = states.learn(facts)
@@ -105,12 +105,14 @@ class ResetFreeWrapper(Wrapper):
         ended = verdict.ended
         self.memory["length"] = self.memory["length"].masked_fill(ended, 0)
         manual = states.rows(Mode.ERRORED)
-        obs, aside, following = step.obs, torch.zeros(self.num_envs), step.next_obs
+        obs = step.obs
+        aside = torch.zeros(self.num_envs)
+        following = step.next_obs
         if bool(ended.any()) or bool(facts.reached.any()):
             following = copied(step.next_obs)  # observed with the previous goal
             if bool((ended & ~step.ended).any()):
                 self._notify_before_reset(ended & ~step.ended)
-            obs, aside, more = self._between(ended, facts.reached)
+            obs, aside, more = self._between_episodes(ended, facts.reached)
             manual = manual | more
         log = {k: v for k, v in step.log.items() if k != "success"}
         log |= {"success": quick, "manual": manual, "crashed": facts.crashed}
@@ -126,7 +128,7 @@ class ResetFreeWrapper(Wrapper):
             log=log,
         )
 
-    def _machine(self) -> PracticeStates:
+    def _state_machine(self) -> PracticeStates:
         """Made when the first facts are there: they say how many numbers a place has."""
         if self.states is None:
             dims = self.ground.facts().place.shape[1]
@@ -136,57 +138,62 @@ class ResetFreeWrapper(Wrapper):
                 self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
         return self.states
 
-    def _bounded(self, action: Tensor) -> Tensor:
-        """What is done instead of `action` [B, A]; after a reset the last one was 0."""
+    def _slew_limited(self, action: Tensor) -> Tensor:
+        """The action that is executed for `action` [B, A]; after a reset the last one was 0."""
         if (slew := self.config.slew) is None:
             return action
         last = self.memory["last"]
         return last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
 
-    def _taken(self, action: Tensor) -> Step:
+    def _remembered_step(self, action: Tensor) -> Step:
         """A step of whoever acts, which is remembered."""
         if "last" in self.memory:
             self.memory["last"] = action.clone()
         return self.env.step(action)
 
-    def _between(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _between_episodes(self, ended: Tensor, reached: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Observations to go on from; steps that were taken; where somebody had to come."""
-        states, ground = self._machine(), self.ground
+        states = self._state_machine()
+        ground = self.ground
         if self.config.resets == "free" and bool(ended.any()):
             ground.advance(reached & ~ended)
             states.begin(ended)
             nothing = torch.zeros(self.num_envs)
             return self.env.reset(mask=ended), nothing, torch.zeros_like(ended)
         ground.advance(reached)
-        obs, aside = self._mended(states)
+        obs, aside = self._call_person(states)
         stuck = states.rows(Mode.RECOVERY)
         if bool(stuck.any()) and self.actor is not None:
-            obs = self._alone(stuck, self.actor(), self.config.states.recovery)
+            obs = self._play_rows(stuck, self.actor(), self.config.states.recovery)
             aside = aside + self.config.states.recovery * stuck
         states.recovered()
         if bool(ended.any()):
             ground.rehome(ended)
             obs = ground.look()
-        obs, more, manual = self._play(obs, ended)
+        obs, more, manual = self._play_scripts(obs, ended)
         return obs, aside + more, manual
 
-    def _mended(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
+    def _call_person(self, states: PracticeStates) -> tuple[Tensors, Tensor]:
         """Somebody puts right what no primitive can: observations, and steps that it took."""
-        errored, aside = states.rows(Mode.ERRORED), torch.zeros(self.num_envs)
+        errored = states.rows(Mode.ERRORED)
+        aside = torch.zeros(self.num_envs)
         if not bool(errored.any()):
             return self.ground.look(), aside
         left = errored
         if self.person is not None and bool((stuck := errored & ~self.ground.facts().lost).any()):
             print("stuck for good: drive it free, and let go", file=sys.stderr, flush=True)
-            steps, done = self._driven(self.person, stuck)
-            aside, left = aside + steps * stuck, errored & ~(done & stuck)
+            steps, done = self._let_person_control(self.person, stuck)
+            aside = aside + steps * stuck
+            left = errored & ~(done & stuck)
         states.begin(errored)
         return (self.env.reset(mask=left) if bool(left.any()) else self.ground.look()), aside
 
-    def _driven(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
-        """`person` has `rows` [B] until they let go: steps, and where [B] somebody came and did."""
+    def _let_person_control(self, person: Intervener, rows: Tensor) -> tuple[int, Tensor]:
+        """Let `person` control `rows` [B] until they let go; returns the steps, and where [B] they
+        did."""
         came = person.over(self.ground.look(), rows) & rows
-        done, steps = torch.zeros_like(rows), 0
+        done = torch.zeros_like(rows)
+        steps = 0
 
         def over() -> bool:
             nonlocal came, done, steps
@@ -195,19 +202,20 @@ class ResetFreeWrapper(Wrapper):
             came, done = came | held, done | (came & ~held)
             return bool(done[rows].all())
 
-        self._alone(rows, person.act, self.config.waits, over)
+        self._play_rows(rows, person.act, self.config.waits, over)
         return steps, done
 
-    def _play(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _play_scripts(self, obs: Tensors, rows: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Goals that have a script are gone to, until one has not: in `rows` [B], one by one."""
-        aside, manual = torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+        aside = torch.zeros(self.num_envs)
+        manual = torch.zeros(self.num_envs, dtype=torch.bool)
         if not self.played:
             return obs, aside, manual
         for row in rows.nonzero().flatten().tolist():
             failed = 0
             while (goal := int(self.ground.goal[row])) in self.played:
                 only = torch.arange(self.num_envs) == row
-                obs, steps, there = self._played(only, goal)
+                obs, steps, there = self._try_script(only, goal)
                 aside[row] += steps
                 failed = 0 if there else failed + 1
                 if there:
@@ -217,13 +225,14 @@ class ResetFreeWrapper(Wrapper):
                         raise ConfigError(
                             f"played: the scripted policy of goal {goal} did not reach the goal"
                         )
-                    manual, failed = manual | only, 0
+                    manual = manual | only
+                    failed = 0
                     obs = self.env.reset(mask=only)
                 self.ground.rehome(only)
                 obs = self.ground.look()
         return obs, aside, manual
 
-    def _played(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
+    def _try_script(self, only: Tensor, goal: int) -> tuple[Tensors, int, bool]:
         """One try of a script in the row `only` [B]: observations, steps, whether it got there."""
         make = self.played[goal]
         assert make is not None
@@ -234,23 +243,25 @@ class ResetFreeWrapper(Wrapper):
             facts = self.ground.facts()
             return bool((facts.reached | facts.lost)[only].all())
 
-        obs = self._alone(only, make(), self.config.states.timeout, over)
+        obs = self._play_rows(only, make(), self.config.states.timeout, over)
         return obs, taken["steps"], bool(self.ground.facts().reached[only].all())
 
-    def _alone(
+    def _play_rows(
         self,
         rows: Tensor,
         actor: Callable[[Tensors, Tensor], Tensor],
         steps: int,
         over: Callable[[], bool] = lambda: False,
     ) -> Tensors:
-        """`actor` plays up to `steps` in `rows` [B]; the others stay as they are."""
+        """Let `actor` play up to `steps` in `rows` [B]; the others stay as they are."""
         others = None if bool(rows.all()) else self.env.get_state()
         last = self.memory.get("last")
-        obs, first = self.ground.look(), torch.ones_like(rows)
+        obs = self.ground.look()
+        first = torch.ones_like(rows)
         for _ in range(steps):
-            step = self._taken(actor(obs, first))
-            obs, first = step.obs, step.ended
+            step = self._remembered_step(actor(obs, first))
+            obs = step.obs
+            first = step.ended
             if over():
                 break
         if others is not None:
@@ -260,11 +271,11 @@ class ResetFreeWrapper(Wrapper):
         return obs
 
     def set_state(self, state: Tensors) -> Tensors:
-        states = self._machine()
+        states = self._state_machine()
         obs = super().set_state(state)
         states.memory = self.memory
         return obs
 
     def get_state(self) -> dict[str, Any]:
-        self._machine()
+        self._state_machine()
         return super().get_state()

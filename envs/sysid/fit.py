@@ -70,7 +70,7 @@ def identify(config: Config, traces: Sequence[Trace]) -> Identified:
             "least 4 are "
             "needed, 20 are better: record more motion"
         )
-    fit, held = (_spread(windows[first::2], config.most) for first in (0, 1))
+    fit, held = (_evenly_spread(windows[first::2], config.most) for first in (0, 1))
     replay = Replay(fit, config.threads)
     x0 = replay.start
     x, jacobian = _descend(replay, x0, config)
@@ -94,7 +94,8 @@ def identify(config: Config, traces: Sequence[Trace]) -> Identified:
 
 def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats]:
     """The best candidate that was found from `x0`, and the errors' derivatives there [N * 7, P]."""
-    x, damping = x0.copy(), 1e-2
+    x = x0.copy()
+    damping = 1e-2
     for _ in range(config.rounds):
         error, jacobian = _differences(replay, x)
         # Unmodelled effects (a contact, a load) must not push values to their bounds.
@@ -109,14 +110,15 @@ def _descend(replay: Replay, x0: Floats, config: Config) -> tuple[Floats, Floats
         costs = weight * np.sum(errors**2, 1) + PRIOR * np.sum((tries - x0) ** 2, 1)
         best = int(np.argmin(costs))
         if costs[best] < cost:
-            x, damping = tries[best], float(np.clip(dampings[best], 1e-6, 1e6))
+            x = tries[best]
+            damping = float(np.clip(dampings[best], 1e-6, 1e6))
         if costs[best] > cost * (1 - 1e-3):
             break
     return x, _differences(replay, x)[1]
 
 
 def _step(x: Floats, slope: Floats, matrix: Floats, damping: float) -> Floats:
-    """Of Levenberg and Marquardt, inside the box; what leans against its wall stays."""
+    """A step of Levenberg and Marquardt inside the box; values against its wall stay."""
     free = ~((x <= 0) & (slope > 0) | (x >= 1) & (slope < 0))
     own = matrix[np.ix_(free, free)]
     made = x.copy()
@@ -137,7 +139,7 @@ def _normal(jacobian: Floats, samples: float, noise: float, rms: float) -> Float
     return weight * jacobian.T @ jacobian + PRIOR * np.eye(jacobian.shape[1])
 
 
-def _spread(windows: list[Window], most: int) -> list[Window]:
-    """At most `most` of them, evenly."""
+def _evenly_spread(windows: list[Window], most: int) -> list[Window]:
+    """Return at most `most` of the windows, evenly spread."""
     take = np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(int)
     return [windows[i] for i in take]

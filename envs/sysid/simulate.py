@@ -34,7 +34,8 @@ class Replay:
     """Simulates the commands in `windows` on many arms at once: errors of many candidates."""
 
     def __init__(self, windows: Sequence[Window], threads: int) -> None:
-        self.windows, self.threads = windows, threads
+        self.windows = windows
+        self.threads = threads
         self.model = nominal()
         self.nominal = {k: np.array(v) for k, v in joint_model.read(self.model).items()}
         self.low, self.high = (
@@ -82,12 +83,14 @@ class Replay:
     def __call__(self, x: Floats) -> Floats:
         """Errors [C, N, 7] (rad) of candidates [C, P], at all measurements of all windows."""
         values = self.split(self.native(x))
-        total, many = len(x) * len(self.windows), len(self.windows)
+        total = len(x) * len(self.windows)
+        many = len(self.windows)
         batch = Batch(self.model, total, self.threads)
         self._physics(batch, {k: np.repeat(v, many, 0) for k, v in values.items()})
         control = self._control(values["delay"][:, 0])
         batch.reset()
-        qpos, qvel = batch.bind("qpos"), batch.bind("qvel")
+        qpos = batch.bind("qpos")
+        qvel = batch.bind("qvel")
         qpos[:, :7] = np.tile(np.stack([w.q for w in self.windows]), (len(x), 1))
         qvel[:, :7] = np.tile(np.stack([w.dq for w in self.windows]), (len(x), 1))
         begin = qpos[:, None, :7].copy()
@@ -109,7 +112,8 @@ class Replay:
     def _physics(self, batch: Batch, value: dict[str, Floats]) -> None:
         batch.expand("actuator_gainprm")[:, self.servo, 0] = value["stiffness"]
         bias = batch.expand("actuator_biasprm")
-        bias[:, self.servo, 1], bias[:, self.servo, 2] = -value["stiffness"], -value["damping"]
+        bias[:, self.servo, 1] = -value["stiffness"]
+        bias[:, self.servo, 2] = -value["damping"]
         batch.expand("dof_frictionloss")[:, self.dof] = value["friction"]
         batch.expand("dof_armature")[:, self.dof] = value["armature"]
         batch.set_const()

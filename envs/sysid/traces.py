@@ -80,7 +80,8 @@ def cut(traces: list[Trace], length: float, history: float) -> list[Window]:
 def _black_box(path: Path) -> list[Trace]:
     try:
         state = np.load(path, allow_pickle=False)["state"]
-        modes, q = state["mode"], state["q"]
+        modes = state["mode"]
+        q = state["q"]
     except (OSError, KeyError, ValueError, IndexError) as error:
         raise ConfigError(f"{path} is not a black box: {error}") from error
     finite = np.isfinite(q).all(1) & np.isfinite(state["sent"]).all(1)

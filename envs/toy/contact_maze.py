@@ -21,16 +21,26 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 
-DT, SUBSTEPS = 0.02, 10
-SIDE, RADIUS, MASS = 0.6, 0.02, 2.0  # m, m, kg
-SPEED, STRETCH = 0.4, 0.05  # of the set-point (m/s), and how far from the tool it may be (m)
-SOFT, STIFF = 100.0, 1000.0  # N/m
-WALL, DAMPED = 10_000.0, 60.0  # N/m and N s/m of a wall's skin
+DT = 0.02
+SUBSTEPS = 10
+SIDE = 0.6  # m
+RADIUS = 0.02  # m
+MASS = 2.0  # kg
+SPEED = 0.4  # of the set-point, m/s
+STRETCH = 0.05  # how far it may be from the tool, m
+SOFT = 100.0  # N/m
+STIFF = 1000.0  # N/m
+WALL = 10_000.0  # N/m of a wall's skin
+DAMPED = 60.0  # N s/m of a wall's skin
 THICK = 0.2
-UPPER, LOWER = (0.2, 0.36), (0.4, 0.24)  # round the end of the first wall, then of the second
-GOAL, NEAR = (0.52, 0.3), 0.04
-PUSHES, LASTS = 3, 6  # in an episode, and for so many ticks
-REACHED, LATE = 5.0, 0.02  # what success pays, and what a tick costs
+UPPER = (0.2, 0.36)  # round the end of the first wall
+LOWER = (0.4, 0.24)  # round the end of the second wall
+GOAL = (0.52, 0.3)
+NEAR = 0.04
+PUSHES = 3  # in an episode
+LASTS = 6  # ticks of a push
+REACHED = 5.0  # what success pays
+LATE = 0.02  # what a tick costs
 NAMES = ("x", "y", "vx", "vy", "fx", "fy", "ex", "ey")
 
 
@@ -67,7 +77,8 @@ class ContactMaze(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         self.spec = Spec(
             {"state": Leaf((8,), names=NAMES)},
             Leaf((3,), low=-1.0, high=1.0, names=("x", "y", "stiffness")),
@@ -120,7 +131,8 @@ class ContactMaze(VecEnv):
         return self._obs()
 
     def step(self, action: Tensor) -> Step:
-        rows, before = self.rows, distance(self.rows["place"])
+        rows = self.rows
+        before = distance(self.rows["place"])
         peak = self._move(action.clamp(-1, 1))
         rows["age"] = rows["age"] + 1
         following = self._obs()
@@ -136,7 +148,8 @@ class ContactMaze(VecEnv):
         self._begin(ended)
         return Step(self._obs(), following, reward, won | violated, late, log)
 
-    stiffest, damped = STIFF, 2 * math.sqrt(STIFF * MASS)
+    stiffest = STIFF
+    damped = 2 * math.sqrt(STIFF * MASS)
     """N/m and N s/m; softer springs have the damping of the same ratio."""
 
     @property
@@ -148,7 +161,8 @@ class ContactMaze(VecEnv):
         return self.rows["setpoint"]
 
     def impedance(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        rows, action = self.rows, action.clamp(-1, 1)
+        rows = self.rows
+        action = action.clamp(-1, 1)
         stretch = rows["setpoint"] + SPEED * DT * action[..., :2] - rows["place"]
         long = stretch.norm(dim=-1, keepdim=True).clamp(min=STRETCH)
         stiffness = stiffness_of(action[..., 2:])
@@ -165,11 +179,15 @@ class ContactMaze(VecEnv):
         damping = 2 * (stiffness * MASS).sqrt()
         since = rows["age"][:, None] - rows["when"]
         hand = (rows["push"] * ((since >= 0) & (since < LASTS))[:, :, None]).sum(1)
-        x, v, dt = rows["place"], rows["velocity"], DT / SUBSTEPS
-        peak, mean = torch.zeros(len(x)), torch.zeros_like(x)
+        x = rows["place"]
+        v = rows["velocity"]
+        dt = DT / SUBSTEPS
+        peak = torch.zeros(len(x))
+        mean = torch.zeros_like(x)
         for _ in range(SUBSTEPS):
             force = contact(x, v, self.boxes)
-            peak, mean = torch.maximum(peak, force.norm(dim=1)), mean + force / SUBSTEPS
+            peak = torch.maximum(peak, force.norm(dim=1))
+            mean = mean + force / SUBSTEPS
             v = v + (stiffness * (goal - x) - damping * v + force + hand) * (dt / MASS)
             x = x + v * dt
         rows |= {"place": x, "velocity": v, "force": mean, "setpoint": goal}
@@ -224,7 +242,7 @@ def stiffness_of(action: Tensor) -> Tensor:
 
 
 def contact(x: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
-    """What walls do to a disc at `x` [n, 2] (m) that moves at `v` [n, 2] (m/s), N [n, 2]."""
+    """The walls' force [n, 2] (N) on discs at `x` [n, 2] (m) that move at `v` [n, 2] (m/s)."""
     away = x[:, None] - x[:, None].clamp(boxes[:, 0], boxes[:, 1])
     far = away.norm(dim=2, keepdim=True)
     normal = away / far.clamp(min=1e-9)
@@ -237,7 +255,9 @@ def contact(x: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
 
 def distance(x: Tensor) -> Tensor:
     """Metres [n] from places [n, 2] to the goal, round the ends of the walls that are before it."""
-    upper, lower, goal = torch.tensor(UPPER), torch.tensor(LOWER), torch.tensor(GOAL)
+    upper = torch.tensor(UPPER)
+    lower = torch.tensor(LOWER)
+    goal = torch.tensor(GOAL)
     second = (x - lower).norm(dim=1) + (lower - goal).norm()
     first = (x - upper).norm(dim=1) + (upper - lower).norm() + (lower - goal).norm()
     behind = torch.where(x[:, 0] < LOWER[0], second, (x - goal).norm(dim=1))

@@ -28,9 +28,14 @@ from embodied.envs.toy.drive_road import CURVATURE, HEADING, LIMIT, Obstacles, R
 from embodied.envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
 
 DT = 0.1  # s
-FAST, PUSH, BRAKE, GRIP = 10.0, 2.5, 5.0, 6.0  # m/s, m/s^2
-BEND, LAG = 0.2, 0.5  # 1/m; share of a command that is reached in one step
-LANE, ROAD = 1.75, 3.5  # m on each side of the route
+FAST = 10.0  # m/s
+PUSH = 2.5  # m/s^2
+BRAKE = 5.0  # m/s^2
+GRIP = 6.0  # m/s^2
+BEND = 0.2  # 1/m
+LAG = 0.5  # share of a command that is reached in one step
+LANE = 1.75  # m on each side of the route
+ROAD = 3.5  # likewise
 CENTRE = 0.5  # m from the route within which the car is centred
 TOLERANCE = 0.5  # m/s above the limit that break no rule
 PENALTY = 0.5  # factor of the score after a collision or off the road
@@ -52,7 +57,8 @@ EVENTS = (
     *("progress", "collided", "off_road", "off_centre", "over_limit"),
     *("speed_error", "heading_error", "steering_change"),
 )
-COLLIDED, OFF_ROAD = EVENTS.index("collided"), EVENTS.index("off_road")
+COLLIDED = EVENTS.index("collided")
+OFF_ROAD = EVENTS.index("off_road")
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ class Drive(VecEnv):
     def __init__(self, config: Config) -> None:
         if config.length < SHORTEST:
             raise ConfigError(f"drive: length={config.length} must be at least {SHORTEST} m")
-        self.config, self.num_envs, n = config, config.num_envs, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
+        n = config.num_envs
         self.spec = self._spec()
         self.every = torch.arange(n)
         self.streams = RowRng(config.seed, n)
@@ -91,7 +99,7 @@ class Drive(VecEnv):
         self.events = torch.zeros(n, len(EVENTS))  # of the last step
         self.age = torch.zeros(n, dtype=torch.int64)
         self._begin(self.every)
-        self.obs = self._look(self.every, self.roads.obstacles_of(self.every))
+        self.obs = self._observation(self.every, self.roads.obstacles_of(self.every))
 
     def _spec(self) -> Spec:
         ahead = [f"route_{axis}{int(s)}" for s in AHEAD for axis in "xy"]
@@ -109,13 +117,21 @@ class Drive(VecEnv):
         lots = 2 * self.streams.uniform(3, rows) - 1
         start = self.roads.look_up(torch.zeros(len(rows), 1), rows)[:, 0]
         car = torch.zeros(len(rows), 7)
-        yaw, offset = start[:, 2], 0.3 * lots[0]
-        car[:, 0], car[:, 1] = start[:, 0] - offset * yaw.sin(), start[:, 1] + offset * yaw.cos()
-        car[:, 2], car[:, 3] = yaw + 0.1 * lots[1], 2.0 + lots[2]
-        self.car[rows], self.place[rows], self.last[rows] = car, 0.0, 0.0
+        yaw = start[:, 2]
+        offset = 0.3 * lots[0]
+        car[:, 0] = start[:, 0] - offset * yaw.sin()
+        car[:, 1] = start[:, 1] + offset * yaw.cos()
+        car[:, 2] = yaw + 0.1 * lots[1]
+        car[:, 3] = 2.0 + lots[2]
+        self.car[rows] = car
+        self.place[rows] = 0.0
+        self.last[rows] = 0.0
         self.place[rows, 1] = offset
-        self.since[rows], self.since[rows, 0] = LONG, 0.0
-        self.broken[rows], self.events[rows], self.age[rows] = False, 0.0, 0
+        self.since[rows] = LONG
+        self.since[rows, 0] = 0.0
+        self.broken[rows] = False
+        self.events[rows] = 0.0
+        self.age[rows] = 0
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -129,7 +145,8 @@ class Drive(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         action = action.clamp(-1, 1)
-        before, furthest = self.car, self.place[:, 2]
+        before = self.car
+        furthest = self.place[:, 2]
         self._drive(action)
         self.roads.advance(DT)
         self.age = self.age + 1
@@ -143,7 +160,7 @@ class Drive(VecEnv):
         late = (self.age >= self.config.horizon) & ~lost & ~won
         stops = self.config.goal_terminates
         terminated, truncated = (lost | won, late) if stops else (lost, late | won)
-        following = self.obs = self._look(self.every, obstacles)
+        following = self.obs = self._observation(self.every, obstacles)
         ended = terminated | truncated
         if ended.any():
             self._notify_before_reset(ended)
@@ -155,7 +172,7 @@ class Drive(VecEnv):
 
     def _with_fresh(self, obs: Tensors, rows: Tensor) -> Tensors:
         """A copy of `obs` in which `rows` [n] are at the start of an episode."""
-        fresh = self._look(rows, self.roads.obstacles_of(rows))
+        fresh = self._observation(rows, self.roads.obstacles_of(rows))
         return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
 
     def _drive(self, action: Tensor) -> None:
@@ -169,7 +186,8 @@ class Drive(VecEnv):
         rate = torch.minimum(torch.maximum(following * curvature, -most), most)
         middle = yaw + 0.5 * DT * rate
         x, y = x + DT * following * middle.cos(), y + DT * following * middle.sin()
-        acceleration, yaw = (following - speed) / DT, yaw + DT * rate
+        acceleration = (following - speed) / DT
+        yaw = yaw + DT * rate
         self.car = torch.stack([x, y, yaw, following, acceleration, rate, curvature], 1)
         station, offset = self.roads.project(self.car[:, :2], self.place[:, 0], self.every)
         furthest = torch.maximum(self.place[:, 2], station.clamp(max=self.config.length))
@@ -180,7 +198,9 @@ class Drive(VecEnv):
         progress = 100 / self.config.length * (self.place[:, 2] - furthest)
         away = obstacles.place - self.car[:, None, :2]
         collided = (away.square().sum(2) < CONTACT**2).any(1)
-        station, offset, speed = self.place[:, :1], self.place[:, 1].abs(), self.car[:, 3]
+        station = self.place[:, :1]
+        offset = self.place[:, 1].abs()
+        speed = self.car[:, 3]
         road = self.roads.look_up(torch.cat([station, station + SIGNS[:1]], 1), self.every)
         limit = road[:, 0, LIMIT]
         wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
@@ -210,9 +230,10 @@ class Drive(VecEnv):
         lost = (collided + off_road) > 0
         return torch.where(lost, PENALTY * legal, legal) - before
 
-    def _look(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
+    def _observation(self, rows: Tensor, obstacles: Obstacles) -> Tensors:
         """Observations of `rows` [n]."""
-        car, place = self.car[rows], self.place[rows]
+        car = self.car[rows]
+        place = self.place[rows]
         here = self.roads.look_up(torch.cat([place[:, :1], place[:, :1] + SIGNS], 1), rows)
         heading = car[:, 2] - here[:, 0, 2]
         own = [car[:, 3:], place[:, 1:2], heading[:, None], here[..., LIMIT], self.last[rows]]
@@ -240,10 +261,16 @@ class Drive(VecEnv):
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {name: value.clone() for name, value in state.items()}
-        self.car, self.place, self.last = here["car"], here["place"], here["last"]
-        self.since, self.broken, self.events = here["since"], here["broken"], here["events"]
-        self.age, self.streams.state = here["age"], here["generator"]
-        self.roads.table, self.roads.traffic = here["road"], here["traffic"]
+        self.car = here["car"]
+        self.place = here["place"]
+        self.last = here["last"]
+        self.since = here["since"]
+        self.broken = here["broken"]
+        self.events = here["events"]
+        self.age = here["age"]
+        self.streams.state = here["generator"]
+        self.roads.table = here["road"]
+        self.roads.traffic = here["traffic"]
         self.obs = {name: here[f"obs/{name}"] for name in self.spec.obs}
         return self.obs
 
@@ -264,10 +291,13 @@ class Drive(VecEnv):
 
 
 def _uncomfortable(before: Tensor, now: Tensor) -> Tensor:
-    """Which limits of a comfortable ride [n, 6] (m/s^2, m/s^3, rad/s, rad/s^2) are exceeded."""
-    a, old = now[:, 4], before[:, 4]
-    rate, old_rate = now[:, 5], before[:, 5]
-    lateral, old_lateral = now[:, 3] * rate, before[:, 3] * old_rate
+    """The exceeded limits of a comfortable ride [n, 6] (bool): m/s^2, m/s^3, rad/s, rad/s^2."""
+    a = now[:, 4]
+    old = before[:, 4]
+    rate = now[:, 5]
+    old_rate = before[:, 5]
+    lateral = now[:, 3] * rate
+    old_lateral = before[:, 3] * old_rate
     jerk = (a - old) / DT
     total = (jerk.square() + ((lateral - old_lateral) / DT).square()).sqrt()
     limits = [(a > 2.40) | (a < -4.05), lateral.abs() > 4.89, total > 8.37, jerk.abs() > 4.13]

@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 HALF = 12.0  # m from the middle of the map to its upper edge
-GROUND, SHOULDER, TARMAC = (150, 165, 140), (200, 200, 195), (235, 235, 230)
-OBSTACLE, CAR, NOSE = (230, 140, 40), (200, 60, 50), (120, 30, 25)
+GROUND = (150, 165, 140)
+SHOULDER = (200, 200, 195)
+TARMAC = (235, 235, 230)
+OBSTACLE = (230, 140, 40)
+CAR = (200, 60, 50)
+NOSE = (120, 30, 25)
 
 
 def picture(

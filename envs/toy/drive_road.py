@@ -16,8 +16,11 @@ from torch import Tensor
 
 from embodied.envs.row_rng import RowRng
 
-WAVES, AMPLITUDE, WAVELENGTH = 3, 0.45, (40.0, 100.0)  # rad, m
-LIMITS, SEGMENT = (4.0, 6.0, 8.0), 40  # m/s, m
+WAVES = 3
+AMPLITUDE = 0.45  # rad
+WAVELENGTH = (40.0, 100.0)  # m
+LIMITS = (4.0, 6.0, 8.0)  # m/s
+SEGMENT = 40  # m
 TAIL = 40  # m that the route continues behind its end
 NOWHERE = -1000.0  # station of obstacles that are missing
 FIRST = 25.0  # station of the first obstacle
@@ -41,7 +44,8 @@ class Roads:
     least `seen`: obstacles that are missing stand far behind."""
 
     def __init__(self, num_envs: int, length: int, obstacles: int, seen: int) -> None:
-        self.length, self.obstacles = length, obstacles
+        self.length = length
+        self.obstacles = obstacles
         self.table = torch.zeros(num_envs, length + TAIL, 5)
         self.traffic = torch.zeros(num_envs, max(obstacles, seen, 1), 6)
         self.traffic[..., 0] = NOWHERE
@@ -62,7 +66,8 @@ class Roads:
 
     def _wind(self, table: Tensor, lots: Tensor) -> None:
         """Fill positions, headings and curvatures in from uniform numbers [n, 3, WAVES]."""
-        amplitude, shortest = AMPLITUDE * lots[:, 0], WAVELENGTH[0]
+        amplitude = AMPLITUDE * lots[:, 0]
+        shortest = WAVELENGTH[0]
         rate = 2 * math.pi / (shortest + (WAVELENGTH[1] - shortest) * lots[:, 1])
         station = torch.arange(table.shape[1])[None, :, None]
         phase = rate[:, None] * station + 2 * math.pi * lots[:, None, 2]
@@ -70,7 +75,8 @@ class Roads:
         table[..., CURVATURE] = ((amplitude * rate)[:, None] * phase.cos()).sum(2)
         middle = table[:, :-1, HEADING] + 0.5 * table[:, :-1, CURVATURE]
         table[:, 0, :2] = 0.0
-        table[:, 1:, X], table[:, 1:, Y] = middle.cos().cumsum(1), middle.sin().cumsum(1)
+        table[:, 1:, X] = middle.cos().cumsum(1)
+        table[:, 1:, Y] = middle.sin().cumsum(1)
 
     def _placed(self, lots: Tensor) -> Tensor:
         """Obstacles from uniform numbers [n, 5, K]: 40% stand at a side of the lane, 30% ride along
@@ -78,7 +84,8 @@ class Roads:
         kind, along, side, size, phase = lots.unbind(1)
         slot = (self.length - FIRST - 10) / max(self.obstacles, 1)
         station = FIRST + slot * (torch.arange(self.obstacles) + 0.8 * along)
-        stands, crosses = kind < 0.4, kind >= 0.7
+        stands = kind < 0.4
+        crosses = kind >= 0.7
         speed = torch.where(stands | crosses, 0.0, 2.0 + 1.5 * size)
         offset = torch.where(stands, 0.7 + 0.7 * size, 1.3) * torch.where(side < 0.5, -1.0, 1.0)
         rate = 2 * math.pi / (7.0 + 5.0 * size)
@@ -86,7 +93,8 @@ class Roads:
         return torch.stack(parts, 2)
 
     def look_up(self, station: Tensor, rows: Tensor) -> Tensor:
-        """x, y, heading, curvature and limit [n, M, 5] at stations [n, M] of the envs `rows`."""
+        """Return x, y, heading, curvature and limit [n, M, 5] at stations [n, M] of the envs
+        `rows`."""
         entry = station.round().clamp(0, self.length + TAIL - 1)
         ahead = station.clamp(max=self.length + TAIL - 1.0) - entry
         flat = (rows[:, None] * (self.length + TAIL) + entry.long()).flatten()
@@ -106,7 +114,8 @@ class Roads:
         entry = entries.gather(1, best[..., None].expand(-1, -1, 5)).squeeze(1)
         dx, dy = (place - entry[:, :2]).unbind(1)
         cos, sin = entry[:, HEADING].cos(), entry[:, HEADING].sin()
-        ahead, left = dx * cos + dy * sin, dy * cos - dx * sin
+        ahead = dx * cos + dy * sin
+        left = dy * cos - dx * sin
         station = window.gather(1, best).squeeze(1) + ahead
         return station, left - 0.5 * entry[:, CURVATURE] * ahead.square()
 
@@ -117,9 +126,10 @@ class Roads:
         phase.add_(rate, alpha=dt)
 
     def obstacles_of(self, rows: Tensor) -> Obstacles:
-        """Where the obstacles of the envs `rows` are."""
+        """The obstacles of the envs `rows`, with their places and velocities."""
         station, speed, mean, amplitude, rate, phase = self.traffic[rows].unbind(2)
-        offset, sideways = mean + amplitude * phase.sin(), amplitude * rate * phase.cos()
+        offset = mean + amplitude * phase.sin()
+        sideways = amplitude * rate * phase.cos()
         x, y, heading, _, _ = self.look_up(station, rows).unbind(2)
         cos, sin = heading.cos(), heading.sin()
         place = torch.stack([x - offset * sin, y + offset * cos], 2)

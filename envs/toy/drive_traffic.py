@@ -9,9 +9,11 @@ from embodied.envs.toy.drive_road import Obstacles
 
 CONTACT = 1.3  # m between centres
 SOON = 1.0  # s to contact below which there is a conflict
-BEHIND, FAR = -3.0, 40.0  # m along the route between which obstacles are seen
+BEHIND = -3.0  # m along the route; nearer obstacles are seen
+FAR = 40.0  # likewise, farther ones are not
 WIDE = CONTACT  # m to the side within which an obstacle is in the way
-STOP, SLOW = 2.0, 10.0  # m before an obstacle in the way: standing, slowing down
+STOP = 2.0  # m before an obstacle in the way: standing
+SLOW = 10.0  # m before it: slowing down
 CORNER = 4.0  # m/s^2 of lateral acceleration in a bend
 
 
@@ -32,7 +34,8 @@ def nearest(car: Tensor, station: Tensor, obstacles: Obstacles, count: int) -> T
     gap = obstacles.station - station[:, None]
     key = torch.where((gap > BEHIND) & (gap < FAR), gap, torch.inf)
     first, index = key.topk(count, 1, largest=False)
-    hidden, index = first.isinf()[..., None], index[..., None].expand(-1, -1, 2)
+    hidden = first.isinf()[..., None]
+    index = index[..., None].expand(-1, -1, 2)
     away = obstacles.place.gather(1, index) - car[:, None, :2]
     speed = obstacles.velocity.gather(1, index) - _velocity(car)[:, None]
     away = torch.where(hidden, torch.tensor([FAR, 0.0]), turned(away, car[:, 2]))

@@ -28,10 +28,16 @@ from embodied.envs.toy.race_track import Track
 
 RAYS = (-1.5, -0.9, -0.4, 0.0, 0.4, 0.9, 1.5)  # rad
 REACH = 5.0  # m
-DT, SUB = 0.1, 4  # s, and parts of it
-BACK, FAST = -1.0, 4.0  # m/s at throttle -1 and 1
-STEER, TURNING = 0.5, 3.0  # rad, rad/s
-LENGTH, PUSH, BRAKE, GRIP = 0.4, 3.0, 5.0, 4.0  # m, m/s^2
+DT = 0.1  # s
+SUB = 4  # parts of a step
+BACK = -1.0  # m/s at throttle -1
+FAST = 4.0  # m/s at throttle 1
+STEER = 0.5  # rad
+TURNING = 3.0  # rad/s
+LENGTH = 0.4  # m
+PUSH = 3.0  # m/s^2
+BRAKE = 5.0  # m/s^2
+GRIP = 4.0  # m/s^2
 NAMES = (
     "speed",
     "yaw_rate",
@@ -60,14 +66,17 @@ class Race(VecEnv):
     """Actions: steering and throttle. The car starts at rest anywhere on the centre line."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs, self.track = config, config.num_envs, config.track
+        self.config = config
+        self.num_envs = config.num_envs
+        self.track = config.track
         act = Leaf((2,), low=-1.0, high=1.0, names=("steer", "throttle"))
         state = Leaf((len(NAMES),), names=NAMES)
         text = "drive round the track fast and touch no wall"
         self.spec = Spec({"state": state}, act, dt=DT, text=text)
         n = self.num_envs
         self.rays = torch.tensor(RAYS)
-        self.place, self.moving = torch.zeros(n, 2), torch.zeros(n, 4)
+        self.place = torch.zeros(n, 2)
+        self.moving = torch.zeros(n, 4)
         self.last = torch.zeros(n, 2)
         self.goal = torch.zeros(n, dtype=torch.int64)
         self.crashed = torch.zeros(n, dtype=torch.bool)
@@ -109,7 +118,7 @@ class Race(VecEnv):
         return Step(obs, obs, reward, never, never.clone(), {"speed": self.moving[:, 1].clone()})
 
     def _drive(self, action: Tensor, dt: float) -> Tensor:
-        """`dt` s on; how fast each car ran into a wall [n] (m/s, 0: it did not)."""
+        """Drive for `dt` s; returns how fast each car ran into a wall [n] (m/s, 0: it did not)."""
         heading, speed, steering, _ = self.moving.unbind(1)
         wanted = BACK + (action[:, 1] + 1) / 2 * (FAST - BACK)
         speed = speed + (wanted - speed).clamp(-BRAKE * dt, PUSH * dt)
@@ -123,7 +132,8 @@ class Race(VecEnv):
         free = self.track.inside(there)
         self.place = torch.where(free[:, None], there, self.place)
         hit = torch.where(free, 0.0, speed.abs())
-        speed, rate = torch.where(free, speed, 0.0), torch.where(free, rate, 0.0)
+        speed = torch.where(free, speed, 0.0)
+        rate = torch.where(free, rate, 0.0)
         self.moving = torch.stack([heading, speed, steering, rate], 1)
         return hit
 
@@ -131,13 +141,14 @@ class Race(VecEnv):
         heading, speed, steering, rate = self.moving.unbind(1)
         way = self.track.goal(self.goal) - self.place
         cos, sin = heading.cos(), heading.sin()
-        ahead, left = way[:, 0] * cos + way[:, 1] * sin, way[:, 1] * cos - way[:, 0] * sin
+        ahead = way[:, 0] * cos + way[:, 1] * sin
+        left = way[:, 1] * cos - way[:, 0] * sin
         own = torch.stack([speed, rate, steering, ahead, left], 1)
         walls = self.track.sight(self.place, heading, self.rays, REACH)
         return {"state": torch.cat([own, self.last, walls], 1)}
 
     def facts(self) -> Facts:
-        """For `embodied.envs.reset_free.wrapper`."""
+        """The facts for `embodied.envs.reset_free.wrapper`."""
         reached = (self.track.goal(self.goal) - self.place).norm(dim=1) < self.config.near
         lost = torch.zeros_like(reached)
         return Facts(self.place.clone(), reached & ~self.crashed, self.crashed.clone(), lost)
@@ -159,8 +170,10 @@ class Race(VecEnv):
         return {name: value.clone() for name, value in kept.items()}
 
     def set_state(self, state: Tensors) -> Tensors:
-        self.place, self.moving = state["place"].clone(), state["moving"].clone()
-        self.last, self.goal = state["last"].clone(), state["goal"].clone()
+        self.place = state["place"].clone()
+        self.moving = state["moving"].clone()
+        self.last = state["last"].clone()
+        self.goal = state["goal"].clone()
         self.crashed = state["crashed"].clone()
         self.streams.state = state["generator"].clone()
         return self.look()
@@ -188,5 +201,6 @@ class Race(VecEnv):
 
     def describe(self, row: int = 0) -> str:
         x, y = self.place[row].tolist()
-        speed, goal = float(self.moving[row, 1]), int(self.goal[row])
+        speed = float(self.moving[row, 1])
+        goal = int(self.goal[row])
         return f"The car is at ({x:.1f}, {y:.1f}) m, {speed:.1f} m/s, on its way to goal {goal}."

@@ -26,17 +26,18 @@ class Track:
     goals: Count = 15  # goals on the middle line, evenly by angle
 
     def radius(self, angle: Tensor) -> Tensor:
-        """Of the middle line (m) at `angle` (rad)."""
+        """The radius of the middle line (m) at `angle` (rad)."""
         return self.size * (1 + self.bend * torch.cos(3 * angle))
 
     def slope(self, angle: Tensor) -> Tensor:
-        """dr / d phi (m)."""
+        """The derivative dr / d phi of the radius (m)."""
         return -3 * self.size * self.bend * torch.sin(3 * angle)
 
     def off(self, place: Tensor) -> Tensor:
         """Signed distance of positions [..., 2] from the centre line (m, positive outside)."""
         angle = torch.atan2(place[..., 1], place[..., 0])
-        radius, slope = self.radius(angle), self.slope(angle)
+        radius = self.radius(angle)
+        slope = self.slope(angle)
         return (place.norm(dim=-1) - radius) / torch.sqrt(1 + (slope / radius).square())
 
     def inside(self, place: Tensor) -> Tensor:
@@ -45,7 +46,8 @@ class Track:
 
     def middle(self, angle: Tensor) -> tuple[Tensor, Tensor]:
         """Places [n, 2] (m) of the middle line at `angle` [n], and its heading there [n] (rad)."""
-        radius, slope = self.radius(angle), self.slope(angle)
+        radius = self.radius(angle)
+        slope = self.slope(angle)
         cos, sin = torch.cos(angle), torch.sin(angle)
         place = torch.stack([radius * cos, radius * sin], -1)
         heading = torch.atan2(slope * sin + radius * cos, slope * cos - radius * sin)

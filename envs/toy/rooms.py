@@ -25,7 +25,9 @@ from embodied.envs.row_rng import RowRng
 EMPTY, WALL, SWITCH, DARK, NOISE = 0, 1, 2, 3, 4  # and the colours after it
 DT = 0.1
 INK = np.array([(244, 241, 234), (58, 66, 82), (220, 180, 60), (20, 22, 30)], np.uint8)
-AGENT, LOUD, SEEN = (196, 66, 42), (180, 120, 200), (214, 232, 214)
+AGENT = (196, 66, 42)
+LOUD = (180, 120, 200)
+SEEN = (214, 232, 214)
 
 
 @dataclass(frozen=True)
@@ -49,24 +51,29 @@ class Rooms(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.num_envs = config, config.num_envs
+        self.config = config
+        self.num_envs = config.num_envs
         _check(config)
-        n, view = config.num_envs, config.view
+        n = config.num_envs
+        view = config.view
         high = NOISE + config.colours - 1
         obs = {
             "view": Leaf((view, view), "uint8", low=0, high=high, unit=SYMBOL),
             "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
         }
         self.spec = Spec(obs, Leaf((), "int64", low=0, high=GO), DT, None, "see all the rooms")
-        self.every, self.streams = np.arange(n), RowRng(config.seed, n)
-        self.pad, self.step_size = view - 1, config.size + 1
+        self.every = np.arange(n)
+        self.streams = RowRng(config.seed, n)
+        self.pad = view - 1
+        self.step_size = config.size + 1
         self.side = config.rooms * self.step_size + 1
         self.width = self.side + 2 * self.pad
         self.room, self.plan = self._plan()
         self.count = config.rooms**2
         self.strides = WAYS @ np.array([self.width, 1])
         ahead, aside = np.indices((view, view))
-        ahead, aside = view - 1 - ahead, aside - view // 2
+        ahead = view - 1 - ahead
+        aside = aside - view // 2
         right = np.roll(self.strides, -1)
         pairs = zip(self.strides, right, strict=True)
         self.looks = np.stack([(ahead * go + aside * by).ravel() for go, by in pairs])
@@ -76,7 +83,7 @@ class Rooms(VecEnv):
         self.place, self.facing, self.age = np.zeros((3, n), np.int64)
 
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every cell [W * W]: its room (-1: none), and what is there without doors."""
+        """The room of every cell [W * W] (-1: none), and what is there without doors."""
         where = np.arange(self.width) - self.pad - 1
         inside = (
             (where >= 0) & (where < self.side - 1) & (where % self.step_size < self.step_size - 1)
@@ -106,7 +113,7 @@ class Rooms(VecEnv):
         free = self.cells[self.every, ahead] != WALL
         self.place = np.where((act == GO) & free, ahead, self.place)
         self.age += 1
-        reward = self._entered()
+        reward = self._enter_cells()
         lots = self.streams.uniform(self.flicker.shape[1]).T.numpy()
         self.flicker = np.minimum(lots * self.config.colours, self.config.colours - 1).astype(
             np.uint8
@@ -121,8 +128,8 @@ class Rooms(VecEnv):
         ends = torch.zeros(self.num_envs, dtype=torch.bool), torch.from_numpy(late)
         return Step(obs, following, torch.from_numpy(reward), *ends, {"success": won})
 
-    def _entered(self) -> np.ndarray:
-        """What standing where one stands now is worth [B]; switches are switched."""
+    def _enter_cells(self) -> np.ndarray:
+        """The reward [B] of the cell where each env stands now; switches are switched."""
         room = self.room[self.place]
         new = (room >= 0) & ~self.visited[self.every, room]
         self.visited[self.every[new], room[new]] = True
@@ -132,7 +139,9 @@ class Rooms(VecEnv):
         return (new / self.count).astype(np.float32)
 
     def _begin(self, rows: np.ndarray) -> None:
-        config, count, side = self.config, self.count, self.config.rooms
+        config = self.config
+        count = self.count
+        side = self.config.rooms
         lots = (
             self.streams.uniform(count + 4 * count + 1, torch.from_numpy(rows)).T.double().numpy()
         )
@@ -158,7 +167,9 @@ class Rooms(VecEnv):
         self.facing[rows] = np.minimum((lots[:, -1] * 4).astype(int), 3)
         centre = config.size // 2
         self.place[rows] = self._corner(*divmod(middle, side)) + centre * self.width + centre
-        self.age[rows], self.visited[rows], self.visited[rows, middle] = 0, False, True
+        self.age[rows] = 0
+        self.visited[rows] = False
+        self.visited[rows, middle] = True
 
     def _corner(self, row: int, column: int) -> int:
         """The first cell of a room."""
@@ -168,8 +179,10 @@ class Rooms(VecEnv):
 
     def _observe(self) -> Tensors:
         at = self.place[:, None] + self.looks[self.facing]
-        seen, room = self.cells[self.every[:, None], at].copy(), self.room[at]
-        rows, inside = self.every[:, None], room >= 0
+        seen = self.cells[self.every[:, None], at].copy()
+        room = self.room[at]
+        rows = self.every[:, None]
+        inside = room >= 0
         noisy = inside & self.loud[rows, room] & (seen == EMPTY)
         seen = np.where(noisy, NOISE + self.flicker, seen)
         seen = np.where(inside & self.unlit[rows, room], DARK, seen).astype(np.uint8)
@@ -196,7 +209,7 @@ class Rooms(VecEnv):
         return self._observe()
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
-        """From above: rooms seen so far are green, noisy ones violet, dark ones black."""
+        """The rooms from above: those seen so far are green, noisy ones violet, dark ones black."""
         picture = INK[self.cells[row]]
         floor = (self.cells[row] == EMPTY) & (self.room >= 0)
         for marked, colour in (

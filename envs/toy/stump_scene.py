@@ -17,12 +17,14 @@ SLOTS = 24
 TALLEST = 10.0
 """In terrain steps; a stump is a box of this height, sunk into the ground but for its own."""
 HULL = (32 / 30, 0.35, 8.5 / 30)
-THIGH, SHIN = 4 / 30, 3.2 / 30
+THIGH = 4 / 30
+SHIN = 3.2 / 30
 LEG = 34 / 30
 HIP = -8 / 30
 STAND = 2 * LEG + 0.15
 """Height of the hull's middle above the ground at a start, m."""
-TORQUE, SPEEDS = 80.0, (4.0, 6.0)
+TORQUE = 80.0
+SPEEDS = (4.0, 6.0)
 JOINTS = ("hip_1", "knee_1", "hip_2", "knee_2")
 CONTACTS = ("hull", "shin_1", "shin_2")
 

@@ -30,12 +30,15 @@ from embodied.envs.toy.stump_scene import (
     compile_walker,
 )
 
-BEAMS, RANGE = 10, 160 / 30
+BEAMS = 10
+RANGE = 160 / 30
 PAD = 10 * STEP
 """Flat ground before the first stump, and behind the start, m."""
 BEHIND = 3.0
 """How far behind the walker stumps are kept, m: nothing of it reaches there."""
-CLOSEST, LOWEST, UNEVEN = 0.01, 0.05, 0.1
+CLOSEST = 0.01
+LOWEST = 0.05
+UNEVEN = 0.1
 """Least gap, least height, and the deviation of a track's heights, in terrain steps."""
 PER_METRE = 130 / 30
 MASTERED = 230 / 364
@@ -100,7 +103,9 @@ class StumpTrack(MujocoVecEnv):
         self._raise(np.arange(self.num_envs))
 
     def observe(self, rows: Rows) -> dict[str, NDArray[np.generic]]:
-        qpos, qvel, touch = self.batch.qpos[rows], self.batch.qvel[rows], self.batch.sensordata
+        qpos = self.batch.qpos[rows]
+        qvel = self.batch.qvel[rows]
+        touch = self.batch.sensordata
         parts = [
             qpos[:, 2:3],
             2 / 50 * qvel[:, 2:3],
@@ -115,19 +120,24 @@ class StumpTrack(MujocoVecEnv):
     @staticmethod
     def _joints(angle: Floats, speed: Floats) -> Floats:
         """Angles and speeds in turn, [n, 8]: knees count from one radian of flexion."""
-        shift, top = np.array([0, 1, 0, 1.0]), np.array([*SPEEDS, *SPEEDS])
+        shift = np.array([0, 1, 0, 1.0])
+        top = np.array([*SPEEDS, *SPEEDS])
         return np.stack([angle + shift, speed / top], 2).reshape(len(angle), -1)
 
     def beams(self, rows: Rows) -> Floats:
-        """How far each of the rays from the hull gets, from straight down to ahead, [n, BEAMS] as
+        """The length of each ray from the hull, from straight down to ahead, [n, BEAMS] as
         shares of RANGE."""
         x, z = self.batch.qpos[rows, 0][:, None], self.batch.qpos[rows, 1][:, None] + STAND
         along, down = self._beams
         reach = np.minimum(np.where(down < 0, -z / np.minimum(down, -1e-9), np.inf), RANGE)
         left, top, _ = self._near(rows)
         # Stumps are convex and rest on the ground: a ray enters through the face or from above.
-        left, top, x, z = left[:, None], top[:, None], x[..., None], z[..., None]
-        along, down = along[:, None], down[:, None]
+        left = left[:, None]
+        top = top[:, None]
+        x = x[..., None]
+        z = z[..., None]
+        along = along[:, None]
+        down = down[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             face = np.where(along > 0, (left - x) / along, np.inf)
             enters = (face >= 0) & (z + face * down <= top)
@@ -138,7 +148,9 @@ class StumpTrack(MujocoVecEnv):
         return np.clip(np.minimum(reach, hit), 0, RANGE) / RANGE
 
     def outcome(self, action: Floats) -> Outcome:
-        qpos, memory, config = self.batch.qpos, self.memory, self.config
+        qpos = self.batch.qpos
+        memory = self.memory
+        config = self.config
         x = qpos[:, 0]
         potential = self._potential()
         reward = potential - memory["potential"] - 0.00035 * 80 * np.abs(action).sum(1)

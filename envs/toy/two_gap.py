@@ -17,8 +17,11 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 
 STRIDE = 0.05  # how far an action of 1 moves the point, in units of the square's side
-WALL, GAPS, HALF = (0.45, 0.55), (0.25, 0.75), 0.08
-GOAL, NEAR = (0.95, 0.5), 0.06
+WALL = (0.45, 0.55)
+GAPS = (0.25, 0.75)
+HALF = 0.08
+GOAL = (0.95, 0.5)
+NEAR = 0.06
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,9 @@ class TwoGap(VecEnv):
     """Observation: position in the unit square; action: velocity. The wall stops the point."""
 
     def __init__(self, config: Config) -> None:
-        self.num_envs, self.horizon, self.gaps = config.num_envs, config.horizon, config.gaps
+        self.num_envs = config.num_envs
+        self.horizon = config.horizon
+        self.gaps = config.gaps
         names = ("x", "y")
         self.spec = Spec(
             {"state": Leaf((2,), low=0.0, high=1.0, names=names)},
@@ -88,7 +93,8 @@ class TwoGap(VecEnv):
         return {"place": self.place.clone(), "age": self.age.clone(), "generator": words}
 
     def set_state(self, state: Tensors) -> Tensors:
-        self.place, self.age = state["place"].clone(), state["age"].clone()
+        self.place = state["place"].clone()
+        self.age = state["age"].clone()
         for generator, words in zip(self.generators, state["generator"], strict=True):
             generator.set_state(words.clone())
         return {"state": self.place.clone()}

@@ -38,7 +38,8 @@ class ActionRepeat(Wrapper):
 
     def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
         super().__init__(env, replace(env.spec, dt=env.spec.dt * config.times))
-        self.times, self.discount = config.times, config.discount
+        self.times = config.times
+        self.discount = config.discount
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
@@ -51,12 +52,12 @@ class ActionRepeat(Wrapper):
             step = self.env.step(action)
             late |= done
             reward = result.reward + self.discount**i * step.reward * ~done
-            result = _later(result, step, done, reward)
+            result = _merge_steps(result, step, done, reward)
         obs = self.env.reset(mask=late) if late.any() else step.obs
         return replace(result, obs=obs)
 
 
-def _later(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
+def _merge_steps(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
     """`before` in envs that are `done` [B], else `step`."""
     log = where(done, before.log, step.log)
     if "success" in log:

@@ -90,7 +90,8 @@ class ActionDelay(Wrapper):
     memory_roles = StateRoles(generators={"generator": None})
 
     def __init__(self, config: ActLateConfig, env: VecEnv) -> None:
-        act, spec = env.spec.act, env.spec
+        act = env.spec.act
+        spec = env.spec
         if config.show and act.dtype != "float32":
             raise ConfigError("ActionDelay: show=true needs continuous actions")
         if config.show and config.high:
@@ -181,9 +182,9 @@ def stacked(leaf: Leaf, count: int) -> Leaf:
     if leaf.is_image:
         height, width, channels = leaf.shape
         return replace(leaf, shape=(height, width, count * channels), names=())
-    low, high = _again(leaf.low, count), _again(leaf.high, count)
+    low, high = _repeat_bound(leaf.low, count), _repeat_bound(leaf.high, count)
     return replace(leaf, shape=(count, *leaf.shape), low=low, high=high, names=())
 
 
-def _again(bound: Bound, count: int) -> Bound:
+def _repeat_bound(bound: Bound, count: int) -> Bound:
     return bound * count if isinstance(bound, tuple) else bound

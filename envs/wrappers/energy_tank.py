@@ -39,12 +39,12 @@ class HasImpedance(Protocol):
 
     @property
     def places(self) -> Tensor:
-        """Of the arms [B, m], m."""
+        """The positions of the arms [B, m], m."""
         ...
 
     @property
     def setpoints(self) -> Tensor:
-        """Of the springs [B, m], m."""
+        """The set-points of the springs [B, m], m."""
         ...
 
     def impedance(self, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,8 @@ class EnergyTank(Wrapper):
         if inner is None:
             raise ConfigError("EnergyTank needs an impedance-controlled environment: contact_maze")
         super().__init__(env)
-        self.config, self.inner = config, inner
+        self.config = config
+        self.inner = inner
         if config.seen:
             leaf = Leaf((2,), names=("level", "share"))
             self.spec = replace(env.spec, obs={**env.spec.obs, "tank": leaf})
@@ -122,11 +123,13 @@ class EnergyTank(Wrapper):
 
     def _filter(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(what the tank pays for [B, A], J [B] that were wanted and not done, J [B] done)."""
-        tank, rows = self.tank, np.arange(self.num_envs)
-        tries, places, stiff, cost = self._tried(action, SHARES[:1])
-        asked, budget = cost[0], tank.budget(self.spec.dt)
+        tank = self.tank
+        rows = np.arange(self.num_envs)
+        tries, places, stiff, cost = self._cost_of_shares(action, SHARES[:1])
+        asked = cost[0]
+        budget = tank.budget(self.spec.dt)
         if (asked > budget).any():
-            tries, places, stiff, cost = self._tried(action, SHARES)
+            tries, places, stiff, cost = self._cost_of_shares(action, SHARES)
         fine = cost <= budget
         fine[-1] = True
         chosen = fine.argmax(0)
@@ -136,9 +139,11 @@ class EnergyTank(Wrapper):
         clipped = torch.from_numpy(np.maximum(asked - done, 0.0)).float()
         return tries[chosen, rows], clipped, torch.from_numpy(done).float()
 
-    def _tried(self, action: Tensor, shares: Floats) -> tuple[Tensor, Floats, Floats, Floats]:
-        """Of `shares` [G] of `action`: actions [G, B, A], set-points and stiffness [G, B, m], and
-        what they cost [G, B], J."""
+    def _cost_of_shares(
+        self, action: Tensor, shares: Floats
+    ) -> tuple[Tensor, Floats, Floats, Floats]:
+        """Try `shares` [G] of `action`; returns actions [G, B, A], set-points and stiffness [G, B,
+        m], and what they cost [G, B], J."""
         inner = self.inner
         wanted = self._array(inner.impedance(action)[1])
         stiff = stiffer(self.tank.stiffness, wanted, shares[:, None, None])

@@ -21,7 +21,8 @@ from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
-KNOWN, CLOCK = "known", "clock"
+KNOWN = "known"
+CLOCK = "clock"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class EpisodicDensity(Wrapper):
         leaf = env.spec.obs[config.of]
         if leaf.unit != SYMBOL or not isinstance(leaf.high, int | float):
             raise ConfigError(f"EpisodicDensity: {config.of} is not an image of symbols")
-        self.symbols, self.places = int(leaf.high) + 1, leaf.size
+        self.symbols = int(leaf.high) + 1
+        self.places = leaf.size
         known = Leaf((self.places * self.symbols,), low=0.0, high=1.0)
         more = {KNOWN: known, CLOCK: Leaf((1,), low=0.0, high=1.0)}
         spec: Spec = env.spec.with_obs(**more)
@@ -74,11 +76,12 @@ class EpisodicDensity(Wrapper):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         obs = self.env.reset(seed, task, mask)
-        self._forget(self.rows(mask))
+        self._clear(self.rows(mask))
         return self.transform_obs(obs)
 
     def step(self, action: Tensor) -> Step:
-        step, memory = self.env.step(action), self.memory
+        step = self.env.step(action)
+        memory = self.memory
         picture = step.next_obs[self.config.of].flatten(1).long()
         shown = functional.one_hot(picture, self.symbols).float()
         memory["counts"] = memory["counts"] + shown * memory["counting"][:, None, None]
@@ -86,10 +89,10 @@ class EpisodicDensity(Wrapper):
         following = self.transform_obs(step.next_obs)
         if not step.ended.any():
             return replace(step, obs=following, next_obs=following)
-        self._forget(step.ended)
+        self._clear(step.ended)
         return replace(step, obs=self.transform_obs(step.obs), next_obs=following)
 
-    def _forget(self, rows: Tensor) -> None:
+    def _clear(self, rows: Tensor) -> None:
         memory = self.memory
         memory["counts"] = memory["counts"] * ~rows[:, None, None]
         memory["age"] = memory["age"] * ~rows

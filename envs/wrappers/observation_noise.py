@@ -51,7 +51,7 @@ class ObservationNoise(Wrapper):
             raise ConfigError(f'ObservationNoise: "{config.leaf}" has no named elements')
         self.names = env.spec.obs[config.leaf].names
         self.deviation, self.bias = (
-            self._wide(each).to(env.device) for each in (config.deviation, config.bias)
+            self._by_element(each).to(env.device) for each in (config.deviation, config.bias)
         )
         self.mixing = _mixing(self.names).to(env.device)
         self.streams = RowRng(self.depth << 40, env.num_envs, env.device)
@@ -73,7 +73,7 @@ class ObservationNoise(Wrapper):
     def step(self, action: Tensor) -> Step:
         self.streams.state = self.memory["generator"]
         step = self.env.step(action)
-        self.memory["noise"] = self._drawn(None) * self.deviation
+        self.memory["noise"] = self._noise(None) * self.deviation
         following = obs = self.transform_obs(step.next_obs)
         if step.ended.any():
             self._begin(step.ended.nonzero().flatten())
@@ -86,13 +86,13 @@ class ObservationNoise(Wrapper):
 
     def _begin(self, rows: Tensor) -> None:
         """Another bias, and other noise, for the episodes that begin in `rows` [n]."""
-        self.memory["bias"][rows] = self._drawn(rows) * self.bias
-        self.memory["noise"][rows] = self._drawn(rows) * self.deviation
+        self.memory["bias"][rows] = self._noise(rows) * self.bias
+        self.memory["noise"][rows] = self._noise(rows) * self.deviation
 
-    def _drawn(self, rows: Tensor | None) -> Tensor:
+    def _noise(self, rows: Tensor | None) -> Tensor:
         return self.streams.normal(len(self.names), rows).T
 
-    def _wide(self, given: Mapping[str, float]) -> Tensor:
+    def _by_element(self, given: Mapping[str, float]) -> Tensor:
         """[names], zero where nothing is given."""
         stems = [STEM.sub("", name) for name in self.names]
         wide = torch.zeros(len(self.names))

@@ -27,7 +27,9 @@ class Lags:
             raise ConfigError(
                 f"a delay of [{low}, {high}] steps is invalid; it needs 0 <= low <= high"
             )
-        self.wrapper, self.low, self.high = wrapper, low, high
+        self.wrapper = wrapper
+        self.low = low
+        self.high = high
         # Different wrappers of one environment use different random streams.
         self.streams = RowRng(wrapper.depth << 40, wrapper.num_envs, wrapper.device)
         wrapper.memory["generator"] = self.streams.state
@@ -40,7 +42,8 @@ class Lags:
 
     def draw(self, rows: Tensor) -> None:
         """Draw delays for the new episodes in `rows` [B] (bool)."""
-        memory, index = self.wrapper.memory, rows.nonzero().flatten()
+        memory = self.wrapper.memory
+        index = rows.nonzero().flatten()
         self.streams.state = memory["generator"]
         drawn = self.streams.uniform(1, index)[0] * (self.high - self.low + 1)
         # Uniform in (0, 1]: the end itself belongs to the last one.
@@ -54,7 +57,9 @@ class Past:
     """
 
     def __init__(self, wrapper: Wrapper, names: tuple[str, ...], count: int) -> None:
-        self.wrapper, self.names, self.count = wrapper, names, count
+        self.wrapper = wrapper
+        self.names = names
+        self.count = count
 
     def restart(self, obs: Tensors, rows: Tensor) -> None:
         """Start an episode in `rows` [B] (bool): its first observation fills the whole history."""

@@ -52,12 +52,14 @@ class DenoisingMDP(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         if spec.act.is_normalized:
             raise ConfigError("the denoising steps of a policy in physical units cannot be tuned")
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.inner = self.inside(config, {**config.base, **chunk})
-        self.chunk, self.size = self.inner.chunk, self.inner.size
+        self.chunk = self.inner.chunk
+        self.size = self.inner.size
 
     def inside(self, config: Any, base: Node) -> Policy:
         """Build `inner`; ConfigError if `base` is not a policy of the right kind."""
@@ -68,7 +70,8 @@ class DenoisingMDP(PolicyWrapper):
         raise NotImplementedError
 
     def begin(self, obs: Tensors, x: Tensor) -> Tensor:
-        """x_0 [n, size] of the chain, from noise `x`, by the frozen denoising steps if any."""
+        """Return x_0 [n, size] of the chain, made of noise `x` by the frozen denoising steps if
+        any."""
         return x
 
     def times(self) -> Tensor:
@@ -76,12 +79,12 @@ class DenoisingMDP(PolicyWrapper):
         raise NotImplementedError
 
     def link(
-        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation [n, size] of x_{k+1} given `x`; `k`: one index or [n]
         (int64), `time`: its embedding, `seen` [n, F]: features of the observation.
 
-        `loud` [n, 1] (bool, None: all): which samples explore.
+        `explores` [n, 1] (bool, None: all): which samples explore.
         """
         raise NotImplementedError
 
@@ -118,11 +121,12 @@ class DenoisingMDP(PolicyWrapper):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         start, *drawn = noise.split(self.size, 1)
-        loud = noise[:, self.size :].any(1, keepdim=True)
-        seen, x = self.features(obs), self.begin(obs, start)
+        explores = noise[:, self.size :].any(1, keepdim=True)
+        seen = self.features(obs)
+        x = self.begin(obs, start)
         chain = [x]
         for k, (time, z) in enumerate(zip(self.times(), drawn, strict=True)):
-            mean, std = self.link(x, k, time, seen, loud)
+            mean, std = self.link(x, k, time, seen, explores)
             x = mean + std * z.clamp(-self.config.cut, self.config.cut)
             chain.append(x)
         return self.inner.to_actions(x), {**carry, "row/action": torch.stack(chain, 1)}
@@ -153,5 +157,5 @@ class DenoisingMDP(PolicyWrapper):
 
 
 def log_normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """log N(x; mean, std^2) of each element."""
+    """Return log N(x; mean, std^2) of each element."""
     return -0.5 * ((x - mean) / std).square() - std.log() - HALF_LOG_2PI

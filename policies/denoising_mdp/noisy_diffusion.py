@@ -78,18 +78,20 @@ class NoisyDiffusion(chain.DenoisingMDP):
         return self.inner.tuned.embedded()[-self.links :]
 
     def link(
-        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(k, int):
-            return self._each(x, k, time, seen)
+            return self._mean_and_std(x, k, time, seen)
         step = self.noisy[k]
         x0, e = self.inner.tuned.split(x, step, time, seen)
         remain = step.next_remain
-        if loud is not None:
-            remain = torch.where(loud, remain, self.calm[k].next_remain)
+        if explores is not None:
+            remain = torch.where(explores, remain, self.calm[k].next_remain)
         return step.next_keep * x0 + remain * e, self.explored[k]
 
-    def _each(self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def _mean_and_std(
+        self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """As `link`, with a different step `k` [n] per sample, and the std of densities."""
         _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
         x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep

@@ -74,12 +74,12 @@ class NoisyFlow(chain.DenoisingMDP):
         return self.inner.embedded()
 
     def link(
-        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, loud: Tensor | None = None
+        self, x: Tensor, k: int | Tensor, time: Tensor, seen: Tensor, explores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mean = x + self.inner.net.at(x, time, seen) / self.links
         limit = self.limits[k]
-        if loud is not None:
-            limit = torch.where(loud, limit, torch.inf)
+        if explores is not None:
+            limit = torch.where(explores, limit, torch.inf)
         return mean.clamp(-limit, limit), self.std(time, seen)
 
     def std(self, time: Tensor, seen: Tensor) -> Tensor:

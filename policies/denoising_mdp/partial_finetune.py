@@ -45,9 +45,13 @@ class PartialFinetune(ObservesHistory):
                 "only the denoising steps of a diffusion policy (init=RUN) can be fine-tuned, not "
                 f"{type(base).__name__}"
             )
-        self.spec, self.chunk, self.size = spec, base.chunk, base.size
-        self.base, self.tuned = base.requires_grad_(False), tuned
-        self.past, self.names = base.past, base.names
+        self.spec = spec
+        self.chunk = base.chunk
+        self.size = base.size
+        self.base = base.requires_grad_(False)
+        self.tuned = tuned
+        self.past = base.past
+        self.names = base.names
         self.grid = steps(base.sampler, eta=0.0)
         if config.last > len(self.grid):
             raise ConfigError(f"last={config.last} is not in 1..{len(self.grid)} (its steps)")

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative
-from embodied.core.build import ConfigError
-from embodied.core.policy import Policy
+from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
@@ -56,10 +55,12 @@ class Act(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
-        width, self.length = config.width, config.chunk
+        require_continuous(spec)
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
+        width = config.width
+        self.length = config.chunk
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
         self.tokens = nn.ModuleList(nn.Linear(size, width) for size in self.encoder.sizes)
@@ -136,7 +137,8 @@ class Act(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean absolute error over the valid steps plus beta KL, [n]."""
-        seen, valid = self.observed(under(batch, "obs")), batch["valid"]
+        seen = self.observed(under(batch, "obs"))
+        valid = batch["valid"]
         action = self.range(batch["action"]).flatten(2)
         mean, log_std = self.posterior(seen, action, valid)
         z = mean + log_std.exp() * torch.randn_like(mean)

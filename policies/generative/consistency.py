@@ -50,7 +50,8 @@ class Consistency(flow.Flow):
             raise ConfigError(f"steps={config.steps} must be at most levels={config.levels}")
         super().__init__(config, spec)
         self.levels = config.levels
-        self.noise_steps = config.chunk if config.steps == 1 else 0
+        if config.steps > 1:
+            self.noise_steps = 0
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.steps * self.size, device=self.range.radius.device)
@@ -75,7 +76,7 @@ class Consistency(flow.Flow):
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """f(x, t, o) [n, D] at times `t` [n]: the predicted chunk."""
+        """Return f(x, t, o) [n, D] at times `t` [n], the predicted chunk."""
         return x + (1 - t)[:, None] * self.net(x, t, features)
 
     def loss(self, batch: Tensors) -> Tensor:
@@ -84,7 +85,8 @@ class Consistency(flow.Flow):
         target = self.range(batch["action"]).flatten(1)
         z = torch.randn_like(target)
         level = torch.randint(self.levels, (len(z),), device=z.device)
-        t, s = level / self.levels, (level + 1) / self.levels
+        t = level / self.levels
+        s = (level + 1) / self.levels
         with torch.no_grad():
             goal = self.clean(torch.lerp(z, target, s[:, None]), s, features)
         found = self.clean(torch.lerp(z, target, t[:, None]), t, features)

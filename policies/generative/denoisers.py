@@ -81,7 +81,8 @@ class Transformer(Timed):
 
     def __init__(self, config: TransformerConfig, chunk: int, action: int, features: int) -> None:
         super().__init__(config.time_dim, features, config.width)
-        self.action, width = action, config.width
+        self.action = action
+        width = config.width
         self.enter = nn.Linear(action, width)
         self.place = nn.Parameter(0.02 * torch.randn(chunk, width))
         self.layers = nn.ModuleList(Modulated(width, config.heads) for _ in range(config.depth))
@@ -109,7 +110,7 @@ class Modulated(nn.Module):
         )
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
-        """`h` [n, L, width], `condition` [n, width]."""
+        """Return the next tokens [n, L, width] of `h` [n, L, width] and `condition` [n, width]."""
         scale, shift, last_scale, last_shift = self.modulate(condition)[:, None].chunk(4, 2)
         own = self.norm(h) * (1 + scale) + shift
         h = h + self.own(own, own)
@@ -148,7 +149,8 @@ class UNet(Timed):
 
     def at(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         condition = self.conditioned(time, features)
-        h, kept = x.unflatten(1, (-1, self.action)).transpose(1, 2), []
+        h = x.unflatten(1, (-1, self.action)).transpose(1, 2)
+        kept = []
         for i, block in enumerate(self.down):
             h = block(h, condition)
             if i < len(self.halve):
@@ -179,7 +181,7 @@ class Film(nn.Module):
         self.short = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
-        """`h` [n, channels, L] to [n, out, L]."""
+        """Map `h` [n, channels, L] to [n, out, L]."""
         scale, shift = self.modulate(condition)[:, :, None].chunk(2, 1)
         inner = functional.mish(self.norm(self.one(h))) * (1 + scale) + shift
         return self.short(h) + functional.mish(self.last(self.two(inner)))

@@ -11,40 +11,29 @@ from it, and returns
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count, Fraction
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import per_row, sinusoid
-from embodied.nn.normalizers import MinMaxNormalizer
-from embodied.policies.generative.denoisers import denoiser
+from embodied.nn.networks import per_row
+from embodied.policies.generative import chunk_sampler
+from embodied.policies.generative.chunk_sampler import ChunkSampler
 from embodied.policies.generative.guidance import SamplerStep
-from embodied.policies.generative.observation_history import EncodesHistory
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(chunk_sampler.Config):
     """Settings of a diffusion policy."""
 
-    chunk: Count = 8  # actions of one decision
     train_steps: Count = 100  # noise levels T
     steps: Count = 10  # DDIM sampling steps, a divisor of T
     eta: Fraction = 0.0  # 0: the initial noise decides the chunk; 1: new noise at every step
-    width: Count = 256  # units of the residual MLP
-    depth: Count = 2  # residual blocks of the MLP
-    time_dim: Count = 16  # size of the time embedding, even
-    net: Node | None = None  # node of another network, see policies.generative.denoisers
-    obs_steps: Count = 1  # observations that the policy sees, the present one included
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class Step(NamedTuple):
@@ -59,35 +48,18 @@ class Step(NamedTuple):
     sigma: float
 
 
-class Diffusion(EncodesHistory):
+class Diffusion(ChunkSampler):
     """Diffusion policy. Noise [n, chunk * A] is the initial sample; with eta > 0,
     [n, steps * chunk * A]: also the noise of later steps."""
 
-    waves: Tensor
-
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.chunk, self.config = spec, config.chunk, config
-        self.size = config.chunk * spec.act.size
-        self.noise_steps = config.chunk if config.eta == 0 else 0
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.set_obs_steps(config.obs_steps)
-        self.range = MinMaxNormalizer(spec.act.size, spec.act.is_normalized)
-        self.net = denoiser(
-            config.net,
-            config.chunk,
-            spec.act.size,
-            self.feature_size,
-            config.width,
-            config.depth,
-            config.time_dim,
-        )
+        super().__init__(config, spec)
+        self.config = config
+        if config.eta > 0:
+            self.noise_steps = 0
         self.forward_process, self.sampler = schedulers(config)
         self.grid = steps(self.sampler, config.eta)
-        levels = torch.tensor([step.t for step in self.grid]) / config.train_steps
-        self.register_buffer("waves", sinusoid(levels, self.net.time_dim), persistent=False)
+        self.set_times(torch.tensor([step.t for step in self.grid]) / config.train_steps)
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         parts = 1 if self.config.eta == 0 else self.config.steps
@@ -147,20 +119,9 @@ class Diffusion(EncodesHistory):
 
         return SamplerStep(step.keep, step.remain, clean, onward)
 
-    def embedded(self) -> Tensor:
-        """The network's time embeddings [K, time_dim] of the levels of `grid`."""
-        return self.net.time(self.waves)
-
     def embed(self, level: Tensor) -> Tensor:
         """Time embeddings of noise levels [n] (int64)."""
         return self.net.embed(level / self.config.train_steps)
-
-    def to_actions(self, x: Tensor) -> Tensor:
-        """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1] (not clamped
-        where the action is normalised by a wrapper)."""
-        bounded = self.spec.act.bounded
-        x = bounded(x).view(-1, self.chunk, *self.spec.act.shape)
-        return bounded(self.range.inverse(x))
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the predicted noise over the valid steps, [n]."""
@@ -171,10 +132,6 @@ class Diffusion(EncodesHistory):
         x = self.forward_process.add_noise(target, e, level)
         error = (self.net.at(x, self.embed(level), features) - e).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)
-        self.range.fit(rows["action"].reshape(-1, self.spec.act.size))
 
 
 def schedulers(config: Config) -> tuple[Any, Any]:

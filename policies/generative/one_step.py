@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
@@ -47,11 +47,11 @@ class OneStep(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.flow = build({**config.flow, **chunk}, Policy, spec=spec)
-        self.spec, self.chunk = spec, self.flow.chunk
+        self.spec = spec
+        self.chunk = self.flow.chunk
         self.size = self.chunk * spec.act.size
         if self.flow.sample_noise(1).shape[1:] != (self.size,):
             raise ConfigError("flow must be a policy whose noise is as large as its chunk")
@@ -76,7 +76,7 @@ class OneStep(PolicyWrapper):
         return policy
 
     def forward(self, obs: Tensors, noise: Tensor) -> Tensor:
-        """mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
+        """Return mu(o, z) [n, size], not clipped to [-1, 1]; differentiable."""
         return self.net(torch.cat([self.encoder(obs), noise], 1))
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

@@ -57,16 +57,17 @@ class Shortcut(flow.Flow):
         return super().embedded() + self.sizes.weight[self.steps.bit_length() - 1]
 
     def velocity(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        """s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
+        """Return s [n, D] at times [n] for steps of 2^-level [n] (int64)."""
         return self.net.at(x, self.net.embed(t) + self.sizes(level), features)
 
     def loss(self, batch: Tensors) -> Tensor:
         """Mean squared error of the velocity over the valid steps, [n]."""
         features = self.features(under(batch, "obs"))
         target = self.range(batch["action"]).flatten(1)
-        x0, t = torch.randn_like(target), torch.rand(len(target), device=target.device)
+        x0 = torch.randn_like(target)
+        t = torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
-        some = self._some(t)
+        some = self._bootstrapped(t)
         level[some] = torch.randint(self.finest_level, (len(t[some]),), device=t.device)
         scale = torch.exp2(level[some])
         t[some] = (t[some] * scale).floor() / scale
@@ -76,7 +77,7 @@ class Shortcut(flow.Flow):
         error = (self.velocity(x, t, level, features) - goal).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
 
-    def _some(self, t: Tensor) -> Tensor:
+    def _bootstrapped(self, t: Tensor) -> Tensor:
         """Random samples [n / bootstrap] of a batch. Not every k-th one: a batch may alternate
         between sources. Not randperm, which synchronises with the device."""
         return torch.rand_like(t).topk(len(t) // self.config.bootstrap).indices

@@ -47,7 +47,8 @@ class LeRobotAct(LeRobotPolicy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.inputs, config.action, obs_steps=1)
-        self.config, self.chunk = config, config.chunk
+        self.config = config
+        self.chunk = config.chunk
         self.model = Network(config, spec.act.size)
         self.eval()
 
@@ -110,7 +111,8 @@ class Network(nn.Module):
 
     def tokens(self, given: list[tuple[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """Tokens [T, n, width] and their places [T, 1, width], of normalised inputs."""
-        n, some = len(given[0][1]), given[0][1]
+        n = len(given[0][1])
+        some = given[0][1]
         z = torch.zeros(n, self.config.latent, dtype=some.dtype, device=some.device)
         vectors = [self.encoder_latent_input_proj(z)]
         vectors += [self.encoder_robot_state_input_proj(x) for kind, x in given if kind == "state"]

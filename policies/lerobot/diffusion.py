@@ -79,7 +79,9 @@ class LeRobotDiffusion(LeRobotPolicy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(spec, config.inputs, config.action, config.obs_steps)
-        self.config, self.chunk, self.noise_steps = config, config.chunk, config.horizon
+        self.config = config
+        self.chunk = config.chunk
+        self.noise_steps = config.horizon
         size = sum(i.shape[0] for i in config.inputs.values() if i.kind != "image")
         cameras = [each.shape for each in config.inputs.values() if each.kind == "image"]
         self.diffusion = nn.Module()
@@ -122,7 +124,8 @@ class LeRobotDiffusion(LeRobotPolicy):
         ]
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        condition, x = self.features(obs), noise
+        condition = self.features(obs)
+        x = noise
         for level in self.levels:
             x0, e = self.split(x, level, condition)
             x = level.then * x0 + level.rest * e
@@ -132,9 +135,11 @@ class LeRobotDiffusion(LeRobotPolicy):
         """The predicted chunk x_0, clipped, and the noise e, [n, horizon, A] each."""
         out = self.net(x, level.t, condition)
         if self.config.prediction == "sample":
-            x0, e = out, (x - level.keep * out) / level.remain
+            x0 = out
+            e = (x - level.keep * out) / level.remain
         else:
-            x0, e = (x - level.remain * out) / level.keep, out
+            x0 = (x - level.remain * out) / level.keep
+            e = out
         return self._clipped(x0), e
 
     def net(self, x: Tensor, level: int | Tensor, condition: Tensor) -> Tensor:
@@ -185,7 +190,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         are copies of its first and last step, and do not count.
         """
         condition = self.features(under(batch, "obs"))
-        target, valid = self._filled(self.range(batch["action"]), batch["valid"])
+        target, valid = self._with_missing_weights(self.range(batch["action"]), batch["valid"])
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         abar = alphas(self.config).to(target)[level][:, None, None]
@@ -193,17 +198,20 @@ class LeRobotDiffusion(LeRobotPolicy):
         wanted = e if self.config.prediction == "epsilon" else target
         return per_row((out - wanted).square(), valid)
 
-    def _filled(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_missing_weights(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """A chunk [n, H, A] and its valid steps [n, H] as a prediction of `horizon` steps."""
         after = self.config.horizon - self.past - chunk.shape[1]
-        before, behind = chunk[:, :1], chunk[:, -1:]
+        before = chunk[:, :1]
+        behind = chunk[:, -1:]
         parts = [before.expand(-1, self.past, -1), chunk, behind.expand(-1, after, -1)]
         return torch.cat(parts, 1), functional.pad(valid, (self.past, after))
 
 
 def alphas(config: Config) -> Tensor:
-    """abar [train_steps], float32 as LeRobot's sampler computes it."""
-    total, start, end = config.train_steps, config.beta_start, config.beta_end
+    """Return abar [train_steps], float32 as LeRobot's sampler computes it."""
+    total = config.train_steps
+    start = config.beta_start
+    end = config.beta_end
     if config.schedule == "squaredcos_cap_v2":
 
         def abar(t: float) -> float:
@@ -221,7 +229,8 @@ def alphas(config: Config) -> Tensor:
 
 def levels(config: Config) -> list[Level]:
     """The sampler's steps; the levels are evenly spaced from 0."""
-    stride, abar = config.train_steps // config.steps, alphas(config)
+    stride = config.train_steps // config.steps
+    abar = alphas(config)
     result: list[Level] = []
     for t in range((config.steps - 1) * stride, -1, -stride):
         following = abar[t - stride] if t >= stride else torch.tensor(1.0)

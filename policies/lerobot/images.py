@@ -30,7 +30,7 @@ class ImageConfig:
 
 
 class ImageEncoder(nn.Module):
-    """From images [n, 3, H, W] to features [n, 2 * keypoints]."""
+    """Maps images [n, 3, H, W] to features [n, 2 * keypoints]."""
 
     def __init__(self, config: ImageConfig, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ImageEncoder(nn.Module):
 
 
 class SpatialSoftmax(nn.Module):
-    """From [n, C, H, W] to keypoints [n, K, 2], x and y in [-1, 1]."""
+    """Maps [n, C, H, W] to keypoints [n, K, 2], x and y in [-1, 1]."""
 
     pos_grid: Tensor
 

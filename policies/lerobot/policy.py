@@ -79,7 +79,9 @@ class LeRobotPolicy(ObservesHistory):
         if spec.act.dtype != "float32" or len(spec.act.shape) != 1:
             raise ConfigError("a LeRobot policy needs a vector of continuous actions")
         require_inputs(inputs, spec)
-        self.spec, self.inputs, self.past = spec, inputs, obs_steps - 1
+        self.spec = spec
+        self.inputs = inputs
+        self.past = obs_steps - 1
         self.names = sorted({each.obs for each in inputs.values()})
         shapes = [i.shape if i.kind != "image" else (i.shape[0], 1, 1) for i in inputs.values()]
         self.normalize = nn.ModuleList(Normalization(shape) for shape in shapes)

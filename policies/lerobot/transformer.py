@@ -45,7 +45,7 @@ class Encoder(nn.Module):
 
 
 class Part(nn.Module):
-    """What both kinds of layers share: the residual parts and their normalisation."""
+    """Base class of both kinds of layers: the residual parts and their normalisation."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -53,7 +53,8 @@ class Part(nn.Module):
         self.self_attn = nn.MultiheadAttention(width, config.heads)
         self.linear1 = nn.Linear(width, config.feedforward)
         self.linear2 = nn.Linear(config.feedforward, width)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.before = config.before
         self.activation = functional.relu if config.activation == "relu" else functional.gelu
 

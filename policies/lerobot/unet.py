@@ -27,11 +27,12 @@ class UNetConfig:
 
 
 class UNet(nn.Module):
-    """From noisy chunks [n, H, A], levels [n] (int64) and a condition [n, C] to chunks."""
+    """Maps noisy chunks [n, H, A], levels [n] (int64) and a condition [n, C] to chunks."""
 
     def __init__(self, config: UNetConfig, action: int, condition: int) -> None:
         super().__init__()
-        time, widths = config.time_dim, config.channels
+        time = config.time_dim
+        widths = config.channels
         self.diffusion_step_encoder = nn.Sequential(
             Sinusoid(time), nn.Linear(time, 4 * time), nn.Mish(), nn.Linear(4 * time, time)
         )
@@ -112,8 +113,9 @@ class Block(nn.Module):
         self.residual_conv = nn.Identity() if same else nn.Conv1d(channels, out, 1)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """`x` [n, channels, L], `condition` [n, C], to [n, out, L]."""
-        h, c = self.conv1(x), self.cond_encoder(condition)[:, :, None]
+        """Map `x` [n, channels, L] and `condition` [n, C] to [n, out, L]."""
+        h = self.conv1(x)
+        c = self.cond_encoder(condition)[:, :, None]
         if self.scale:
             scale, bias = c.chunk(2, 1)
             h = scale * h + bias

@@ -43,7 +43,8 @@ class Layer(nn.Module):
 
     def __init__(self, width: int, heads: int, cross: bool = False) -> None:
         super().__init__()
-        self.norm, self.own = nn.LayerNorm(width), Attention(width, heads)
+        self.norm = nn.LayerNorm(width)
+        self.own = Attention(width, heads)
         self.cross_norm = nn.LayerNorm(width) if cross else None
         self.cross = Attention(width, heads) if cross else None
         self.last_norm = nn.LayerNorm(width)

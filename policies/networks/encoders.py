@@ -33,7 +33,7 @@ class Encoder(nn.Module):
         super().__init__()
         seen = {k: v for k, v in sorted(obs.items()) if asymmetric or not hidden(k)}
         named = {name: leaf for name, leaf in seen.items() if leaf.is_symbol}
-        self.vectors = [k for k, v in seen.items() if _plain(v)]
+        self.vectors = [k for k, v in seen.items() if _is_vector(v)]
         self.images = [name for name, leaf in seen.items() if leaf.is_image]
         self.names = [name for name, leaf in seen.items() if not leaf.is_text]
         flat = sum(seen[name].size for name in self.vectors)
@@ -57,8 +57,8 @@ class Encoder(nn.Module):
     def flat(self, obs: Tensors) -> Tensor:
         """The vector observations concatenated, [n, flat], in their own units."""
         if len(self.vectors) == 1:
-            return _flat(obs[self.vectors[0]])
-        return torch.cat([_flat(obs[name]) for name in self.vectors], 1)
+            return _flat_vectors(obs[self.vectors[0]])
+        return torch.cat([_flat_vectors(obs[name]) for name in self.vectors], 1)
 
     def only_vectors(self) -> tuple[str, ...]:
         """The names of the vectors in order; ConfigError if there are other observations too."""
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
         if self.vectors and not all(self.normalized):
             values = {name: rows[f"obs/{name}"] for name in self.vectors}
             self.norm.fit(self.flat(values))
-            self._keep([_flat(values[name]).shape[1] for name in self.vectors])
+            self._keep([_flat_vectors(values[name]).shape[1] for name in self.vectors])
         for name, net in zip(self.sets, self.clouds, strict=True):
             cast(PointNet, net).fit(rows[f"obs/{name}"])
 
@@ -96,7 +96,8 @@ class Encoder(nn.Module):
         if any(self.normalized):
             given = torch.tensor(self.normalized).repeat_interleave(torch.tensor(widths))
             given = given.to(self.norm.mean.device)
-            self.norm.mean[given], self.norm.std[given] = 0.0, 1.0
+            self.norm.mean[given] = 0.0
+            self.norm.std[given] = 1.0
             self.norm.limit.fill_(torch.inf)
 
 
@@ -123,11 +124,11 @@ class OneHot(nn.Module):
         return zeros.scatter_(1, column, 1.0)
 
 
-def _plain(leaf: Leaf) -> bool:
+def _is_vector(leaf: Leaf) -> bool:
     return not (leaf.is_image or leaf.is_symbol or leaf.is_points or leaf.is_text)
 
 
-def _flat(values: Tensor) -> Tensor:
+def _flat_vectors(values: Tensor) -> Tensor:
     return _rows(values).float()
 
 

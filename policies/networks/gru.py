@@ -26,7 +26,8 @@ def cell(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     size = h.shape[1]
     own = functional.linear(h, weight, bias)
     gates = torch.sigmoid(x[:, : 2 * size] + own[:, : 2 * size])
-    reset, update = gates[:, :size], gates[:, size:]
+    reset = gates[:, :size]
+    update = gates[:, size:]
     new = tanh(torch.addcmul(x[:, 2 * size :], reset, own[:, 2 * size :]))
     return torch.lerp(new, h, update)
 
@@ -53,15 +54,19 @@ class _Unroll(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, x: Tensor, h: Tensor, keep: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
-        steps, rows, size = len(x), x.shape[1], h.shape[1]
+        steps = len(x)
+        rows = x.shape[1]
+        size = h.shape[1]
         before, after, new = (x.new_empty(steps, rows, size) for _ in range(3))
-        own, gates = x.new_empty(steps, rows, 3 * size), x.new_empty(steps, rows, 2 * size)
+        own = x.new_empty(steps, rows, 3 * size)
+        gates = x.new_empty(steps, rows, 2 * size)
         across = weight.t().contiguous()
         for t in range(steps):
             torch.mul(h, keep[t], out=before[t])
             torch.addmm(bias, before[t], across, out=own[t])
             torch.add(x[t, :, : 2 * size], own[t, :, : 2 * size], out=gates[t]).sigmoid_()
-            reset, update = gates[t, :, :size], gates[t, :, size:]
+            reset = gates[t, :, :size]
+            update = gates[t, :, size:]
             torch.addcmul(x[t, :, 2 * size :], reset, own[t, :, 2 * size :], out=new[t])
             new[t].mul_(2).sigmoid_().mul_(2).sub_(1)
             h = torch.lerp(new[t], before[t], update, out=after[t])
@@ -74,12 +79,16 @@ class _Unroll(torch.autograd.Function):
         keep, weight, before, own_new, gates, new = ctx.saved_tensors
         steps, rows, size = new.shape
         # Factors of all steps at once: d gates / d sums, d new / d sum, and h - n.
-        slope, bend, apart = gates * (1 - gates), 1 - new * new, before - new
-        to_own, to_x_new = grad.new_empty(steps, rows, 3 * size), grad.new_empty(steps, rows, size)
+        slope = gates * (1 - gates)
+        bend = 1 - new * new
+        apart = before - new
+        to_own = grad.new_empty(steps, rows, 3 * size)
+        to_x_new = grad.new_empty(steps, rows, size)
         back = grad.new_zeros(rows, size)
         for t in range(steps - 1, -1, -1):
             back += grad[t]
-            reset, update = gates[t, :, :size], gates[t, :, size:]
+            reset = gates[t, :, :size]
+            update = gates[t, :, size:]
             inner = to_x_new[t]
             torch.addcmul(back, back, update, value=-1, out=inner).mul_(bend[t])
             to_rz = to_own[t, :, : 2 * size]

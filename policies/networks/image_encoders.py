@@ -53,7 +53,9 @@ class Camera(nn.Module):
                 if config.body == "strided"
                 else residual(channels, out, stem=i == 0)
             )
-            channels, height, width = out, -(-height // 2), -(-width // 2)
+            channels = out
+            height = -(-height // 2)
+            width = -(-width // 2)
         self.convolve = nn.Sequential(*layers)
         head = HEADS[config.head](channels, height, width, config)
         self.project = nn.Sequential(
@@ -130,7 +132,8 @@ class SpatialSoftmax(nn.Module):
         super().__init__()
         self.size = 2 * channels
         self.log_sharpness = nn.Parameter(torch.zeros(()))
-        rows, columns = torch.linspace(-1, 1, height), torch.linspace(-1, 1, width)
+        rows = torch.linspace(-1, 1, height)
+        columns = torch.linspace(-1, 1, width)
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         places = torch.stack([x.flatten(), y.flatten()], 1)
         self.register_buffer("places", places, persistent=False)

@@ -38,7 +38,8 @@ class Blocks(nn.Module):
         momentum: float = 0.01,
     ) -> None:
         super().__init__()
-        self.n, self.depth = n, depth
+        self.n = n
+        self.depth = depth
         wide = expansion * width
         norms = [BatchNorm(n, size, momentum)]
         self.weights = nn.ParameterList([_directions(n, size, width)])

@@ -41,7 +41,7 @@ class FrozenBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` [n, C, H, W]."""
+        """Normalise `x` [n, C, H, W]."""
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         shift = self.bias - self.running_mean * scale
         return x * scale[:, None, None] + shift[:, None, None]
@@ -113,7 +113,8 @@ def resnet(name: str, norm: Norm, dilate_last: bool = False) -> nn.Sequential:
     layers.add_module("maxpool", nn.MaxPool2d(3, stride=2, padding=1))
     channels = 64
     for i, depth in enumerate(DEPTHS[name]):
-        width, stride = 64 * 2**i, 1 if i == 0 else 2
+        width = 64 * 2**i
+        stride = 1 if i == 0 else 2
         dilated = dilate_last and i == 3
         parts = nn.Sequential()
         for j in range(depth):

@@ -36,7 +36,10 @@ class Connection:
     def __init__(self, url: str, token_file: str | None, timeout: float, wait: float) -> None:
         from embodied.serve.client import Client
 
-        self.url, self.token_file, self.timeout, self.wait = url, token_file, timeout, wait
+        self.url = url
+        self.token_file = token_file
+        self.timeout = timeout
+        self.wait = wait
         self._connect = Client
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -51,7 +54,7 @@ class Connection:
             except ServerLost as error:
                 if not self.wait:
                     raise
-                return self._waited(messages, error)
+                return self._wait_for_server(messages, error)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Connection:
         return self
@@ -75,7 +78,9 @@ class Connection:
             self._close()
             raise
 
-    def _waited(self, messages: Sequence[Message], error: ServerLost) -> list[dict[str, Any]]:
+    def _wait_for_server(
+        self, messages: Sequence[Message], error: ServerLost
+    ) -> list[dict[str, Any]]:
         """The answers of the server when it is back."""
         began = time.monotonic()
         print(
@@ -115,5 +120,5 @@ class Connection:
 
 
 def _identity(offer: Offer) -> tuple[Any, ...]:
-    """What tells one served policy from another."""
+    """The facts that tell one served policy from another."""
     return offer.policy, offer.chunk, offer.noise, offer.features, sorted(offer.carry)

@@ -117,7 +117,8 @@ class RemotePolicy(Policy):
 
     def _ask(self, obs: Tensors, extra: dict[str, Any], noise: Tensor | None) -> dict[str, Any]:
         """One answer for all rows, whatever the server can take at once."""
-        n, sent = length(obs), self.translation.observations(obs)
+        n = length(obs)
+        sent = self.translation.observations(obs)
         chosen = noise is not None and self.offer.noise is not None
         if chosen:
             sent[NOISE] = cast(Tensor, noise).detach().cpu().float().numpy()
@@ -136,7 +137,8 @@ class RemotePolicy(Policy):
 
     def _actions(self, there: Any) -> Tensor:
         """Actions [n, chunk, *shape] of this spec; RemoteError for any others."""
-        act, actions = self.spec.act, _tensor(there)
+        act = self.spec.act
+        actions = _tensor(there)
         if actions.shape[1:] != (self.chunk, *act.shape) or (
             actions.is_floating_point() == (act.dtype == "int64")
         ):

@@ -40,7 +40,7 @@ class Translation:
         return cls(sources, action, prompt)
 
     def observations(self, obs: Tensors) -> dict[str, Any]:
-        """What is sent: arrays by their names there."""
+        """The arrays that are sent, by their names there."""
         sent: dict[str, Any] = {}
         for name, (there, scale, offset) in self.sources.items():
             value = obs[name]

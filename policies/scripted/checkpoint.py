@@ -42,7 +42,9 @@ class CheckpointDemonstrator(Policy):
         base = checkpoint.load_policy(config.run, spec)
         settings = config.settings
         self.base = checkpoint.with_settings(base, settings, config.run) if settings else base
-        self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        self.spec = spec
+        self.chunk = self.base.chunk
+        self.config = config
         self.size = self.chunk * spec.act.size
         self.shape = self.base.sample_noise(1).shape[1:]
 

@@ -18,8 +18,14 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 # Symbols and actions of the environment; directions are left, right, up, down.
-FREE, TREE, TABLE = (2, 4, 5), 6, 11  # grass, path, sand
-NOOP, MOVE, DO, PLACE_TABLE, MAKE_PICKAXE = 0, 1, 5, 8, 11
+FREE = (2, 4, 5)  # grass, path, sand
+TREE = 6
+TABLE = 11
+NOOP = 0
+MOVE = 1
+DO = 5
+PLACE_TABLE = 8
+MAKE_PICKAXE = 11
 WAYS = ((0, -1), (0, 1), (-1, 0), (1, 0))  # (down, right)
 ENOUGH = 3  # wood for a table and a pickaxe
 FAR = 1000.0
@@ -44,8 +50,10 @@ class Woodcutter(Policy):
                 "set env.observe=[symbols,inventory]"
             )
         names = spec.obs["inventory"].names
-        self.wood, self.pickaxe = names.index("wood"), names.index("wood_pickaxe")
-        self.spec, self.unsteady = spec, config.unsteady
+        self.wood = names.index("wood")
+        self.pickaxe = names.index("wood_pickaxe")
+        self.spec = spec
+        self.unsteady = config.unsteady
         high = spec.act.high
         assert isinstance(high, int | float)
         self.actions = int(high) + 1
@@ -54,8 +62,10 @@ class Woodcutter(Policy):
         return torch.rand(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        cells, facing = obs["symbols"].long(), obs["facing"][:, 0].long()
-        wood, done = obs["inventory"][:, self.wood], obs["inventory"][:, self.pickaxe] > 0
+        cells = obs["symbols"].long()
+        facing = obs["facing"][:, 0].long()
+        wood = obs["inventory"][:, self.wood]
+        done = obs["inventory"][:, self.pickaxe] > 0
         table = cells == TABLE
         middle = table.shape[1] // 2, table.shape[2] // 2
         close = table[:, middle[0] - 1 : middle[0] + 2, middle[1] - 1 : middle[1] + 2]

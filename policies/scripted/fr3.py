@@ -21,7 +21,8 @@ from embodied.core.tensors import Tensors
 
 TRAITS = 8
 WORDS = TRAITS + 8
-OPEN, CLOSED = 1.0, -1.0
+OPEN = 1.0
+CLOSED = -1.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ class Scripted(Policy):
             raise ConfigError(
                 f"no scripted demonstrator for task {config.task!r}{nearest(config.task, plans)}"
             )
-        self.config, self.spec, self.chunk = config, spec, 1
+        self.config = config
+        self.spec = spec
+        self.chunk = 1
         self.plan = plans[config.task]
         # Demonstrators use the privileged state if policies do not observe the objects.
         self.leaf = next(name for name in ("privileged/state", "state") if name in spec.obs)
@@ -94,7 +97,7 @@ class Scripted(Policy):
         return PLANS
 
     def state(self, obs: Tensors) -> dict[str, Tensor]:
-        """What plans read, [n] by name."""
+        """The elements that plans read, [n] by name."""
         return dict(zip(self.names, obs[self.leaf].unbind(1), strict=True))
 
     def initial(self, n: int) -> Tensors:
@@ -111,9 +114,10 @@ class Scripted(Policy):
         return torch.randn(n, WORDS)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        carry = self._begun(carry, noise)
+        carry = self._begin_episode(carry, noise)
         state = self.state(obs)
-        traits, sides = carry["traits"], self.config.sides
+        traits = carry["traits"]
+        sides = self.config.sides
         seen = Seen(state, traits, carry["miss"], carry["clock"], sides)
         plan = self.plan(seen)
         tool = seen.point("tool")
@@ -135,7 +139,7 @@ class Scripted(Policy):
         action = torch.cat([move, turning, hand[:, None]], 1)[:, :size].clamp(-1, 1)
         return action[:, None], carry
 
-    def _begun(self, carry: Tensors, noise: Tensor) -> Tensors:
+    def _begin_episode(self, carry: Tensors, noise: Tensor) -> Tensors:
         """Draw the traits of rows that begin an episode."""
         fresh = ~carry["begun"][:, None]
         uniform = torch.special.ndtr(noise[:, :TRAITS])
@@ -149,7 +153,8 @@ class Scripted(Policy):
 
     def _advanced(self, plan: Plan, tool: Tensor, carry: Tensors, noise: Tensor) -> Tensors:
         """Advance to the next phase, start over, or pause."""
-        phase, clock = carry["phase"], carry["clock"]
+        phase = carry["phase"]
+        clock = carry["clock"]
         rows = torch.arange(len(phase))
         close, least, most = (
             limit.expand(len(phase), -1)[rows, phase]
@@ -175,8 +180,10 @@ class Scripted(Policy):
 
 
 def lift(seen: Seen) -> Plan:
-    """From a side, above, down, close, up; over again when the cube is not in the hand."""
-    cube, tool = seen.point("cube"), seen.point("tool")
+    """The plan: from a side, above the cube, down, close, up; over again while it is not in
+    hand."""
+    cube = seen.point("cube")
+    tool = seen.point("tool")
     side = _side(seen, 0.09) + _up(seen.trait(2, 0.10, 0.17))
     above = _up(seen.trait(3, 0.05, 0.08))
     depth = seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.3])
@@ -206,7 +213,7 @@ def detour(seen: Seen) -> Plan:
 
 
 def reach(seen: Seen) -> Plan:
-    """To the goal by way of a point beside it."""
+    """The tool goes to the goal by way of a point beside it."""
     goal = seen.point("goal")
     aside = _side(seen, 0.08) + _up(seen.trait(2, 0.0, 0.05))
     place = torch.stack([goal + aside, goal + seen.miss], 1)
@@ -223,7 +230,9 @@ def reach(seen: Seen) -> Plan:
 
 def push(seen: Seen) -> Plan:
     """Over and down behind the cube, then through it towards the goal; again when it slips by."""
-    cube, goal, tool = seen.point("cube"), seen.point("goal"), seen.point("tool")
+    cube = seen.point("cube")
+    goal = seen.point("goal")
+    tool = seen.point("tool")
     far = (goal - cube)[:, :2].norm(dim=1, keepdim=True).clamp(min=1e-6)
     way = (goal - cube) / far
     way = torch.cat([way[:, :2], torch.zeros_like(far)], 1)
@@ -249,8 +258,10 @@ def push(seen: Seen) -> Plan:
 
 def insert(seen: Seen) -> Plan:
     """Above where the hole seems to be, down to its rim, then press and correct by what is felt."""
-    hole, tool = seen.point("hole_seen"), seen.point("tool")
-    tip, held = seen.point("tip_from_hole"), seen.point("peg_from_tool")
+    hole = seen.point("hole_seen")
+    tool = seen.point("tool")
+    tip = seen.point("tip_from_hole")
+    held = seen.point("peg_from_tool")
     length = held.new_tensor([0.0, 0.0, 0.055])
     ready = hole - held + length + seen.miss
     side = _side(seen, 0.02) + _up(seen.trait(2, 0.015, 0.03))

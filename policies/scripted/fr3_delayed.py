@@ -37,7 +37,8 @@ class DelayedLift(Scripted):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__(config, spec)
-        self.calm, self.slack = config.calm, config.slack
+        self.calm = config.calm
+        self.slack = config.slack
         self.plan = self._plan
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
@@ -46,7 +47,8 @@ class DelayedLift(Scripted):
         return calmed, carry
 
     def _plan(self, seen: Seen) -> Plan:
-        plan, state = fr3.lift(seen), seen.state
+        plan = fr3.lift(seen)
+        state = seen.state
         yaw = torch.atan2(state["cube_sin_4yaw"], state["cube_cos_4yaw"]) / 4
         wide = 2 * state["cube_half"] * (yaw.cos() + yaw.sin().abs())
         holds = (state["width"] < wide + self.slack)[:, None]

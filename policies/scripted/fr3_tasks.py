@@ -28,7 +28,8 @@ SAFE = 0.17
 """Height (m) at which blocks are carried over everything else."""
 AJAR = 0.45
 """Gripper command that lets go of a block without touching what is beside it."""
-MISTAKE, MISSED = 5, 0.034
+MISTAKE = 5
+MISSED = 0.034
 """The trait that decides about a mistake, and how far (m) the hand then is from the block."""
 
 
@@ -57,9 +58,9 @@ class ScriptedTasks(Scripted):
     def state(self, obs: Tensors) -> dict[str, Tensor]:
         return {**super().state(obs), **dict(zip(self.asked, obs[ASKED].unbind(1), strict=True))}
 
-    def _begun(self, carry: Tensors, noise: Tensor) -> Tensors:
+    def _begin_episode(self, carry: Tensors, noise: Tensor) -> Tensors:
         fresh = ~carry["begun"][:, None]
-        carry = super()._begun(carry, noise)
+        carry = super()._begin_episode(carry, noise)
         wrong = fresh & (carry["traits"][:, MISTAKE, None] < self.mistakes)
         side = torch.where(carry["traits"][:, 6] < 0.5, -MISSED, MISSED)
         aside = torch.stack([side, torch.zeros_like(side), torch.zeros_like(side)], 1)
@@ -70,7 +71,8 @@ def tabletop(seen: Seen) -> Plan:
     """The plan of each env's own task."""
     plans = [plan(seen) for plan in TASKS.values()]
     task = torch.stack([seen.state[f"task_{name}"] for name in TASKS], 1).argmax(1)
-    rows, longest = torch.arange(len(task)), max(plan.close.shape[-1] for plan in plans)
+    rows = torch.arange(len(task))
+    longest = max(plan.close.shape[-1] for plan in plans)
 
     def own(parts: list[Tensor]) -> Tensor:
         return torch.stack(parts, 1)[rows, task]
@@ -87,7 +89,8 @@ def tabletop(seen: Seen) -> Plan:
 
 def carry(seen: Seen, block: str, target: Tensor) -> Plan:
     """Grasp `block`, carry it over everything, and let go with its middle at `target` [n, 3]."""
-    thing, tool = seen.point(block), seen.point("tool")
+    thing = seen.point(block)
+    tool = seen.point("tool")
     aim = thing + seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.2])
     raised = torch.cat([tool[:, :2], torch.full_like(tool[:, :1], SAFE + 0.02)], 1)
     put = target + (tool - thing)  # it is not always in the middle of the hand
@@ -130,7 +133,8 @@ def into_drawer(seen: Seen, block: str) -> Plan:
 
 def slide_drawer(seen: Seen, way: float) -> Plan:
     """Grasp the knob and move it along y (`way` -1: open, 1: close)."""
-    tool, closed = seen.point("tool"), seen.point("cabinet") - _along_y(0.112)
+    tool = seen.point("tool")
+    closed = seen.point("cabinet") - _along_y(0.112)
     knob = _raised(closed - _along_y(seen.state["drawer"]), 0.063)
     aim = knob + 0.5 * seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.0])
     slipped = (tool - knob)[:, :2].norm(dim=1) > HELD
@@ -148,7 +152,8 @@ def slide_drawer(seen: Seen, way: float) -> Plan:
 
 def press(seen: Seen) -> Plan:
     """Over the button with a closed hand, then down."""
-    button, tool = seen.point("button"), seen.point("tool")
+    button = seen.point("button")
+    tool = seen.point("tool")
     aim = button + seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.0])
     over = _raised(aim, 0.09) + _up(seen.trait(2, 0.0, 0.04))
     never = torch.zeros(len(tool), dtype=torch.bool)
@@ -164,7 +169,8 @@ def press(seen: Seen) -> Plan:
 
 def push_left(seen: Seen) -> Plan:
     """Down on the right of the plate with a closed hand, then through it to the left."""
-    plate, tool = seen.point("plate"), seen.point("tool")
+    plate = seen.point("plate")
+    tool = seen.point("tool")
     behind = plate - _along_y(seen.trait(2, 0.080, 0.095)) + seen.miss
     low = _raised(behind, 0.015 - plate[:, 2])
     # A pushed disc turns away from a push beside its middle: stay more than behind it.

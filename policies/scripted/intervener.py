@@ -38,7 +38,7 @@ class Intervener(Protocol):
         By default it does nothing."""
 
     def close(self) -> None:
-        """At the end of the environment; by default it does nothing."""
+        """Release what was opened; called at the end. By default this does nothing."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,10 @@ class PickCube(Policy):
                 "this demonstrator needs env.id=PickCube-v1, obs=state and "
                 "control_mode=pd_ee_delta_pos"
             )
-        self.spec, self.config, self.chunk, self.size = spec, config, 1, 4
+        self.spec = spec
+        self.config = config
+        self.chunk = 1
+        self.size = 4
         self.at = {key: names.index(f"{name}[0]") for key, name in SEEN.items()}
         self.grasped = names.index(GRASPED)
 

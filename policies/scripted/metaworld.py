@@ -19,7 +19,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
-HAND, OBJECT, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)
+HAND = slice(0, 3)
+OBJECT = slice(4, 7)
+GOAL = slice(36, 39)
 LOST = 0.12  # m between the hand and an object that it carries
 
 
@@ -79,7 +81,8 @@ class Scripted(Policy):
             raise ConfigError(
                 f"task={config.task}: {', '.join(TASKS)} of env=envpool_metaworld_TASK"
             )
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         phases = TASKS[config.task]
         self.last = len(phases) - 1
         self.offset = torch.tensor([phase.offset for phase in phases])
@@ -95,21 +98,22 @@ class Scripted(Policy):
         return torch.randn(n, 3)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        state, stage = obs["state"], carry["stage"]
+        state = obs["state"]
+        stage = carry["stage"]
         _, _, wait, _, holds = self.numbers[stage].unbind(1)
-        off = self._off(state, stage)
+        off = self._offset_to_phase(state, stage)
         near = torch.stack([off[:, :2].norm(dim=1), off[:, 2].abs()], 1) < self.near[stage]
         passed = near.all(1) & (carry["since"] >= wait) & (stage < self.last)
         lost = (holds > 0) & ((state[:, HAND] - state[:, OBJECT]).norm(dim=1) > LOST)
         after = torch.where(lost, 0, stage + passed.long())
         since = torch.where(after == stage, carry["since"] + 1, 0)
         hand, gain, *_ = self.numbers[after].unbind(1)
-        move = self._off(state, after) * gain[:, None] + self.config.unsteady * noise
+        move = self._offset_to_phase(state, after) * gain[:, None] + self.config.unsteady * noise
         action = torch.cat([move, hand[:, None]], 1).clamp(-1, 1)
         return action[:, None], {"stage": after, "since": since}
 
-    def _off(self, state: Tensor, stage: Tensor) -> Tensor:
-        """From the hand to where the phase wants it, [n, 3] (m)."""
+    def _offset_to_phase(self, state: Tensor, stage: Tensor) -> Tensor:
+        """The vector from the hand to where the phase wants it, [n, 3] (m)."""
         to_goal = self.numbers[stage, 3:4] > 0
         anchor = torch.where(to_goal, state[:, GOAL], state[:, OBJECT])
         return anchor + self.offset[stage] - state[:, HAND]

@@ -21,7 +21,13 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 LEFT, RIGHT, FORWARD, PICK, DROP, TOGGLE, WAIT = range(7)
-EMPTY, FLOOR, DOOR, KEY, BALL, BOX, GOAL = 1, 3, 4, 5, 6, 7, 8
+EMPTY = 1
+FLOOR = 3
+DOOR = 4
+KEY = 5
+BALL = 6
+BOX = 7
+GOAL = 8
 OPEN, CLOSED, LOCKED = range(3)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 MOST = 200_000  # states of one search
@@ -36,8 +42,8 @@ class Config:
 
 
 class State(NamedTuple):
-    """Where the agent is, what it carries (kind, colour; (1, 0): nothing), and the level's cells,
-    column by column, three bytes each."""
+    """A state: where the agent is, what it carries (kind, colour; (1, 0): nothing), and the level's
+    cells, column by column, three bytes each."""
 
     x: int
     y: int
@@ -56,7 +62,8 @@ class Planner(Policy):
         super().__init__()
         if not {"privileged/grid", "privileged/agent"} <= set(spec.obs):
             raise ConfigError("this planner needs the whole level: set env.privileged=true")
-        self.spec, self.mistakes = spec, config.mistakes
+        self.spec = spec
+        self.mistakes = config.mistakes
         self.height = spec.obs["privileged/grid"].shape[1]
         self.known: dict[State, int] = {}
 
@@ -64,7 +71,8 @@ class Planner(Policy):
         return torch.rand(n, 2)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        grids, agents = obs["privileged/grid"].cpu(), obs["privileged/agent"].tolist()
+        grids = obs["privileged/grid"].cpu()
+        agents = obs["privileged/agent"].tolist()
         actions = []
         for row, (x, y, turn, kind, colour) in enumerate(agents):
             state = State(x, y, turn, (kind, colour), grids[row].numpy().tobytes())
@@ -100,12 +108,13 @@ def search(start: State, height: int, everything: bool) -> dict[State, int]:
     otherwise only keys of locked doors are picked up.
     """
     came: dict[State, tuple[State, int]] = {}
-    queue, seen = deque([start]), {start}
+    queue = deque([start])
+    seen = {start}
     while queue and len(seen) < MOST:
         state = queue.popleft()
         if state.grid[3 * (state.x * height + state.y)] == GOAL:
-            return _way(came, state)
-        for action, following in _following(state, height, everything):
+            return _shortest_way(came, state)
+        for action, following in _successors(state, height, everything):
             if following not in seen:
                 seen.add(following)
                 came[following] = (state, action)
@@ -113,7 +122,7 @@ def search(start: State, height: int, everything: bool) -> dict[State, int]:
     return {}
 
 
-def _way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]:
+def _shortest_way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]:
     way: dict[State, int] = {}
     while state in came:
         state, action = came[state]
@@ -121,8 +130,8 @@ def _way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]
     return way
 
 
-def _following(state: State, height: int, everything: bool) -> Iterator[tuple[int, State]]:
-    """What each action that is worth trying leads to."""
+def _successors(state: State, height: int, everything: bool) -> Iterator[tuple[int, State]]:
+    """The actions that are worth trying, with the states that they lead to."""
     x, y, turn, hand, grid = state
     kind, colour, door = _cell(state, height)
     dx, dy = STEPS[turn]

@@ -29,7 +29,8 @@ class Config:
 
 
 class FlyTo(Policy):
-    """For actions vx, vy, vz and a `state` with the elements goal_x, tool_x, lead_x, ..."""
+    """Flies to the goal; for actions vx, vy, vz and a `state` with the elements goal_x, tool_x,
+    lead_x, ..."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
@@ -42,7 +43,8 @@ class FlyTo(Policy):
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"FlyTo needs the state element {name}{nearest(name, names)}")
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.places = [names.index(name) for name in wanted]
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

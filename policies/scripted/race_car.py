@@ -29,7 +29,8 @@ class Lap(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         names = spec.obs["state"].names
         if not {"goal_ahead", "goal_left"} <= {*names}:
             raise ConfigError("Lap needs the state elements goal_ahead and goal_left; set env=race")

@@ -20,7 +20,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
 ABOVE, DOWN, CLOSE, UP, OVER, LOWER, OPEN = range(7)
-STEP, TURN = 0.05, 0.5  # m and rad of an action of 1
+STEP = 0.05  # m of an action of 1
+TURN = 0.5  # rad of an action of 1
 WAIT = 8  # steps that the gripper takes
 LOST = 0.1  # m between the tool and where it has grasped
 
@@ -63,7 +64,9 @@ class Scripted(Policy):
         needed = {"object", "robot0_eef_pos", "robot0_eef_quat"}
         if config.task not in TASKS or not needed <= {*spec.obs} or spec.act.shape != (7,):
             raise ConfigError(f"task={config.task}: {', '.join(TASKS)} with env=robosuite_TASK")
-        self.spec, self.config, self.task = spec, config, TASKS[config.task]
+        self.spec = spec
+        self.config = config
+        self.task = TASKS[config.task]
         self.grasp = torch.tensor(self.task.grasp)
 
     def initial(self, n: int) -> Tensors:
@@ -75,14 +78,16 @@ class Scripted(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         found = obs["object"][:, self.task.at :]
-        place, quat = found[:, :3], found[:, 3:7]
-        tool, turn = obs["robot0_eef_pos"], frame(obs["robot0_eef_quat"])
+        place = found[:, :3]
+        quat = found[:, 3:7]
+        tool = obs["robot0_eef_pos"]
+        turn = frame(obs["robot0_eef_quat"])
         body = frame(quat)
         handle = place + body @ self.grasp
         carry = self._next(carry, tool, place, handle, angle(body))
         stage = carry["stage"]
-        move = self._way(stage, tool, place, handle)
-        yaw = self._yaw(stage, angle(body), angle(turn))
+        move = self._motion(stage, tool, place, handle)
+        yaw = self._turn(stage, angle(body), angle(turn))
         motion = torch.cat([move / STEP, (yaw / TURN)[:, None]], 1)
         motion = (motion + self.config.unsteady * noise).clamp(-1, 1)
         hand = torch.where((stage >= CLOSE) & (stage < OPEN), 1.0, -1.0)[:, None]
@@ -93,9 +98,11 @@ class Scripted(Policy):
         self, carry: Tensors, tool: Tensor, place: Tensor, handle: Tensor, yaw: Tensor
     ) -> Tensors:
         """The stage of each env now; `since` counts its steps."""
-        stage, since = carry["stage"], carry["since"] + 1
+        stage = carry["stage"]
+        since = carry["since"] + 1
         off = tool - handle
-        beside, far = off[:, :2].norm(dim=1), off.norm(dim=1)
+        beside = off[:, :2].norm(dim=1)
+        far = off.norm(dim=1)
         there = self._over(place, yaw)
         passed = torch.stack(
             [
@@ -124,14 +131,15 @@ class Scripted(Policy):
         square = wrapped(-yaw, math.pi / 2).abs() < 0.05
         return (off < 0.006) & square if self.task.align else off < 0.03
 
-    def _way(self, stage: Tensor, tool: Tensor, place: Tensor, handle: Tensor) -> Tensor:
-        """What the tool should move by, [n, 3] (m)."""
+    def _motion(self, stage: Tensor, tool: Tensor, place: Tensor, handle: Tensor) -> Tensor:
+        """The motion of the tool, [n, 3] (m)."""
         reach = handle - tool
         above = reach + torch.tensor([0.0, 0.0, 0.1])
         goal = place[:, :2] if self.task.place is None else torch.tensor(self.task.place)
         across = goal - place[:, :2]
         up = (self.task.carry - place[:, 2:]).clamp(-0.2, 0.2)
-        still, down = torch.zeros(len(tool), 2), torch.full((len(tool), 1), -0.03)
+        still = torch.zeros(len(tool), 2)
+        down = torch.full((len(tool), 1), -0.03)
         rise = torch.full((len(tool), 1), STEP)
         ways = [above, reach, 0 * reach]
         ways += [torch.cat([still, up], 1), torch.cat([across, up], 1)]
@@ -141,8 +149,8 @@ class Scripted(Policy):
         ]
         return torch.stack(ways, 1)[torch.arange(len(tool)), stage]
 
-    def _yaw(self, stage: Tensor, body: Tensor, tool: Tensor) -> Tensor:
-        """What the tool should turn by, [n] (rad)."""
+    def _turn(self, stage: Tensor, body: Tensor, tool: Tensor) -> Tensor:
+        """The turn of the tool, [n] (rad)."""
         if not self.task.align:
             return torch.zeros_like(body)
         grasp = wrapped(body - tool, math.pi)

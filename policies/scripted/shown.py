@@ -28,7 +28,8 @@ class Shown(Policy):
         super().__init__()
         if DEMONSTRATOR not in spec.obs:
             raise ConfigError("this environment shows no oracle; OGBench's does: env.play=true")
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return torch.randn(n, self.spec.act.size)

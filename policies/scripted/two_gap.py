@@ -12,7 +12,10 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
-BEFORE, BEHIND, GAPS, GOAL = 0.42, 0.56, (0.25, 0.75), (0.95, 0.5)
+BEFORE = 0.42
+BEHIND = 0.56
+GAPS = (0.25, 0.75)
+GOAL = (0.95, 0.5)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class TwoGapDemonstrator(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.unsteady = spec, config.unsteady
+        self.spec = spec
+        self.unsteady = config.unsteady
 
     def initial(self, n: int) -> Tensors:
         return {"gap": torch.zeros(n)}

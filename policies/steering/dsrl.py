@@ -22,9 +22,11 @@ from embodied.core.policy import Policy
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.policies.abilities import ProbesNoise
 from embodied.policies.steering import steered
 
-PROBES, LEAST = 8, 1e-6  # noise samples of the test for an effect, and the least effect
+PROBES = 8  # noise samples of the test for an effect
+LEAST = 1e-6  # the least effect
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Dsrl(steered.Steered):
     def __init__(self, config: Config, spec: Spec) -> None:
         self.bound = config.bound
         super().__init__(config, spec)
-        self.base.require_noise()
+        if isinstance(self.base, ProbesNoise):
+            self.base.require_noise()
         self.chunk = self.base.chunk
         self.noise_shape = self.base.sample_noise(1).shape[1:]
         self.shared_steps = shared_steps(self.base) if config.shared_noise else 1
@@ -103,7 +106,8 @@ def shared_steps(base: Policy) -> int:
 @torch.no_grad()
 def require_steerable(base: Policy) -> None:
     """ConfigError if the actions of `base` are the same for any noise, at random observations."""
-    base.require_noise()
+    if isinstance(base, ProbesNoise):
+        base.require_noise()
     device = next((p.device for p in base.parameters()), torch.device("cpu"))
     with forked(0):
         obs = {name: leaf.sample(1).to(device) for name, leaf in base.spec.obs.items()}

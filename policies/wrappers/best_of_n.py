@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.build import Node, build
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, take
 from embodied.nn.networks import QFunction
@@ -49,9 +49,10 @@ class BestOfN(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
-        self.spec, self.n, self.value = spec, config.n, config.value
+        require_continuous(spec)
+        self.spec = spec
+        self.n = config.n
+        self.value = config.value
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.base = build({**config.base, **chunk}, Policy, spec=spec)
         self.chunk = self.base.chunk

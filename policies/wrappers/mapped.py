@@ -27,6 +27,7 @@ from embodied.core.spec import Spec, SpecMismatch, hidden
 from embodied.core.tensors import Tensors, nest, under
 from embodied.datasets.mapping import Mapping
 from embodied.datasets.matching import listed, require_actions, require_fit, require_names, said
+from embodied.policies.abilities import with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +45,17 @@ class Mapped(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        there, self.mapping = Spec.from_json(config.there), Mapping.parse(config.mapping)
-        self.spec, self.config = spec, config
+        there = Spec.from_json(config.there)
+        self.mapping = Mapping.parse(config.mapping)
+        self.spec = spec
+        self.config = config
         self.names = names_here(spec, there, self.mapping)
         if not isinstance(self.mapping.action, Affine):
             raise ConfigError("mapping: action should be {low: [...], high: [...]} here")
         self.action: Affine = self.mapping.action
         self.base = build(config.base, Policy, spec=there)
-        self.chunk, self.noise_steps = self.base.chunk, self.base.noise_steps
+        self.chunk = self.base.chunk
+        self.noise_steps = self.base.noise_steps
 
     @classmethod
     def of(cls, base: Policy, spec: Spec, mapping: Mapping) -> Self:
@@ -75,7 +79,7 @@ class Mapped(Policy):
         """The base's carry, with past observations by the names and in the units of here."""
         carry = self.base.initial(n)
         past = under(carry, "history")
-        here = self.mapping.obs_here(past, [n for n in self.names if self._there(n) in past])
+        here = self.mapping.obs_here(past, [n for n in self.names if self._name_there(n) in past])
         return {**_without_history(carry), **nest(here, "history")}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -89,35 +93,35 @@ class Mapped(Policy):
         kept = {**_without_history(carry), **nest(there, "history")}
         seen, kept = self.base.observe(seen, kept, noise)
         actions, kept = self.base.act(seen, kept, noise)
-        return self._here(actions), {**_without_history(kept), **nest(past, "history")}
+        return self._actions_here(actions), {**_without_history(kept), **nest(past, "history")}
 
-    def _there(self, name: str) -> str:
+    def _name_there(self, name: str) -> str:
         return self.mapping.source(name).name
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch of here."""
-        return self.base.loss(self._rows(batch))
+        return self.base.loss(self._batch_there(batch))
 
     def fit(self, rows: Tensors) -> None:
         """Nothing: the base keeps the normalisers that it was trained with."""
 
     def inference_policy(self) -> Policy:
-        return self._with(self.base.inference_policy())
+        return self._around(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(self.base.with_real_time_chunking(mode))
+        return self._around(with_real_time_chunking(self.base, mode))
 
-    def _here(self, actions: Tensor) -> Tensor:
+    def _actions_here(self, actions: Tensor) -> Tensor:
         unit = self.action.to_unit(actions)
         return unit.reshape(*actions.shape[:2], *self.spec.act.shape)
 
-    def _rows(self, rows: Tensors) -> Tensors:
+    def _batch_there(self, rows: Tensors) -> Tensors:
         obs = self.mapping.obs_there(under(rows, "obs"), self.names)
         action = self.action.to_physical(rows["action"])
         shape = (*action.shape[: action.ndim - len(self.spec.act.shape)], *self.base.spec.act.shape)
         return {**rows, **nest(obs, "obs"), "action": action.reshape(shape)}
 
-    def _with(self, base: Policy) -> Policy:
+    def _around(self, base: Policy) -> Policy:
         """This policy around another base with the same spec."""
         return self if base is self.base else type(self).of(base, self.spec, self.mapping)
 

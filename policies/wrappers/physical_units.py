@@ -21,6 +21,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import NORMALIZED, Leaf, Spec
 from embodied.core.tensors import Tensors, nest, under
+from embodied.policies.abilities import with_real_time_chunking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,11 @@ class PhysicalUnits(Policy):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = spec
+        self.config = config
         self.base = build(config.base, Policy, spec=normalized_spec(spec, config))
-        self.chunk, self.noise_steps = self.base.chunk, self.base.noise_steps
+        self.chunk = self.base.chunk
+        self.noise_steps = self.base.noise_steps
 
     @classmethod
     def of(
@@ -99,24 +102,24 @@ class PhysicalUnits(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch in physical units."""
-        return self.base.loss(self._rows(batch))
+        return self.base.loss(self._normalized_batch(batch))
 
     def fit(self, rows: Tensors) -> None:
         """Set what else the base normalises (the maps are settings, and stay)."""
-        self.base.fit(self._rows(rows))
+        self.base.fit(self._normalized_batch(rows))
 
     def inference_policy(self) -> Policy:
-        return self._with(self.base.inference_policy())
+        return self._around(self.base.inference_policy())
 
     def with_real_time_chunking(self, mode: str) -> Policy:
-        return self._with(self.base.with_real_time_chunking(mode))
+        return self._around(with_real_time_chunking(self.base, mode))
 
-    def _rows(self, rows: Tensors) -> Tensors:
+    def _normalized_batch(self, rows: Tensors) -> Tensors:
         obs = self.normalized(under(rows, "obs"))
         action = self.config.action.to_unit(rows["action"]).float()
         return {**rows, **nest(obs, "obs"), "action": action}
 
-    def _with(self, base: Policy) -> Policy:
+    def _around(self, base: Policy) -> Policy:
         """This policy around another base with the same spec."""
         if base is self.base:
             return self
@@ -127,7 +130,8 @@ class PhysicalUnits(Policy):
 
 def normalized_spec(spec: Spec, config: Config) -> Spec:
     """The base's spec: `spec` with normalised actions and observations; ConfigError."""
-    act, size = spec.act, config.action.size
+    act = spec.act
+    size = config.action.size
     if act.size != size or act.dtype != "float32":
         raise ConfigError(
             f"action.low has {size} numbers, but the action is {act.dtype}{list(act.shape)}"

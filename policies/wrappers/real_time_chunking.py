@@ -27,7 +27,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
 from embodied.policies.generative.guidance import SamplerStep, sample
@@ -76,11 +76,12 @@ class RealTimeChunking(PolicyWrapper):
         super().__init__()
         chunk = {} if config.chunk is None else {"chunk": config.chunk}
         self.base = build({**config.base, **chunk}, Policy, spec=spec)
-        self.spec, self.chunk, self.config = spec, self.base.chunk, config
+        self.spec = spec
+        self.chunk = self.base.chunk
+        self.config = config
         self.noise_steps = self.base.noise_steps
         kind = type(self.base).__name__
-        if spec.act.dtype != "float32":
-            raise ConfigError("this policy needs continuous actions, not discrete ones")
+        require_continuous(spec)
         if config.delay >= self.chunk:
             raise ConfigError(f"delay={config.delay} is not in 0..{self.chunk - 1} (the chunk)")
         self.guides = config.mode in ("guided", "hard")
@@ -111,33 +112,37 @@ class RealTimeChunking(PolicyWrapper):
         return seen, {**carry, **nest(kept, "base")}
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        past = remembered(carry, self.chunk)
+        past = previous_plan(carry, self.chunk)
         kept = under(carry, "base")
         if self.guides:
-            plan = self.continued(obs, noise, past)
+            plan = self.guided_plan(obs, noise, past)
         else:
             plan, kept = self.base.act(obs, kept, noise)
-        plan = self.late(plan, past)
+        plan = self.executed_plan(plan, past)
         return plan, {**carry, "plan": plan, **nest(kept, "base")}
 
-    def continued(self, obs: Tensors, noise: Tensor, past: PreviousPlan) -> Tensor:
+    def guided_plan(self, obs: Tensors, noise: Tensor, past: PreviousPlan) -> Tensor:
         """The base's chunks [n, H, A], guided towards the previous plans."""
         shape = past.plan.shape
         wide = weights(past, self.config.mode == "guided").view(*shape[:2], *[1] * len(shape[2:]))
         # Works in inference mode too, where tensors have no gradients.
         with torch.inference_mode(False), torch.no_grad():
-            obs, noise = each(obs, ordinary), ordinary(noise)
-            goal, weight = self.base.goal(ordinary(past.plan), ordinary(wide).expand(shape))
+            obs = each(obs, without_inference_mode)
+            noise = without_inference_mode(noise)
+            goal, weight = self.base.goal(
+                without_inference_mode(past.plan), without_inference_mode(wide).expand(shape)
+            )
             x, strides = self.base.strides(obs, noise)
             beta = min(self.config.beta, len(strides))
-            guided = [pulled(stride, goal, weight, beta) for stride in strides]
+            guided = [guided_step(stride, goal, weight, beta) for stride in strides]
             return self.base.to_actions(sample(x, guided))
 
-    def late(self, plan: Tensor, past: PreviousPlan) -> Tensor:
+    def executed_plan(self, plan: Tensor, past: PreviousPlan) -> Tensor:
         """Plans [n, H, A] as executed: the first `delay` steps are those of the previous plan
         (mode=wait: zero actions)."""
         steps = torch.arange(self.chunk, device=plan.device)
-        begins, instead = past.delay, past.plan
+        begins = past.delay
+        instead = past.plan
         if self.config.mode == "wait":
             index = (steps - begins * ~past.fresh).clamp(min=0)
             wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)
@@ -167,9 +172,10 @@ class GuidedSampler(Policy):
         return RealTimeChunking.wrap(self, {"_target_": target, "mode": mode, "delay": 0})
 
 
-def remembered(carry: Tensors, chunk: int) -> PreviousPlan:
+def previous_plan(carry: Tensors, chunk: int) -> PreviousPlan:
     """The previous plans in a carry, shifted by their executed steps."""
-    plan, followed = carry["plan"], carry["executed_steps"][:, None]
+    plan = carry["plan"]
+    followed = carry["executed_steps"][:, None]
     steps = torch.arange(chunk, device=plan.device)
     index = (steps + followed.clamp(min=0)).clamp(max=chunk - 1)
     wide = index.view(*index.shape, *[1] * (plan.ndim - 2)).expand_as(plan)
@@ -186,7 +192,7 @@ def weights(past: PreviousPlan, soft: bool) -> Tensor:
     return weight * ((steps < past.left) & ~past.fresh)
 
 
-def pulled(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> SamplerStep:
+def guided_step(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> SamplerStep:
     """`stride` with its predicted chunk guided towards `goal` [n, D] with `weight` [n, D]."""
     most = math.inf if stride.keep == 0 else (stride.keep**2 + stride.remain**2) / stride.keep
     gain = min(beta * stride.remain, most)
@@ -202,6 +208,6 @@ def pulled(stride: SamplerStep, goal: Tensor, weight: Tensor, beta: float) -> Sa
     return stride._replace(clean=clean)
 
 
-def ordinary(value: Tensor) -> Tensor:
+def without_inference_mode(value: Tensor) -> Tensor:
     """`value` as a normal tensor, if it is an inference-mode tensor, so that autograd works."""
     return value.clone() if value.is_inference() else value

@@ -67,8 +67,10 @@ class ReflexOverride(PolicyWrapper):
 
     def __init__(self, config: Config, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
-        self.on, self.off = config.threshold, config.threshold * config.release_ratio
+        self.spec = spec
+        self.config = config
+        self.on = config.threshold
+        self.off = config.threshold * config.release_ratio
         by_decision = config.rate == "decision"
         self.chunk = config.decision_steps if by_decision else 1
         self.held_calls = 1 if by_decision else config.decision_steps
@@ -110,7 +112,8 @@ class ReflexOverride(PolicyWrapper):
         return torch.tanh(self.recovery(seen))
 
     def initial(self, n: int) -> Tensors:
-        device, size = self.armed.device, self.spec.act.size
+        device = self.armed.device
+        size = self.spec.act.size
         zeros = torch.zeros(n, size, device=device)
         return {
             "left": torch.zeros(n, dtype=torch.int64, device=device),
@@ -124,7 +127,8 @@ class ReflexOverride(PolicyWrapper):
         return self.base.sample_noise(n, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        fresh, age = carry["left"] <= 0, carry["age"]
+        fresh = carry["left"] <= 0
+        age = carry["age"]
         action = torch.where(fresh[:, None], self.propose(obs, noise), carry["row/action"])
         seen = self.encoder(obs)
         risk = self.risks_of(seen, action).amax(0)
@@ -146,7 +150,8 @@ class ReflexOverride(PolicyWrapper):
                 "task_run should be a run of learner=bresa in this environment, with the same "
                 "reflex_obs and held_stiffness"
             )
-        self.base, self.trained_task = other.base.requires_grad_(False), True
+        self.base = other.base.requires_grad_(False)
+        self.trained_task = True
         self.config = replace(self.config, base=other.base.node)
         self.node = {**self.node, "base": other.base.node}
 
@@ -187,7 +192,8 @@ def task_spec(spec: Spec, config: Config) -> Spec:
     """The spec of the task policy: without the reflex's own observation and the held stiffness."""
     reflex_leaves(spec, config)
     kept = {name: leaf for name, leaf in spec.obs.items() if name != config.reflex_obs}
-    act, held = spec.act, len(config.held_stiffness)
+    act = spec.act
+    held = len(config.held_stiffness)
     if held:
         if held >= act.size:
             raise ConfigError(

@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound
 from embodied.core.errors import RobotError
 
 Frame = NDArray[np.uint8]
+Side = Annotated[int, Bound(1, 4096)]
+"""Pixels of one side of an image."""
 
 
 class CameraError(RobotError):
@@ -69,17 +72,23 @@ class Camera:
     def __init__(
         self, source: Source, repeats: int = 10, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.source, self.repeats, self.clock = source, repeats, clock
+        self.source = source
+        self.repeats = repeats
+        self.clock = clock
         self._picture: Picture | None = None
-        self._fault, self._same = "", 0
+        self._fault = ""
+        self._same = 0
         self._changed = threading.Condition()
-        self._over, self._users = threading.Event(), 0
+        self._over = threading.Event()
+        self._users = 0
         self._opened = clock()
 
     def __enter__(self) -> Self:
         if not self._users or not self._thread.is_alive():
             self.source.open()
-            self._opened, self._picture, self._fault = self.clock(), None, ""
+            self._opened = self.clock()
+            self._picture = None
+            self._fault = ""
             self._over = threading.Event()  # a thread that hangs since before keeps its own
             self._thread = threading.Thread(target=self._run, args=(self._over,), daemon=True)
             self._thread.start()

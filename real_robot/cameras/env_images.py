@@ -28,15 +28,14 @@ class EnvImages:
     def __init__(
         self, spec: Spec, deployment: Deployment, reward_camera: Node | None, age: float
     ) -> None:
-        self.images, self.deployment, self.age = (
-            PolicyImages(spec, deployment.cameras, age),
-            deployment,
-            age,
-        )
+        self.images = PolicyImages(spec, deployment.cameras, age)
+        self.deployment = deployment
+        self.age = age
         self.reward_camera: Camera | None = (
             None if reward_camera is None else shared_camera(reward_camera)
         )
-        self._opened_reward_camera, self.reward_opened = ExitStack(), False
+        self._opened_reward_camera = ExitStack()
+        self.reward_opened = False
         self.scenes: list[tuple[Any, MeasuredScene]] = []
 
     def attach_state(self, folder: Path, given: Mapping[str, float]) -> None:

@@ -30,12 +30,10 @@ class FrameHistory:
         policy_names: Sequence[str],
         age: float,
     ) -> None:
-        self.readers, self.sizes, self.policy_names, self.age = (
-            readers,
-            dict(sizes),
-            tuple(policy_names),
-            age,
-        )
+        self.readers = readers
+        self.sizes = dict(sizes)
+        self.policy_names = tuple(policy_names)
+        self.age = age
         self.kept: dict[str, OrderedDict[float, Frame]] = {name: OrderedDict() for name in sizes}
 
     def update(self) -> None:

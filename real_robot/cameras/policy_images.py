@@ -26,7 +26,8 @@ class PolicyImages:
     def __init__(
         self, spec: Spec, cameras: Mapping[str, Node], age: float, folder: Path | None = None
     ) -> None:
-        self.age, self._devices = age, ExitStack()
+        self.age = age
+        self._devices = ExitStack()
         self.taken_at: dict[str, float] = {}
         self.sizes = image_sizes(spec)
         if missing := [name for name in self.sizes if name not in cameras]:

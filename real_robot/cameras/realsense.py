@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from embodied.core.build import ConfigError
-from embodied.real_robot.cameras.camera import CameraError, Frame, Source
+from embodied.core.bounds import Bound, Positive
+from embodied.real_robot.cameras.camera import CameraError, Frame, Side, Source
 
 TIMEOUT = 2000  # ms without a frame, after which the camera is gone
 FIRST = 10  # times as long for the first one, while the camera starts
@@ -25,19 +25,14 @@ NEWEST = 1  # frames that the SDK keeps for us
 
 @dataclass(frozen=True)
 class Config:
-    """`serial`: the number on the camera (empty: the first one that is found). `exposure` (us) and
-    `white` (K) switch the automatics off (None: they stay, and pictures change by themselves)."""
+    """Settings of a RealSense camera."""
 
-    serial: str = ""
-    width: int = 640
-    height: int = 480
-    fps: int = 30
-    exposure: float | None = None
-    white: float | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.height, self.fps) < 1:
-            raise ConfigError("a RealSense camera needs width, height and fps from 1 on")
+    serial: str = ""  # number on the camera; empty: the first one that is found
+    width: Side = 640  # pixels
+    height: Side = 480  # pixels
+    fps: Annotated[int, Bound(1, 1000)] = 30  # pictures a second
+    exposure: Positive | None = None  # us; null: automatic, pictures change by themselves
+    white: Positive | None = None  # white balance, K; null: automatic
 
 
 class DeviceClock:
@@ -64,14 +59,17 @@ class RealSense(Source):
     """Colour only: the bridge has no place for depth."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.name = f"RealSense {config.serial}".strip()
         self._sensor: Any = None
         self._taken: float | None = None
 
     def open(self) -> None:
         self._sdk = sdk = _sdk()
-        device, self._device_clock, self._timeout = self._device(), DeviceClock(), FIRST * TIMEOUT
+        device = self._device()
+        self._device_clock = DeviceClock()
+        self._timeout = FIRST * TIMEOUT
         sensor, profile = self._profile(device)
         self._queue = sdk.frame_queue(NEWEST)
         try:
@@ -98,7 +96,8 @@ class RealSense(Source):
         return self._taken
 
     def close(self) -> None:
-        sensor, self._sensor = self._sensor, None
+        sensor = self._sensor
+        self._sensor = None
         if sensor is None:
             return
         for end in (sensor.stop, sensor.close):

@@ -21,7 +21,10 @@ class MeasuredScene:
     def __init__(
         self, scene: Any, state: Mailbox, sensed: Sequence[str], given: Mapping[str, float]
     ) -> None:
-        self.scene, self.state, self.sensed, self.given = scene, state, tuple(sensed), given
+        self.scene = scene
+        self.state = state
+        self.sensed = tuple(sensed)
+        self.given = given
 
     def picture(self) -> Frame:
         """The first one waits for the first measurement."""

@@ -47,7 +47,8 @@ class FrameWriter:
     """The writer's side, of the camera `name` of the daemon in `folder`."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.path, self.mailbox = frames_path(folder, name), camera_mailbox(folder, name)
+        self.path = frames_path(folder, name)
+        self.mailbox = camera_mailbox(folder, name)
         self.ring: BlackBox | None = None
 
     def add(self, picture: Picture) -> None:
@@ -90,10 +91,14 @@ class FrameReader:
     def __init__(
         self, folder: Path, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.name, self.clock = name, clock
-        self.path, self.mailbox = frames_path(folder, name), camera_mailbox(folder, name)
+        self.name = name
+        self.clock = clock
+        self.path = frames_path(folder, name)
+        self.mailbox = camera_mailbox(folder, name)
         self.ring: BlackBox | None = None
-        self._opened, self._began, self._count = clock(), 0, 0
+        self._opened = clock()
+        self._began = 0
+        self._count = 0
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +143,8 @@ class FrameReader:
         if not self.mailbox.receive() or int(self.mailbox.fields["began"][0]) in (0, self._began):
             return
         self._release()
-        self._began, self._count = int(self.mailbox.fields["began"][0]), 0
+        self._began = int(self.mailbox.fields["began"][0])
+        self._count = 0
         self.ring = BlackBox.left(self.path)
 
     def _newest(self) -> Picture | None:

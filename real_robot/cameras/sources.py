@@ -6,12 +6,21 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, opencv
+from embodied.core.bounds import Bound, CountOrZero, NonNegative, Positive
+from embodied.core.build import Node, build
+from embodied.real_robot.cameras.camera import (
+    Camera,
+    CameraError,
+    Frame,
+    Scene,
+    Side,
+    Source,
+    opencv,
+)
 
 FIRST_IMAGE = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit
@@ -36,22 +45,22 @@ def shared_camera(node: Node) -> Camera:
 
 @dataclass(frozen=True)
 class VideoConfig:
-    """A V4L2 device (`/dev/v4l/by-id/...` keeps its name), or a film's file. `exposure` and
-    `white` switch the automatics off (None: they stay, and pictures change by themselves)."""
+    """Settings of a V4L2 device, or of a film's file."""
 
-    device: str
-    width: int = 640
-    height: int = 480
-    fps: int = 30
-    exposure: float | None = None
-    white: float | None = None
+    device: str  # /dev/v4l/by-id/... (keeps its name), or a film's file
+    width: Side = 640  # pixels
+    height: Side = 480  # pixels
+    fps: Annotated[int, Bound(1, 1000)] = 30  # pictures a second
+    exposure: Positive | None = None  # as V4L2 counts it; null: automatic, pictures change
+    white: Positive | None = None  # white balance, K; null: automatic
 
 
 class Video(Source):
     """OpenCV's reader; a film is played at its `fps`, and ends with an error."""
 
     def __init__(self, config: VideoConfig) -> None:
-        self.config, self.name = config, config.device
+        self.config = config
+        self.name = config.device
         self._due = 0.0
 
     def open(self) -> None:
@@ -63,7 +72,8 @@ class Video(Source):
             raise CameraError(f"camera {self.name} cannot be opened: is it there, is it in use?")
         if not self._film:
             self._set(cv2, reader)
-        self._reader, self._due = reader, time.monotonic()
+        self._reader = reader
+        self._due = time.monotonic()
 
     def grab(self) -> Frame:
         if self._film:
@@ -104,23 +114,19 @@ class Video(Source):
 
 @dataclass(frozen=True)
 class FolderConfig:
-    """`path`: a folder of PNG or JPEG files, shown in the order of their names, `fps` a second;
-    after the last one the first again (`loop`), or an error."""
+    """Settings of a folder of pictures."""
 
-    path: str
-    fps: float = 30.0
-    loop: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.fps > 0:
-            raise ConfigError(f"a folder of pictures needs fps above 0, not {self.fps:g}")
+    path: str  # folder of PNG or JPEG files, shown in the order of their names
+    fps: Annotated[float, Bound(above=0.0, high=1000.0)] = 30.0  # pictures a second
+    loop: bool = True  # whether the first follows the last; false: an error then
 
 
 class Folder(Source):
     """Files of pictures as a camera, to try out what sees without one."""
 
     def __init__(self, config: FolderConfig) -> None:
-        self.config, self.name = config, config.path
+        self.config = config
+        self.name = config.path
         self._files: list[Path] = []
 
     def open(self) -> None:
@@ -130,7 +136,8 @@ class Folder(Source):
         self._files = [file for file in found if file.suffix.lower() in endings]
         if not self._files:
             raise CameraError(f"camera {self.name}: no PNG or JPEG files are there")
-        self._next, self._due = 0, time.monotonic()
+        self._next = 0
+        self._due = time.monotonic()
 
     def grab(self) -> Frame:
         if self._next == len(self._files):
@@ -151,20 +158,14 @@ class Folder(Source):
 
 @dataclass(frozen=True)
 class RenderedConfig:
-    """`scene`: a node of something with `picture() -> uint8 [height, width, 3]`. Pictures come
-    `fps` times a second, `latency` s after they were true, a share `lost` of them never, with
-    `noise` (grey levels, deviation)."""
+    """Settings of a camera that draws its pictures."""
 
-    scene: Node
-    fps: float = 30.0
-    latency: float = 0.0
-    lost: float = 0.0
-    noise: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (self.fps > 0 and self.latency >= 0 and 0 <= self.lost < 1 and self.noise >= 0):
-            raise ConfigError("a rendered camera needs fps above 0, latency, lost, noise from 0 on")
+    scene: Node  # node of something with picture() -> uint8 [height, width, 3]
+    fps: Annotated[float, Bound(above=0.0, high=1000.0)] = 30.0  # pictures a second
+    latency: Annotated[float, Bound(0.0, 60.0)] = 0.0  # s from the scene to the picture
+    lost: Annotated[float, Bound(0.0, below=1.0)] = 0.0  # share of pictures that never come
+    noise: NonNegative = 0.0  # standard deviation of the noise, grey levels
+    seed: CountOrZero = 0  # of the noise and the losses
 
 
 class Rendered(Source):
@@ -173,7 +174,8 @@ class Rendered(Source):
     name = "rendered"
 
     def __init__(self, config: RenderedConfig) -> None:
-        self.config, self.scene = config, build(config.scene, Scene)
+        self.config = config
+        self.scene = build(config.scene, Scene)
         self.random = np.random.default_rng(config.seed)
 
     def open(self) -> None:

@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 
 Floats = NDArray[np.float64]
-SHORTEST, LONGEST = 1e-7, 1000.0  # s
+SHORTEST = 1e-7  # s of a motion between limits
+LONGEST = 1000.0  # s of a motion between limits
+
+Place = Annotated[float, Bound(-1e3, 1e3)]
+"""A position in rad or m."""
 
 
 @dataclass(slots=True)
 class ArmState:
-    """A measurement: joint positions `q` [n] (rad; m for sliding joints), velocities `dq` [n],
-    torques `tau` [n] (N m, N; zero where they are not measured), and when it was true, `t` (s,
-    monotonic clock of the control process)."""
+    """A measurement of the arm."""
 
     q: Floats
+    """Joint positions [n], rad (m for sliding joints)."""
     dq: Floats
+    """Joint velocities [n], rad/s (m/s)."""
     tau: Floats
+    """Joint torques [n], N m (N); zero where they are not measured."""
     t: float
+    """Time (s) at which this was true, on the control process's monotonic clock."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a command may ask of n joints. Nothing has a default: what is not set is not known to be
-    safe, and does not start.
+    safe, and does not start."""
 
-    `low`, `high`: positions (rad, m), kept `margin` away from; `velocity` (/s), `acceleration`
-    (/s^2), `jerk` (/s^3) and `torque` (N m, N) in both directions; `tracking`: how far the measured
-    joints may be from where they were sent.
-    """
-
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    margin: tuple[float, ...]
-    velocity: tuple[float, ...]
-    acceleration: tuple[float, ...]
-    jerk: tuple[float, ...]
-    torque: tuple[float, ...]
-    tracking: tuple[float, ...]
+    low: tuple[Place, ...]  # lowest position of each joint [n], rad (m)
+    high: tuple[Place, ...]  # highest position of each joint [n], rad (m)
+    margin: tuple[Annotated[float, Bound(0.0, 1e3)], ...]  # kept free at both ends [n], rad (m)
+    velocity: tuple[Annotated[float, Bound(above=0.0, high=1e3)], ...]  # both ways [n], rad/s (m/s)
+    acceleration: tuple[Annotated[float, Bound(above=0.0, high=1e5)], ...]  # [n], rad/s^2 (m/s^2)
+    jerk: tuple[Annotated[float, Bound(above=0.0, high=1e7)], ...]  # [n], rad/s^3 (m/s^3)
+    torque: tuple[Annotated[float, Bound(above=0.0, high=1e5)], ...]  # largest measured, N m (N)
+    tracking: tuple[Annotated[float, Bound(above=0.0, high=1e3)], ...]  # largest error [n], rad (m)
 
     def __post_init__(self) -> None:
         n = len(self.low)

@@ -16,8 +16,8 @@ from embodied.real_robot.ipc.messages import MOST_NOISE, MOST_STEPS
 
 
 class ChunkCheck:
-    """Call it with a CHUNK record (`person`: a PERSON) and the time (s); the answer is why the
-    record cannot be followed in one line, empty where it can.
+    """Call the object with a CHUNK record and the time (s), or `person` with a PERSON record: the
+    answer says in one line why the record cannot be followed, and is empty where it can.
 
     `names` are the controller's actions. Stamps must not be more than `ahead` s in the future
     (`start`: and a step of `dt` s, since real-time chunking begins on a grid). Stamps of long ago
@@ -25,7 +25,9 @@ class ChunkCheck:
     """
 
     def __init__(self, names: Sequence[str], dt: float, ahead: float) -> None:
-        self.names, self.dt, self.ahead = tuple(names), dt, ahead
+        self.names = tuple(names)
+        self.dt = dt
+        self.ahead = ahead
 
     def __call__(self, chunk: np.void, now: float) -> str:
         steps, size = int(chunk["steps"]), int(chunk["size"])
@@ -41,7 +43,7 @@ class ChunkCheck:
         return self._stamps("the policy's", "chunk", chunk, now)
 
     def person(self, record: np.void, now: float) -> str:
-        """The same for what a person's terminal says while they have the arm."""
+        """Why a PERSON record of a person's terminal cannot be followed; empty where it can."""
         if int(record["size"]) != len(self.names):
             return self._size("the person's action", int(record["size"]))
         return self._stamps("the person's", "action", record, now)

@@ -24,13 +24,16 @@ from embodied.real_robot.control.arm_state import Floats
 
 @dataclass(slots=True)
 class Chunk:
-    """`actions` [count, A]; the first is for `start` (s), made from what was seen at `seen` (s).
-    `person`: they are a person's, who has taken over."""
+    """Actions of a policy, or of a person who has taken over."""
 
     actions: Floats
+    """Actions [count, A], one a step."""
     start: float
+    """Time (s) of the first action."""
     seen: float
+    """Time (s) of the observation that they were made from."""
     person: bool = False
+    """Whether they are a person's."""
 
 
 class ChunkFollower:
@@ -39,41 +42,52 @@ class ChunkFollower:
     that decides on every step is always a little late."""
 
     def __init__(self, controller: Controller, dt: float, blend: int = 2, grace: int = 1) -> None:
-        self.controller, self.dt, self.blend, self.grace = controller, dt, blend, grace
+        self.controller = controller
+        self.dt = dt
+        self.blend = blend
+        self.grace = grace
         self.chunk: Chunk | None = None
-        self.old: Chunk | None = None
+        self.previous: Chunk | None = None
         self.taken_over = False
 
     def begin(self, q: Floats, width: float, now: float) -> None:
-        """From rest at `q` [n] with the hand `width` m open; chunks that are there stay."""
+        """Begin at rest at `q` [n] with the hand `width` m open. The newest chunk stays."""
         self.reference = self.controller.begin(q[None], np.array([width]))
-        self.before, self.after = q.copy(), q.copy()
+        self.step_start = q.copy()
+        self.step_end = q.copy()
         self.width = width
-        self.origin, self.step = now, -1
-        self.taken = 0  # steps since the newest chunk came
-        self.starved, self.intervened = True, False
+        self.origin = now
+        self.step = -1
+        self.steps_taken = 0
+        """Steps since the newest chunk came."""
+        self.starved = True
+        self.intervened = False
         self.action = np.zeros(0)
 
     def forget(self) -> None:
-        """What was said so far; the next chunk is followed whatever its times are."""
-        self.chunk = self.old = None
+        """Drop all chunks; the next one is followed whatever its times are."""
+        self.chunk = self.previous = None
         self.taken_over = False
 
     def take(self, chunk: Chunk) -> None:
-        """A newer chunk; one that was made from something older than the last is not followed, nor
-        a policy's while a person has the arm (until `give_back`)."""
+        """Follow `chunk`, unless it was made from an older observation than the last one, or it
+        is the policy's while a person has the arm (until `give_back`)."""
         if chunk.person:
-            self.taken_over, self.old, self.chunk = True, None, chunk
+            self.taken_over = True
+            self.previous = None
+            self.chunk = chunk
         elif not self.taken_over and (self.chunk is None or chunk.seen >= self.chunk.seen):
-            self.old, self.chunk, self.taken = self.chunk, chunk, 0
+            self.previous = self.chunk
+            self.chunk = chunk
+            self.steps_taken = 0
 
     def give_back(self) -> None:
-        """The person has let go: the policy's next chunk is followed."""
+        """Follow the policy's next chunk again, because the person has let go."""
         self.taken_over = False
 
     @property
     def seen(self) -> float:
-        """When what the arm follows was seen (s); minus infinity while there is nothing."""
+        """Time (s) of the observation that the arm follows; minus infinity without a chunk."""
         return -np.inf if self.chunk is None else self.chunk.seen
 
     def __call__(self, q: Floats, now: float, out: Floats) -> None:
@@ -86,39 +100,43 @@ class ChunkFollower:
         if step > self.step:
             self._advance(step, q)
         share = (now - self.origin) / self.dt - step
-        np.subtract(self.after, self.before, out=out)
+        np.subtract(self.step_end, self.step_start, out=out)
         out *= min(max(share, 0.0), 1.0)
-        out += self.before
+        out += self.step_start
 
     def _advance(self, step: int, q: Floats) -> None:
         """Enter step number `step`: the controller turns its action into the next target."""
         self.step = step
-        np.copyto(self.before, self.after)
+        np.copyto(self.step_start, self.step_end)
         action = self._action(self.origin + (step + 0.5) * self.dt)
         self.starved = action is None
         if action is None:
             return
-        self.action, self.taken = action, self.taken + 1
+        self.action = action
+        self.steps_taken = self.steps_taken + 1
         self.intervened = self.chunk is not None and self.chunk.person
         if not np.isfinite(action).all():  # for the safety chain to refuse; the reference stays
-            self.after[:] = np.nan
+            self.step_end[:] = np.nan
             return
         joints, width, self.reference = self.controller(action[None], q[None], self.reference)
-        np.copyto(self.after, joints[0])
+        np.copyto(self.step_end, joints[0])
         self.width = float(width[0])
 
     def _action(self, middle: float) -> Floats | None:
-        """Of the step around time `middle`: the newest chunk's, blended with the one before."""
-        new = self._of(self.chunk, middle)
-        old = self._of(self.old, middle)
-        if new is None or old is None or self.taken >= self.blend:
-            return new
-        weight = (self.taken + 1) / (self.blend + 1)
-        return weight * new + (1 - weight) * old
+        """Action [A] of the step around time `middle` (s): the newest chunk's, blended with that
+        of the chunk before; None where the newest has none."""
+        newest = self._action_of(self.chunk, middle)
+        previous = self._action_of(self.previous, middle)
+        if newest is None or previous is None or self.steps_taken >= self.blend:
+            return newest
+        weight = (self.steps_taken + 1) / (self.blend + 1)
+        return weight * newest + (1 - weight) * previous
 
-    def _of(self, chunk: Chunk | None, middle: float) -> Floats | None:
+    def _action_of(self, chunk: Chunk | None, middle: float) -> Floats | None:
+        """Action [A] of `chunk` for time `middle` (s); None where it has none."""
         if chunk is None:
             return None
-        at, count = max(0.0, (middle - chunk.start) / self.dt), len(chunk.actions)
+        step = max(0.0, (middle - chunk.start) / self.dt)
+        count = len(chunk.actions)
         # Compared before it is rounded: a start of long ago is infinitely many steps away.
-        return chunk.actions[min(int(at), count - 1)] if at < count + self.grace else None
+        return chunk.actions[min(int(step), count - 1)] if step < count + self.grace else None

@@ -1,7 +1,7 @@
-"""A loop that goes on whatever one of its ticks raises, with a stop button of its own.
+"""A control loop that continues whatever one of its ticks raises.
 
-An error in a tick is a latched fault. From then on, until an operator resets, nothing is run but
-braking (`LastResort`), the operator's requests and the state message.
+An error in a tick is a latched fault. Until an operator resets it, the loop runs only braking
+(`LastResort`), the operator's requests and the state message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS = frozenset(Command)
 
 
 class GuardedLoop(ABC):
-    """`turn` is one tick, which `_turn` defines; `run` calls it at a rate."""
+    """`turn` is one tick, which `_turn` defines. `run` calls it at a rate."""
 
     def __init__(
         self,
@@ -37,32 +37,41 @@ class GuardedLoop(ABC):
         clock: Callable[[], float] = time.monotonic,
         ring: BlackBox | None = None,
     ) -> None:
-        self.driver, self.chain, self.channels, self.clock = driver, chain, channels, clock
-        self.writer, self.episode = StateWriter(channels.state, ring), Episode()
+        self.driver = driver
+        self.chain = chain
+        self.channels = channels
+        self.clock = clock
+        self.writer = StateWriter(channels.state, ring)
+        self.episode = Episode()
         self.enabled = chain.required(Enabled)
-        self.last_resort, self.broken = LastResort(driver, chain.limiter), False
-        self.mode, self.fault, self.quit = Mode.DISCONNECTED, "", False
-        self.leave = ""
-        """Why to come to rest and then quit; a signal or another thread may set it."""
+        self.last_resort = LastResort(driver, chain.limiter)
+        self.internal_error = False
+        """Whether a tick raised, and no operator has reset that yet."""
+        self.mode = Mode.DISCONNECTED
+        self.fault = ""
+        self.quit = False
+        self.quit_reason = ""
+        """Reason to come to rest and then quit; a signal or another thread may set it."""
         self.arm: ArmState | None = None
         self.width = 0.0
-        self._pressed = 0  # which press of the emergency stop was acted on
+        self._stop_number = 0  # of the newest press of the emergency stop that was acted on
 
     @abstractmethod
     def _turn(self, now: float, rate: Rate | None) -> None:
-        """One tick."""
+        """Run one tick at `now` (s)."""
 
     @abstractmethod
     def _apply(self, command: Command, now: float) -> bool:
-        """Whether that could be done in this mode."""
+        """Do what an operator asks; False where this mode does not allow it."""
 
     @property
     def resting(self) -> bool:
         """Whether what is sent no longer moves."""
-        return self.last_resort.resting if self.broken else self.chain.resting
+        return self.last_resort.resting if self.internal_error else self.chain.resting
 
     def run(self, rate: Rate) -> None:
-        """Until an operator quits. The collector of garbage is off meanwhile: turns leave none."""
+        """Run ticks until an operator quits. The garbage collector is off meanwhile, because ticks
+        make no cycles."""
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -76,55 +85,62 @@ class GuardedLoop(ABC):
             self.driver.stop()
 
     def turn(self, rate: Rate | None = None) -> None:
-        """One tick. Whatever it raises is a latched fault, and the arm is braked."""
+        """Run one tick. Whatever it raises is a latched fault, and the arm is braked."""
         now = self.clock()
         try:
             self.last_resort.mark()
-            if self.broken:
-                self._broken_turn(now)
+            if self.internal_error:
+                self._turn_after_error(now)
             else:
                 self._turn(now, rate)
         except Exception as error:
-            self._internal_error(error)
+            self._latch_internal_error(error)
             self._brake_and_publish(now)
 
     def _check_emergency_stop(self, now: float) -> None:
-        """Pressed without the daemon, in any mode; only a reset puts it back."""
+        """Act on an emergency stop that was pressed without the daemon; only a reset releases
+        it."""
         number = self.channels.estop.number
-        if number != self._pressed:
-            self._pressed = number
+        if number != self._stop_number:
+            self._stop_number = number
             if number:
                 self._apply(Command.ESTOP, now)
 
     def _handle_request(self, now: float) -> None:
+        """Do or refuse the newest request, and answer it."""
         request = self.channels.request.fields
         number, command = int(request["number"][0]), int(request["command"][0])
         self.writer.explain("")
         done = command in COMMANDS and self._apply(Command(command), now)
         self.writer.answer(number, done)
 
-    def _internal_error(self, error: Exception) -> None:
-        """Latched without a call of what may have raised."""
+    def _latch_internal_error(self, error: Exception) -> None:
+        """Latch an error of a tick, without a call of what may have raised it."""
         released = self.mode == Mode.RELEASED
         reason = self.last_resort.begin(error, self.arm, released)
-        self.chain.fault, self.fault = self.chain.fault or reason, self.fault or reason
-        self.enabled.on, self.mode, self.broken = False, Mode.ESTOP, True
+        self.chain.fault = self.chain.fault or reason
+        self.fault = self.fault or reason
+        self.enabled.on = False
+        self.mode = Mode.ESTOP
+        self.internal_error = True
         self.writer.refuse_unanswered(int(self.channels.request.fields["number"][0]))
 
-    def _broken_turn(self, now: float) -> None:
-        """After an internal error: nothing but braking, the operator's requests and the state."""
+    def _turn_after_error(self, now: float) -> None:
+        """Run one tick after an internal error: braking, the operator's requests, the state."""
         self._check_emergency_stop(now)
         if self.channels.request.receive():
             self._handle_request(now)
-        self.quit = self.quit or bool(self.leave and self.resting)
+        self.quit = self.quit or bool(self.quit_reason and self.resting)
         self._brake_and_publish(now)
 
     def _brake_and_publish(self, now: float) -> None:
-        if self.broken:
+        """Brake after an internal error, and send the state message."""
+        if self.internal_error:
             self.last_resort.brake(self.width)
         self._begin_message(now)
         self.writer.send()
 
     def _begin_message(self, now: float) -> None:
+        """Begin the state message of this tick."""
         self.episode.watch(self.mode)
         self.writer.begin(now, self.mode, self.fault, self.episode.ended, self.chain.limiter.q)

@@ -18,24 +18,28 @@ from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.safety.region import Region
 
 ASIDE = (0.3, 0.6, 1.0)  # rad (m) that one joint is moved aside
-COARSE = 16  # samples of a way from pose to pose that is looked at first
-FINE = 0.015  # between two samples of one that is gone: rad (m) of the joint that moves furthest
-TRIED = 40  # ways between two poses aside
+COARSE = 16  # samples of a way from pose to pose that is checked first
+FINE = 0.015  # rad (m) of the joint that moves furthest, between two samples of the way
+TRIED = 40  # ways over poses aside that are tried
 
 
 class HomeRoute:
-    """`call(q)` is the poses to go through, the last one being home; None where no way is free."""
+    """Finds the poses to go through on the way home."""
 
     def __init__(
         self, home: Floats, low: Floats, high: Floats, regions: Sequence[Region],
         retreat: Sequence[Floats] = (),
     ) -> None:  # fmt: skip
-        self.home, self.low, self.high, self.regions = home, low, high, regions
+        self.home = home
+        self.low = low
+        self.high = high
+        self.regions = regions
         self.retreat = [np.clip(pose, low, high) for pose in retreat]
         self._found: list[Floats] = []
 
     def __call__(self, q: Floats) -> list[Floats] | None:
-        """From rest at `q` [n]."""
+        """The poses [n] to go through from rest at `q` [n], the last one being home; None where
+        no way is free."""
         for between in ([], self._found, *([pose] for pose in self.retreat)):
             if self._free([q, *between, self.home]):
                 self._found = list(between)
@@ -45,7 +49,7 @@ class HomeRoute:
         return way
 
     def blocked_by(self, q: Floats) -> str:
-        """What is in the way of the straight one from `q` [n]; empty where it is free."""
+        """Name of what blocks the straight way from `q` [n]; empty where it is free."""
         way = _samples([q, self.home])
         for region in self.regions:
             out = _leads_out(region.depths(way))
@@ -54,7 +58,8 @@ class HomeRoute:
         return ""
 
     def _aside(self, q: Floats) -> list[Floats] | None:
-        """Over one pose near `q`, or near home, or both, each with one joint moved."""
+        """The shortest free way over one pose near `q`, or near home, or both, each with one joint
+        moved; None where there is none."""
         starts = self._reached(q, self._moved(q))
         ends = self._reached(self.home, self._moved(self.home))
         ways = [[a] for a in starts] + [[b] for b in ends] + [[a, b] for a in starts for b in ends]
@@ -71,7 +76,7 @@ class HomeRoute:
         return poses[np.all([region.depths(poses) >= 0 for region in self.regions], axis=0)]
 
     def _reached(self, q: Floats, poses: Floats) -> list[Floats]:
-        """Those of `poses` [m, n] to which the way from `q` [n] is free, at a coarse look."""
+        """The `poses` [m, n] to which the way from `q` [n] is free at coarse samples."""
         way = q + np.linspace(0, 1, COARSE)[:, None, None] * (poses - q)
         for region in self.regions:
             depths = region.depths(way.reshape(-1, len(q))).reshape(COARSE, -1)
@@ -79,7 +84,7 @@ class HomeRoute:
         return list(way[-1])
 
     def _free(self, poses: Sequence[Floats]) -> bool:
-        """First at few samples of every part, then at all."""
+        """Whether the way over `poses` is free: at few samples of every part first, then at all."""
         few = np.concatenate(
             [a + np.linspace(0, 1, 6)[:, None] * (b - a) for a, b in pairwise(poses)]
         )
@@ -99,7 +104,8 @@ def _samples(poses: Sequence[Floats]) -> Floats:
 
 
 def _leads_out(depths: Floats) -> NDArray[np.bool_]:
-    """Which of the depths [k, ...] along a way are outside, or further outside than one before."""
+    """Whether each of the depths [k, ...] along a way is outside, or further outside than one
+    before."""
     inside = np.maximum.accumulate(np.minimum(depths, 0.0), axis=0)
     return depths < inside - 1e-6
 

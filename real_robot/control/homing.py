@@ -16,15 +16,17 @@ from embodied.real_robot.control.arm_state import Floats, Limits
 from embodied.real_robot.control.home_route import HomeRoute
 from embodied.real_robot.safety.region import Region
 
-SHARE = 0.25  # of the velocity limits
-LEAST = 0.2  # s
-NEAR = 1e-3  # rad (m): as near as home is reached
+SHARE = 0.25  # share of the velocity limits at the peak
+LEAST = 0.2  # s of the last part of the way, at least
+NEAR = 1e-3  # rad (m): distance of an arm that is home
 LATE = 1.0  # s after which an arm that rests elsewhere does not come home
 
 
 class Homing:
-    """`begin`, then call until it says True: the target has come to `home` [n]. `regions` are what
-    the way has to be free of; `retreat` poses to go through where the straight way is not."""
+    """Call `begin`, then the object until it returns True: the target has come to `home` [n].
+
+    The way stays inside the `regions`; the `retreat` poses [n] are tried where the straight way
+    does not."""
 
     def __init__(
         self,
@@ -33,7 +35,8 @@ class Homing:
         regions: Sequence[Region] = (),
         retreat: Sequence[Floats] = (),
     ) -> None:
-        low, high = np.add(limits.low, limits.margin), np.subtract(limits.high, limits.margin)
+        low = np.add(limits.low, limits.margin)
+        high = np.subtract(limits.high, limits.margin)
         self.home = np.clip(home, low, high)
         self.velocity = SHARE * np.asarray(limits.velocity)
         self.route = HomeRoute(self.home, low, high, regions, retreat)
@@ -48,9 +51,11 @@ class Homing:
         )
 
     def begin(self, q: Floats, now: float) -> None:
-        """From rest at `q` [n]. Where no way is free it goes straight, and the chain stops it."""
+        """Begin from rest at `q` [n]. Where no way is free the way is straight, and the chain
+        stops it."""
         poses = [q.copy(), *(self.route(q) or [self.home])]
-        self.starts, self.ways = poses[:-1], [b - a for a, b in itertools.pairwise(poses)]
+        self.starts = poses[:-1]
+        self.ways = [b - a for a, b in itertools.pairwise(poses)]
         times = [1.5 * float((np.abs(way) / self.velocity).max()) for way in self.ways]
         times[-1] = max(LEAST, times[-1])
         self.ends = now + np.cumsum(times)

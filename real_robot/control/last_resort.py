@@ -1,9 +1,9 @@
 """Braking after an error in the control loop itself, by as little code as possible.
 
-Something in the loop raised: a controller with a mistake, a driver that returned the wrong shape, a
-motion planner that failed. None of it is run again before an operator resets. Only the commanded
-motion goes to where the arm was measured last, within its limits, so that it does not press on.
-"""
+A part of the loop raised: a controller with a mistake, a driver that returned the wrong shape, a
+motion planner that failed. None of them is run again before an operator resets. The commanded
+motion goes to where the arm was measured last, within its limits, so that the arm does not press
+on."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of
 from embodied.real_robot.ipc.messages import TEXT
 from embodied.real_robot.safety.limits import Limiter
 
 
 class LastResort:
-    """`mark` at the beginning of every tick (0.5 us), `begin` upon an error, then `brake` once a
-    tick."""
+    """Call `mark` at the beginning of every tick (0.5 us), `begin` after an error, then `brake`
+    once a tick."""
 
     def __init__(self, driver: Driver, limiter: Limiter) -> None:
-        self.driver, self.limiter = driver, limiter
+        self.driver = driver
+        self.limiter = limiter
         self.stopped = False
         """Whether braking failed as well and the driver was told to stop; it is sent nothing."""
         self._sent = limiter.q.copy()
         self._aim: Floats | None = None
 
     def mark(self) -> None:
-        """Remember what was sent last, to tell whether this tick has already moved it."""
+        """Remember the set-point that was sent last, to know whether this tick has already moved
+        it."""
         np.copyto(self._sent, self.limiter.q)
 
     @property
@@ -39,9 +42,11 @@ class LastResort:
         return self.stopped or self.limiter.resting
 
     def begin(self, error: Exception, arm: ArmState | None, released: bool) -> str:
-        """The fault to latch, which goes into the log as well; `arm` is the newest measurement, and
-        one that was `released` is held again. Never raises."""
-        self.stopped, self._aim = False, self._measured(arm)
+        """Begin to brake after `error`; returns the fault to latch, which is logged as well.
+
+        `arm` is the newest measurement. An arm that was `released` is held again. Never raises."""
+        self.stopped = False
+        self._aim = self._measured(arm)
         try:
             if released:
                 self.driver.engage()
@@ -50,7 +55,7 @@ class LastResort:
         return _logged(describe(error))
 
     def brake(self, width: float) -> None:
-        """Send one tick of braking; where that fails as well, the driver stops by itself. Never
+        """Send one tick of braking; where that fails as well, tell the driver to stop. Never
         raises."""
         if self.stopped:
             return
@@ -62,22 +67,24 @@ class LastResort:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        """Tell the driver to stop, and send nothing more."""
         self.stopped = True
         _logged(f"braking failed as well: {describe(error)}")
         with contextlib.suppress(Exception):
             self.driver.stop()
 
     def _measured(self, arm: ArmState | None) -> Floats | None:
-        """The set-point that holds the arm where it was measured [n]; None where it is not known:
-        the arm is only braked then."""
+        """The set-point [n] that holds the arm where it was measured; None where that is not
+        known, and the arm is only braked."""
         try:
             assert arm is not None
-            aim = np.add(arm.q, self.driver.droop(arm.q))
+            aim = np.add(arm.q, droop_of(self.driver)(arm.q))
             return aim if aim.shape == self.limiter.q.shape and np.isfinite(aim).all() else None
         except Exception:
             return None
 
     def _step(self) -> Floats:
+        """The next set-point [n] on the way to rest."""
         try:
             return self.limiter.brake() if self._aim is None else self.limiter.unguarded(self._aim)
         except Exception:
@@ -86,7 +93,7 @@ class LastResort:
 
 
 def describe(error: Exception) -> str:
-    """One line for people: the type, the message and where it was raised."""
+    """One line about `error`: its type, its message and the line that raised it."""
     if isinstance(error, DriverError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -96,6 +103,7 @@ def describe(error: Exception) -> str:
 
 
 def _logged(line: str) -> str:
+    """Print `line` to the log, and return it."""
     with contextlib.suppress(OSError):  # a full disk
         print(line, file=sys.stderr, flush=True)
     return line

@@ -1,9 +1,8 @@
 """Control loop: owns the robot's driver and keeps its rate and limits when other processes die.
 
-Each tick: measure, handle the operator's request, follow the newest action chunk through the
-safety chain, send, publish the state. The loop imports no torch and never waits for another
-process.
-"""
+Each tick does this: measure, handle the operator's request, follow the newest action chunk
+through the safety chain, send, publish the state. The loop imports no torch and never waits for
+another process."""
 
 from __future__ import annotations
 
@@ -21,6 +20,8 @@ from embodied.real_robot.control.presence import Presence
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.control.stopping import StoppingLoop
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import unloaded
+from embodied.real_robot.drivers.springs import stiffen
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
@@ -49,11 +50,13 @@ class Control(StoppingLoop):
         open_at_home: float | None = None,
     ) -> None:
         super().__init__(driver, chain, follower, channels, clock, ring)
-        self.homing, self.open_at_home = homing, open_at_home
+        self.homing = homing
+        self.open_at_home = open_at_home
         self.fresh = chain.required(Fresh)
         names = follower.controller.names
         self.chunk_check = ChunkCheck(names, follower.dt, self.fresh.config.state)
-        self.presence, self._waits = Presence(chain, channels), False
+        self.presence = Presence(chain, channels)
+        self._waiting = False
         self._target = np.zeros(len(chain.limiter.limits))
         self._proposed = np.zeros(len(chain.limiter.limits))
 
@@ -70,16 +73,17 @@ class Control(StoppingLoop):
             self._receive_person(now)
         self._wait(now)
         if self.episode.over(now):
-            self.enabled.on, self.mode = False, Mode.STOPPING
-        if self.leave:
-            self._stop_for_good(self.leave)
-            self.quit = self.mode == Mode.DISCONNECTED or self._let_go
+            self.enabled.on = False
+            self.mode = Mode.STOPPING
+        if self.quit_reason:
+            self._stop_for_good(self.quit_reason)
+            self.quit = self.mode == Mode.DISCONNECTED or self._yielded
         if self.mode != Mode.DISCONNECTED:
             self._move(now)
         self._publish(now, rate)
 
     def _apply(self, command: Command, now: float) -> bool:
-        """Whether that could be done in this mode."""
+        """Do what an operator asks; False where this mode does not allow it."""
         mode = self.mode
         if command == Command.ESTOP:
             self._stop_for_good("an operator pressed stop")
@@ -93,14 +97,16 @@ class Control(StoppingLoop):
             self._rest(self.arm, now)
             self.mode = Mode.ARMED
         elif command == Command.START and mode == Mode.ARMED and self._ready(now):
-            self.driver.unloaded(self.chain.limiter.q - self.yielding.pose)
+            unloaded(self.driver, self.chain.limiter.q - self.yielding.pose)
             self.episode.begin(self._seconds, now)
             self.follower.begin(self.chain.limiter.q, self.width, now)
-            self.enabled.on, self.mode = True, Mode.RUNNING
+            self.enabled.on = True
+            self.mode = Mode.RUNNING
         elif command == Command.HOME and mode == Mode.IDLE and self._go_home(now):
             self.mode = Mode.HOMING
         elif command == Command.STOP and mode in MOVING:
-            self.enabled.on, self.mode = False, Mode.STOPPING
+            self.enabled.on = False
+            self.mode = Mode.STOPPING
         elif command == Command.RESET and mode in RESETS and self.resting:
             self.channels.estop.clear()
             self._reset()
@@ -112,33 +118,34 @@ class Control(StoppingLoop):
 
     @property
     def _seconds(self) -> float:
-        """The time limit in the newest request."""
+        """Time limit (s) of an episode in the newest request; 0: none."""
         return float(self.channels.request.fields["seconds"][0])
 
     def _ready(self, now: float) -> bool:
-        """The policy has just spoken, and the arm is where it was sent: it will not jump."""
+        """Whether an episode may start without a jump: the newest chunk is fresh, and the arm is
+        where it was sent."""
         if self.arm is None or not Episode.possible(self._seconds):
             return False
-        apart = np.abs(self.arm.q - self.chain.limiter.q)
-        near = (apart < 0.2 * np.asarray(self.chain.limiter.limits.tracking)).all()
+        error = np.abs(self.arm.q - self.chain.limiter.q)
+        near = (error < 0.2 * np.asarray(self.chain.limiter.limits.tracking)).all()
         fresh = now - self.follower.seen <= self.fresh.config.hold
         return bool(near) and self.chain.resting and fresh
 
     def _go_home(self, now: float) -> bool:
-        """Plan the way home from here; False without a home, a measurement, or a free way."""
+        """Plan the way home from here; False without a home, a measurement or a free way."""
         if self.homing is None or self.arm is None:
             return False
         if reason := self.homing.why_not(self.chain.limiter.q):
             self.writer.explain(reason)
             return False
         self._rest(self.arm, now)
-        self._departing = True
+        self._home_pending = True
         self.width = self.width if self.open_at_home is None else self.open_at_home
         return True
 
     def _receive_chunk(self, now: float) -> None:
-        """A record that is not valid is a fault where the arm follows the policy, or is about to;
-        elsewhere it is dropped, and the arm cannot be started upon it."""
+        """Give the newest chunk to the follower. One that is not valid is a fault where the arm
+        follows the policy, or is about to; elsewhere it is dropped."""
         fields = self.channels.chunk.fields[0]
         if problem := self.chunk_check(fields, now):
             if self.mode in (Mode.ARMED, Mode.RUNNING):
@@ -148,8 +155,8 @@ class Control(StoppingLoop):
         self.follower.take(Chunk(actions, float(fields["start"]), float(fields["seen"])))
 
     def _receive_person(self, now: float) -> None:
-        """A person takes over from the policy, goes on, or has let go. What is not valid is refused
-        as a policy's is."""
+        """Give a person's newest action to the follower, or the arm back to the policy. An
+        action that is not valid is treated as a chunk is."""
         fields = self.channels.takeover.fields[0]
         if not fields["over"]:
             self.follower.give_back()
@@ -163,26 +170,28 @@ class Control(StoppingLoop):
         self.follower.take(Chunk(action, start, seen, person=True))
 
     def _wait(self, now: float) -> None:
-        """While the daemon is silent, or the key of hold-to-run is released, whatever moves by
-        itself waits, and goes on from where the arm came to rest."""
-        waited, self._waits = self._waits, self.presence.waits(now, self.mode in MOVING)
-        if waited and not self._waits and self.mode == Mode.RUNNING:
+        """Let an arm that moves by itself wait while the daemon is silent or the key of
+        hold-to-run is released; it continues from where it came to rest."""
+        waited = self._waiting
+        self._waiting = self.presence.waits(now, self.mode in MOVING)
+        if waited and not self._waiting and self.mode == Mode.RUNNING:
             self.follower.begin(self.chain.limiter.q, self.width, now)
-        elif waited and not self._waits and self.mode == Mode.HOMING and self.homing is not None:
+        elif waited and not self._waiting and self.mode == Mode.HOMING and self.homing is not None:
             self.homing.begin(self.chain.limiter.q, now)
 
     def _move(self, now: float) -> None:
-        """What is sent in this tick, in every mode: an arm that is not moved is held."""
-        arm, arrived = self.arm, False
+        """Send this tick's joint target, in every mode: an arm that is not moved is held."""
+        arm = self.arm
         assert arm is not None
+        arrived = False
         running = self.mode == Mode.RUNNING
         self.chain.aim = None
-        if self._waits and self.mode in (Mode.RUNNING, Mode.HOMING) and not self._departing:
+        if self._waiting and self.mode in (Mode.RUNNING, Mode.HOMING) and not self._home_pending:
             np.copyto(self._target, self.chain.limiter.q)
         elif running:
             self.follower(arm.q, now, self._target)
             self.width = self.follower.width
-        elif self.mode == Mode.HOMING and not self._departing:
+        elif self.mode == Mode.HOMING and not self._home_pending:
             arrived = self._homeward(now)
         else:
             np.copyto(self._target, self.chain.limiter.q)
@@ -205,19 +214,21 @@ class Control(StoppingLoop):
             self.driver.stop()
 
     def _yield(self, now: float) -> None:
-        """Let the set-point of a stopped arm go to where the arm is."""
+        """Let the set-point of a stopped arm move to where the arm is; then a pending way home
+        begins."""
         limiter = self.chain.limiter
         self.chain.aim = self.yielding(limiter.q, limiter.resting, now)
-        if self._departing and self._let_go and self.homing is not None:
-            self._departing = False
+        if self._home_pending and self._yielded and self.homing is not None:
+            self._home_pending = False
             self.homing.begin(limiter.q, now)
             self.enabled.on = True
 
     def _homeward(self, now: float) -> bool:
+        """Write the target of the way home; whether it has come home."""
         return self.homing is not None and self.homing(now, self._target)
 
     def _end_homing(self, now: float) -> None:
-        """The arm rests and the target is home; where the chain held the arm up, it says so."""
+        """End the way home of an arm that rests; stop for good where the chain held it up."""
         assert self.homing is not None
         if self.homing.reached(self.chain.limiter.q):
             self._come_to_rest(now)
@@ -226,21 +237,25 @@ class Control(StoppingLoop):
             self._stop_for_good(reason)
 
     def _come_to_rest(self, now: float) -> None:
-        self.enabled.on, self.mode = False, Mode.IDLE
+        """Become idle; the set-point yields once the arm rests as well."""
+        self.enabled.on = False
+        self.mode = Mode.IDLE
         self.yielding.begin(self.chain.limiter.q, now, moving=False)
         self.yielding.wait(now)
 
     def _send(self, sent: Floats, arm: ArmState) -> None:
+        """Send the joint target `sent` [n] to the driver. DriverError."""
         if self.mode == Mode.RELEASED:
             return
         if self.chain.stiffness is not None:
-            self.driver.stiffen(self.chain.stiffness)
+            stiffen(self.driver, self.chain.stiffness)
         if self.mode not in (Mode.IDLE, Mode.ESTOP):
             self.driver.write(sent, self.width)
         elif not self.driver.hold(sent, self.width):
-            self.chain.begin(arm)  # it moves by itself, and is followed
+            self.chain.begin(arm)  # the arm moves by itself, and the set-point follows it
 
     def _publish(self, now: float, rate: Rate | None) -> None:
+        """Send the state message."""
         self._begin_message(now)
         if self.arm is not None:
             self.writer.measured(self.arm, self.driver.width, self._sensed)

@@ -59,13 +59,13 @@ def on_daemon_exit(do: Callable[[str], None], told: Callable[[], None] = lambda:
 
 
 def main(folder: Path) -> None:
-    """Until the end; DriverError, MailboxError, ConfigError."""
+    """Run the control loop until it ends; DriverError, MailboxError, ConfigError."""
     lock = lock_arm(folder)
     deployment = Deployment.read(folder).allow_packages()
     control = build_control(deployment, folder)
 
     def leave(reason: str) -> None:
-        control.leave = control.leave or reason
+        control.quit_reason = control.quit_reason or reason
 
     on_daemon_exit(leave)
     try:

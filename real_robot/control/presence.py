@@ -1,4 +1,4 @@
-"""Whose beats a moving arm needs: the daemon's, and in hold-to-run those of an operator's hand."""
+"""Beats that a moving arm needs: the daemon's, and in hold-to-run those of an operator's hand."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class Presence:
 
     def __init__(self, chain: Chain, channels: Channels) -> None:
         self.channels = channels
-        self.daemon, self.hand = chain.stage(DaemonAlive), chain.stage(HoldToRun)
+        self.daemon = chain.stage(DaemonAlive)
+        self.hand = chain.stage(HoldToRun)
 
     def listen(self, now: float) -> None:
-        """What has come. The daemon's beats are timed by our clock alone."""
+        """Read the newest beats. The daemon's are timed by our clock alone."""
         if self.daemon is not None and self.channels.heartbeat.receive():
             count = int(self.channels.heartbeat.fields["count"][0])
             self.daemon.silence.hear(count, now, now)
@@ -33,5 +34,6 @@ class Presence:
         is in a mode that moves (`moving`): one that is held is safe without it."""
         if self.daemon is not None:
             self.daemon.watched = moving
-        daemon = self.daemon is None or not moving or self.daemon.speaks(now)
-        return not daemon or not (self.hand is None or self.hand.held(now))
+        alive = self.daemon is None or not moving or self.daemon.speaks(now)
+        held = self.hand is None or self.hand.held(now)
+        return not alive or not held

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-SPIN, SHARE = 3e-4, 0.1  # s before a deadline at which sleeping ends and waiting begins, at most
+SPIN = 3e-4  # s before a deadline at which sleeping ends and waiting begins, at most
+SHARE = 0.1  # share of the period for that, at most
 EDGES = np.array([0.0, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e9])
-"""Of the histogram of lateness, s."""
+"""Edges of the histogram of lateness, s."""
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def ahead_of_others(priority: int = 50) -> Generator[bool, None, None]:
 
 
 class Rate:
-    """`ticks` deadlines were met (however late within their period) and `missed` were skipped.
+    """`ticks` deadlines were met, however late within their period; `missed` were skipped.
 
     Nothing is allocated while it runs. `spin` burns the last tenth of each period, at most 0.3 ms:
     a processor that sleeps takes as long to wake up.
@@ -46,21 +47,23 @@ class Rate:
     ) -> None:
         if not hertz > 0:
             raise ValueError(f"rate of {hertz} Hz should be above 0")
-        self.period, self.clock = 1 / hertz, clock
+        self.period = 1 / hertz
+        self.clock = clock
         self.spin = min(SPIN, SHARE * self.period) if spin else 0.0
         self.counts = np.zeros(len(EDGES) - 1, np.int64)
         self.begin()
 
     def begin(self) -> None:
-        """The first deadline is one period from now."""
+        """Begin: the first deadline is one period from now."""
         self.start = self.clock()
-        self.deadline, self.index = self.start, 0
+        self.deadline = self.start
+        self.index = 0
         self.ticks = self.missed = 0
         self.late = self.worst = 0.0
         self.counts[:] = 0
 
     def wait(self) -> float:
-        """Until the next deadline; returns that deadline (s). `late` is by how much it was late."""
+        """Wait until the next deadline, and return it (s). `late` is the time (s) after it."""
         self.index += 1
         now = self.clock()
         behind = int((now - self.start) / self.period) - self.index
@@ -76,6 +79,7 @@ class Rate:
         return self.deadline
 
     def _until(self, now: float) -> None:
+        """Sleep and spin from `now` (s) to the deadline."""
         # A clock that went back (a machine that was put to sleep and moved) is not waited for.
         left = min(self.deadline - now, self.period) - self.spin
         if left > 0:

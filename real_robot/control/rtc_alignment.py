@@ -20,7 +20,8 @@ from embodied.core.actor import Actor
 
 
 class RtcAlignment:
-    """`join` before a decision, `there` when its chunk was posted; `clock` is that of the stamps.
+    """Call `align` before a decision and `chunk_posted` after its chunk; `clock` is that of the
+    stamps.
 
     The delay is the largest of the last `KEPT` decisions, to the nearest step: each that is fixed
     for longer than it has to be makes the arm slower to see (of 20 lifts 80 ms late, 11 succeeded
@@ -30,9 +31,11 @@ class RtcAlignment:
     KEPT = 20
 
     def __init__(self, dt: float, chunk: int, clock: Callable[[], float]) -> None:
-        self.dt, self.chunk, self.clock = dt, chunk, clock
+        self.dt = dt
+        self.chunk = chunk
+        self.clock = clock
         self.start = 0.0
-        """When the newest plan's first action begins (s)."""
+        """Time (s) at which the first action of the newest plan begins."""
         self.latencies: deque[float] = deque(maxlen=self.KEPT)
 
     def align(self, actor: Actor, measured: float, moves: bool) -> bool:
@@ -55,5 +58,5 @@ class RtcAlignment:
         return min(int(max(self.latencies, default=0.0) / self.dt + 1.0), self.chunk - 1)
 
     def chunk_posted(self) -> None:
-        """The newest plan was posted."""
+        """Note that the newest plan was posted now."""
         self.latencies.append(self.clock() - self.start)

@@ -12,59 +12,73 @@ from embodied.real_robot.safety.chain import Chain
 
 
 class StateWriter:
-    """`begin`, then what is known in this tick, then `send`. What is not told stays as it was."""
+    """Call `begin`, the methods for what is known in this tick, then `send`. Other fields stay."""
 
     def __init__(self, state: Mailbox, ring: BlackBox | None) -> None:
-        self.state, self.ring, self.ticks = state, ring, 0
+        self.state = state
+        self.ring = ring
+        self.ticks = 0
 
     def begin(self, now: float, mode: Mode, fault: str, ended: Ended, sent: Floats) -> None:
-        """Another tick, at `now` (s), in which `sent` [n] is what the arm was sent."""
+        """Begin the message of a tick at `now` (s), in which the arm was sent `sent` [n]."""
         fields = self.state.fields
         self.ticks += 1
-        fields["tick"], fields["now"], fields["mode"] = self.ticks, now, mode
-        fields["fault"], fields["ended"], fields["sent"] = fault.encode(), ended, sent
+        fields["tick"] = self.ticks
+        fields["now"] = now
+        fields["mode"] = mode
+        fields["fault"] = fault.encode()
+        fields["ended"] = ended
+        fields["sent"] = sent
 
     def measured(self, arm: ArmState, width: float, sensed: Floats) -> None:
-        """What the driver measured."""
+        """Note what the driver measured."""
         fields = self.state.fields
-        fields["measured"], fields["width"], fields["sensed"] = arm.t, width, sensed
-        fields["q"], fields["dq"], fields["tau"] = arm.q, arm.dq, arm.tau
+        fields["measured"] = arm.t
+        fields["width"] = width
+        fields["sensed"] = sensed
+        fields["q"] = arm.q
+        fields["dq"] = arm.dq
+        fields["tau"] = arm.tau
 
     def followed(self, follower: ChunkFollower) -> None:
-        """Which action of which chunk."""
+        """Note which action of which chunk is followed."""
         fields, size = self.state.fields[0], min(len(follower.action), MOST_ACTION)
-        fields["step"], fields["followed"], fields["size"] = follower.step, follower.seen, size
+        fields["step"] = follower.step
+        fields["followed"] = follower.seen
+        fields["size"] = size
         fields["action"][:size] = follower.action[:size]
         fields["intervened"] = follower.intervened
 
     def commanded(self, proposed: Floats, chain: Chain, width: float, starved: bool) -> None:
-        """What was wanted and what the chain made of it."""
+        """Note the target `proposed` [n] and what the chain made of it."""
         fields = self.state.fields
         fields["proposed"], fields["filtered"] = proposed, chain.limiter.wanted
         fields["changed"], fields["counts"] = chain.changed, chain.counts
         fields["sent_width"], fields["starved"] = width, starved
 
     def timed(self, rate: Rate) -> None:
-        """How punctual the loop is."""
+        """Note how punctual the loop is."""
         fields = self.state.fields
-        fields["missed"], fields["late"], fields["worst"] = rate.missed, rate.late, rate.worst
+        fields["missed"] = rate.missed
+        fields["late"] = rate.late
+        fields["worst"] = rate.worst
 
     def answer(self, number: int, done: bool) -> None:
-        """Request `number` was done, or not."""
+        """Answer that request `number` was done, or refused."""
         self.state.fields["answered" if done else "refused"] = number
 
     def explain(self, reason: str) -> None:
-        """Why the request at hand is refused, in one line; "": its mode says it."""
+        """Say in one line why the request is refused; "": the mode is the reason."""
         self.state.fields["reason"] = reason.encode()[:TEXT]
 
     def refuse_unanswered(self, number: int) -> None:
-        """Request `number` was not done, unless it has its answer."""
+        """Refuse request `number`, unless it has its answer."""
         fields = self.state.fields[0]
         if number not in (int(fields["answered"]), int(fields["refused"])):
             self.answer(number, False)
 
     def send(self) -> None:
-        """Publish it."""
+        """Publish the message."""
         self.state.send()
         if self.ring is not None:
             self.ring.add(self.state.fields)

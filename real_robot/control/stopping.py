@@ -1,9 +1,7 @@
-"""How an arm stops, yields, is released and is reset: the part of the control loop that is the same
-in every mode.
+"""How an arm stops, yields, is released and is reset: what the control loop does in every mode.
 
-A stop is latched. The set-point comes to rest and then gives way to the measured pose; only a reset
-leads on, from where the arm is.
-"""
+A stop is latched: the set-point comes to rest and then moves to the measured pose. Only a reset
+ends it, and the arm continues from where it is."""
 
 from __future__ import annotations
 
@@ -18,6 +16,8 @@ from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.guarded_loop import GuardedLoop
 from embodied.real_robot.control.yielding import Yielding
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of
+from embodied.real_robot.drivers.springs import springs_of
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
@@ -25,7 +25,7 @@ from embodied.real_robot.safety.chain import Chain
 
 
 class StoppingLoop(GuardedLoop):
-    """A guarded loop that knows how to stop for good, and how to lead on from there."""
+    """A guarded loop that can stop for good, and be reset."""
 
     def __init__(
         self,
@@ -38,20 +38,27 @@ class StoppingLoop(GuardedLoop):
     ) -> None:
         super().__init__(driver, chain, channels, clock, ring)
         self.follower = follower
-        self.yielding = Yielding(chain.limiter.limits, driver.droop)
+        self.droop = droop_of(driver)
+        self.yielding = Yielding(chain.limiter.limits, self.droop)
         self._sensed = np.zeros(len(driver.sensed))
-        self._lost = self._departing = self._released = False
+        self._connection_failed = False
+        """Whether the wire failed since the last reset."""
+        self._home_pending = False
+        """Whether the way home begins as soon as the set-point has yielded."""
+        self._compliant = False
+        """Whether the driver was told to release the arm and not yet to hold it again."""
 
     def connect(self) -> None:
-        """Open the wire; the arm stays where it is. DriverError."""
+        """Open the wire and hold the arm where it is. DriverError."""
         self.driver.connect()
         self.driver.check(self.chain.limiter.limits)
-        self.chain.check(self.driver.springs)
+        self.chain.check(springs_of(self.driver))
         self.arm = self.driver.read()
         self._begin_at_rest(self.arm, self.arm.q)
         self.mode = Mode.IDLE
 
     def _measure(self) -> None:
+        """Read the driver; an error of the wire is latched."""
         if self.mode == Mode.DISCONNECTED:
             return
         try:
@@ -62,33 +69,37 @@ class StoppingLoop(GuardedLoop):
             self._connection_lost(error)
 
     def _begin_at_rest(self, arm: ArmState, q: Floats) -> None:
-        """From rest, with the set-point at `q`."""
+        """Begin from rest, with the set-point at `q` [n]."""
         self.chain.begin(replace(arm, q=q))
         self._rest(arm, self.clock())
 
     def _rest(self, arm: ArmState, now: float) -> None:
-        """The set-point stays, and lets go of what the arm presses on; nothing else moves it."""
+        """Hold the set-point; it only yields where the arm presses on something."""
         q = self.chain.limiter.q.copy()
-        self.enabled.on, self._departing, self.width = False, False, self.driver.width
+        self.enabled.on = False
+        self._home_pending = False
+        self.width = self.driver.width
         self.chain.forget(replace(arm, q=q))
         self.follower.begin(q, self.width, now)
         self.yielding.begin(q, now, moving=False)
 
     @property
-    def _let_go(self) -> bool:
-        """Whether the set-point rests where the arm presses on nothing any more."""
+    def _yielded(self) -> bool:
+        """Whether the set-point rests where the arm presses on nothing."""
         return self.chain.resting and self.yielding.settled
 
     def _release(self, supported: bool) -> bool:
         """Make the arm compliant; False where it would fall, or cannot be released."""
-        if self.broken or (self.driver.falls_when_released and not supported):
+        if self.internal_error or (self.driver.falls_when_released and not supported):
             return False
         try:
             self.driver.release()
         except DriverError:
             return False
         self.chain.clear()
-        self.fault, self.mode, self._released = "", Mode.RELEASED, True
+        self.fault = ""
+        self.mode = Mode.RELEASED
+        self._compliant = True
         return True
 
     def _engage(self) -> None:
@@ -97,16 +108,17 @@ class StoppingLoop(GuardedLoop):
             self._hold_released()
         except DriverError as error:
             self._connection_lost(error)
-        self.chain.limiter.begin(self.yielding.pose + self.driver.droop(self.yielding.pose))
+        self.chain.limiter.begin(self.yielding.pose + self.droop(self.yielding.pose))
 
     def _hold_released(self) -> None:
-        """DriverError; then a reset tries it again."""
-        if self._released:
-            self._lost = True
+        """Hold an arm that the driver has released. DriverError; a reset tries it again."""
+        if self._compliant:
+            self._connection_failed = True
             self.driver.engage()
-            self._released = False
+            self._compliant = False
 
     def _reset(self) -> None:
+        """End a latched stop, and continue from where the arm is."""
         try:
             self.driver.recover()
             self._hold_released()
@@ -116,19 +128,21 @@ class StoppingLoop(GuardedLoop):
             return
         self.chain.clear()
         self.follower.forget()  # it may have been said on another clock
-        stopped = self._lost or (self.broken and self.last_resort.stopped)
-        self.fault, self.mode, self.broken = "", Mode.IDLE, False
+        stopped = self._connection_failed or (self.internal_error and self.last_resort.stopped)
+        self.fault = ""
+        self.mode = Mode.IDLE
+        self.internal_error = False
         if stopped:  # it was connected anew or stopped by itself, and stands where it is
-            self._begin_at_rest(self.arm, self.arm.q + self.driver.droop(self.arm.q))
+            self._begin_at_rest(self.arm, self.arm.q + self.droop(self.arm.q))
         else:
             self._rest(self.arm, self.clock())
-        self._lost = False
+        self._connection_failed = False
 
     def _stop_for_good(self, reason: str) -> None:
-        """Latched: the arm comes to rest and yields from now on, and only `reset` leads on."""
+        """Latch a stop: the arm comes to rest and yields, until a reset. The first reason stays."""
         self.chain.fault = self.chain.fault or reason
         self.fault = self.fault or reason
-        self.enabled.on = self._departing = False
+        self.enabled.on = self._home_pending = False
         mode = self.mode
         if mode not in (Mode.DISCONNECTED, Mode.ESTOP):
             self.mode = Mode.ESTOP
@@ -137,10 +151,11 @@ class StoppingLoop(GuardedLoop):
             self.yielding.begin(self.chain.limiter.q, self.clock(), moving=mode != Mode.RELEASED)
 
     def _connection_lost(self, error: DriverError) -> None:
-        """Latched. What the wire still takes is sent on; else the robot's own watchdog acts."""
+        """Latch an error of the wire. What it still takes is sent on; else the robot's own watchdog
+        acts."""
         if error.measured is not None:
             self.arm = error.measured
             self.yielding.see(error.measured)
-        self._lost = True
+        self._connection_failed = True
         self._stop_for_good(str(error))
         self.mode = Mode.ESTOP

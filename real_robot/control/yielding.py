@@ -24,54 +24,60 @@ import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 
-FOLLOW = 0.5  # s
-SETTLE = 0.15  # s: an arm on its springs is at rest a little after its set-point
-TIMES = 3
-BAND = 0.01  # of limits.tracking
-TRUST = 0.5  # of what `droop` says: a model of gravity is not exact
-REST = 0.3  # s: an arm that would need longer to go by `band` is at rest
+FOLLOW = 0.5  # s for which the arm is followed after a stop, at most
+SETTLE = 0.15  # s: an arm on its springs rests a little later than its set-point
+TIMES = 3  # aims at rest
+BAND = 0.01  # share of limits.tracking: distance of an arm that presses on nothing
+TRUST = 0.5  # share of `droop` that is an error: a model of gravity is not exact
+REST = 0.3  # s: an arm that would need longer to move by `band` is at rest
 LONGEST = 1.0  # s that a set-point at rest waits for the arm to rest as well
 SAMPLES = 4  # measurements that an aim is the mean of
 
 
 class Yielding:
-    """`see` every measurement; `begin` when the arm was stopped, then call for the aim."""
+    """Call `see` with every measurement, `begin` when the arm was stopped, then the object for the
+    aim."""
 
     def __init__(self, limits: Limits, droop: Callable[[Floats], Floats]) -> None:
         self.droop = droop
         self.band = BAND * np.asarray(limits.tracking)
-        self.slow = self.band / REST
+        self.rest_velocity = self.band / REST
         self.aim = np.zeros(len(limits))
         self._poses = np.zeros((SAMPLES, len(limits)))
-        self._at = self._left = 0
-        self._speed = np.zeros(len(limits))
-        self._following, self._seen = False, False
-        self._until = self._look = 0.0
+        self._newest = 0
+        self._aims_left = 0
+        self._velocity = np.zeros(len(limits))
+        self._following = False
+        self._measured = False
+        self._follow_until = self._next_check = 0.0
 
     def see(self, arm: ArmState) -> None:
-        """A measurement of any tick, in any mode."""
+        """Note a measurement, in any mode; one that is not finite is ignored."""
         if not np.isfinite(arm.q).all():
             return
-        if not self._seen:
+        if not self._measured:
             self._poses[:] = arm.q
-        self._seen, self._at = True, (self._at + 1) % SAMPLES
-        self._poses[self._at] = arm.q
-        np.copyto(self._speed, arm.dq)
+        self._measured = True
+        self._newest = (self._newest + 1) % SAMPLES
+        self._poses[self._newest] = arm.q
+        np.copyto(self._velocity, arm.dq)
 
     def begin(self, q: Floats, now: float, moving: bool) -> None:
-        """The set-point is at `q` [n]. `moving`: it was stopped just now, by a fault."""
+        """Begin with the set-point at `q` [n]. `moving`: it was stopped just now, by a fault."""
         np.copyto(self.aim, q)
-        self._following, self._until = moving, now + FOLLOW
-        self._left, self._look = TIMES, now
+        self._following = moving
+        self._follow_until = now + FOLLOW
+        self._aims_left = TIMES
+        self._next_check = now
 
     def wait(self, now: float) -> None:
-        """The set-point came to rest just now; the arm does so a little later."""
-        self._look = now + SETTLE
+        """Wait for the arm, because the set-point came to rest just now."""
+        self._next_check = now + SETTLE
 
     @property
     def pose(self) -> Floats:
-        """Where the arm was measured last [n]."""
-        return self._poses[self._at]
+        """Pose [n] of the newest measurement."""
+        return self._poses[self._newest]
 
     @property
     def settled(self) -> bool:
@@ -79,35 +85,43 @@ class Yielding:
         return not self._following
 
     def __call__(self, q: Floats, resting: bool, now: float) -> Floats:
-        """Where the set-point, which is at `q` [n] and `resting` or not, should go [n]."""
+        """The aim [n] of a set-point that is at `q` [n], `resting` or not."""
         if self._following:
             self._follow(q, now)
         elif not resting:
-            self._look = max(self._look, now + SETTLE)
-        elif self._left and now >= self._look and (self._still or now >= self._look + LONGEST):
+            self._next_check = max(self._next_check, now + SETTLE)
+        elif (
+            self._aims_left
+            and now >= self._next_check
+            and (self._arm_rests or now >= self._next_check + LONGEST)
+        ):
             self._check(q)
-            self._look = now + SETTLE
+            self._next_check = now + SETTLE
         return self.aim
 
     @property
-    def _still(self) -> bool:
-        return bool((np.abs(self._speed) <= self.slow).all())
+    def _arm_rests(self) -> bool:
+        """Whether the measured velocities are near 0."""
+        return bool((np.abs(self._velocity) <= self.rest_velocity).all())
 
     def _follow(self, q: Floats, now: float) -> None:
+        """Aim at the arm, until it rests there or the time is over."""
         self._aim_at(self.pose)
         there = bool((np.abs(self.aim - q) <= self.band).all())
-        if now >= self._until or (there and self._still):
-            self._following, self._look = False, now + SETTLE
+        if now >= self._follow_until or (there and self._arm_rests):
+            self._following = False
+            self._next_check = now + SETTLE
             self._aim_at(self._poses.mean(0))
 
     def _check(self, q: Floats) -> None:
-        """Another aim, where the set-point is away from the arm."""
+        """Aim anew where the set-point `q` [n] is away from the arm."""
         pose = self._poses.mean(0)
         droop = self.droop(pose)
         stretch = np.abs(q - pose - droop)
         if not (stretch <= self.band + TRUST * np.abs(droop)).all():
-            self._left -= 1
+            self._aims_left -= 1
             np.add(pose, droop, out=self.aim)
 
     def _aim_at(self, pose: Floats) -> None:
+        """Aim at the set-point that presses on nothing at `pose` [n]."""
         np.add(pose, self.droop(pose), out=self.aim)

@@ -22,7 +22,10 @@ class Child:
     def __init__(
         self, name: str, module: str, folder: Path, words: Sequence[str] = (), log: str = ""
     ) -> None:
-        self.name, self.module, self.folder, self.words = name, module, folder, tuple(words)
+        self.name = name
+        self.module = module
+        self.folder = folder
+        self.words = tuple(words)
         self.log = folder / f"{log if log else name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._kill_at = float("inf")
@@ -32,7 +35,8 @@ class Child:
 
     def start(self) -> None:
         """A new one; the one before should be dead."""
-        self.died, self._ending = "", False
+        self.died = ""
+        self._ending = False
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 module_command(self.module, str(self.folder), *self.words),
@@ -74,7 +78,8 @@ class Child:
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
-        self._ending, self._kill_at = True, time.monotonic() + patience
+        self._ending = True
+        self._kill_at = time.monotonic() + patience
 
     def ended(self) -> bool:
         """Whether it is gone; call often after `end`."""

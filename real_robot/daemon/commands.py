@@ -45,10 +45,14 @@ class Commands:
         answer: Answer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.channels, self.monitor, self.answer, self.clock = channels, monitor, answer, clock
+        self.channels = channels
+        self.monitor = monitor
+        self.answer = answer
+        self.clock = clock
         self.queue: deque[tuple[Client | None, Request]] = deque()
         self.pending: Pending | None = None
-        self.sent, self.quit = 0, False
+        self.sent = 0
+        self.quit = False
 
     def put(self, client: Client | None, request: Request) -> None:
         """Behind the others; refused where too many wait."""

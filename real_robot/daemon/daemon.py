@@ -75,7 +75,8 @@ class Daemon:
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.clock = make_private(folder), clock
+        self.folder = make_private(folder)
+        self.clock = clock
         self.names = build_chain(deployment).names
         self.server = RpcServer(folder, clock, token)
         self.processes = Processes(folder, deployment, clock)
@@ -88,11 +89,12 @@ class Daemon:
         self.endpoint: Endpoint | None = None
         self.systemd = Notifier(clock=clock)
         self.metrics_at = 0.0
-        self.heard, self.needs_session = clock(), False
+        self.heard = clock()
+        self.needs_session = False
 
     @property
     def deployment(self) -> Deployment:
-        """With the policy that acts now."""
+        """The deployment with the policy that acts now."""
         return self.processes.deployment
 
     def serve(self) -> None:
@@ -278,8 +280,8 @@ def serve(folder: Path, deployment: Deployment, token: str = "", tied: bool = Fa
 
 
 def main(folder: Path, tied: bool) -> None:
-    """With the deployment in `folder`; or (`tied`) with the one that its starter writes to the
-    standard input: one line of JSON, `{"session": TOKEN, "deployment": {...}}`."""
+    """Run the daemon with the deployment in `folder`; or (`tied`) with the one that its starter
+    writes to the standard input: one line of JSON, `{"session": TOKEN, "deployment": {...}}`."""
     if not tied:
         serve(folder, Deployment.read(folder))
         return

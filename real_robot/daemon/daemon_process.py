@@ -35,7 +35,8 @@ class DaemonProcess:
     """
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder, self.token = make_private(folder), secrets.token_hex(16)
+        self.folder = make_private(folder)
+        self.token = secrets.token_hex(16)
         # Not a file in the folder: another daemon may live there.
         self._errors = tempfile.TemporaryFile(dir=memory_folder())  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -70,14 +71,14 @@ class DaemonProcess:
         return self._process.poll()
 
     def cause(self) -> str:
-        """How it ended, in a few words, once it has."""
+        """A few words about how the process ended, once it has."""
         code = self.returncode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         last = self.error().splitlines()[-1:]
         return f"the daemon died ({how}){': ' + last[0][:300] if last else ''}"
 
     def error(self) -> str:
-        """What it wrote to its standard error."""
+        """Text that the process wrote to its standard error."""
         size = os.fstat(self._errors.fileno()).st_size  # its own position is that of the writer
         return os.pread(self._errors.fileno(), size, 0).decode(errors="replace").strip()
 

@@ -38,7 +38,7 @@ class Stopped:
         return self.latched is not None or (self.reply is not None and self.reply.ok)
 
     def line(self) -> str:
-        """What happened, in a line."""
+        """One line about what happened."""
         if not self.done:
             said = self.problem if self.reply is None else self.reply.reason
             return f"{said}; {UNCONFIRMED}"
@@ -92,8 +92,8 @@ def press(folder: Path) -> float | None:
 
 
 def latched_after(folder: Path, pressed: float, patience: float = 0.0) -> float | None:
-    """s from `pressed` until the control process had latched (0: it had before); None where it has
-    not been seen to within `patience` s from now."""
+    """Time (s) from `pressed` until the control process had latched (0: it had before); None
+    where that was not seen within `patience` s from now."""
     try:
         ring = BlackBox.left(folder / "ring")
     except MailboxError:

@@ -11,7 +11,7 @@ from embodied.real_robot.ipc.mailbox import memory_folder
 
 
 class FolderError(RuntimeError):
-    """It is not clear which daemon is meant: one line that lists them."""
+    """Several daemons may be meant: one line that lists them."""
 
 
 def robots_folder() -> Path:

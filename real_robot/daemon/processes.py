@@ -23,12 +23,13 @@ from embodied.real_robot.policy.hot_swap import HotSwap
 
 
 class Processes:
-    """Of the deployment in `folder`; `deployment` names the policy that acts."""
+    """The processes of the deployment in `folder`; `deployment` names the policy that acts."""
 
     def __init__(
         self, folder: Path, deployment: Deployment, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.folder, self.deployment = folder, deployment
+        self.folder = folder
+        self.deployment = deployment
         self.control = Child("control", "embodied.real_robot.control.main", folder)
         self.policy = Child("policy", "embodied.real_robot.policy.main", folder)
         self.recorder = Child("recorder", "embodied.real_robot.recording.main", folder)
@@ -37,7 +38,7 @@ class Processes:
         self.hot_swap = HotSwap(folder, clock)
 
     def start(self) -> None:
-        """All of them but `remote`, on new mailboxes."""
+        """Start all processes but `remote`, on new mailboxes."""
         self.recorded = Mailbox(self.folder / "recorded", RECORDED, VERSION, create=True)
         Mailbox(self.folder / "discard", DISCARD, VERSION, create=True)
         self.control.start()
@@ -46,13 +47,13 @@ class Processes:
         self._record()
 
     def died(self) -> list[str]:
-        """What to note of those that have died since the last call; without the control process."""
+        """Notes about the processes that died since the last call, without the control process."""
         self.cameras.poll()
         children = (self.policy, self.recorder, self.remote, *self.cameras)
         return [child.died for child in children if child.has_died()]
 
     def restart_dead(self) -> None:
-        """Cameras, recorder and remote access, where they died."""
+        """Start cameras, recorder and remote access again where they died."""
         self.cameras.restart_failed()
         if self.recorder.died:
             self._record()
@@ -60,7 +61,7 @@ class Processes:
             self.remote.start()
 
     def end_all(self) -> Iterator[None]:
-        """Until all but `remote` are gone; the recorder may have an episode to write."""
+        """End all processes but `remote`, and wait; the recorder may have an episode to write."""
         self.recorder.end(10.0)
         others = (self.control, self.policy, *self.cameras)
         for child in others:
@@ -69,14 +70,14 @@ class Processes:
             yield
 
     def restart_policy(self) -> Iterator[None]:
-        """Until the old one is gone and a new one started."""
+        """End the policy process, wait until it is gone, and start a new one."""
         self.policy.end(0.0)
         while not self.policy.ended():
             yield
         self.policy.start()
 
     def swap_policy(self) -> Iterator[None]:
-        """Until the newcomer of `hot_swap` acts: two never post. OSError, and nothing changed."""
+        """Let the newcomer of `hot_swap` act; two never post. OSError, and nothing changed."""
         self.deployment = self.hot_swap.begin(self.policy, self.deployment)
         return self._take_over()
 
@@ -95,7 +96,7 @@ class Processes:
         self.remote.stop(patience=2.0)
 
     def status(self) -> dict[str, Any]:
-        """Of those that a deployment may have."""
+        """Status of the processes that a deployment may have."""
         about, found = self.deployment, dict[str, Any]()
         if about.recording:
             found["recorder"] = recorder_status(self.recorder, self.recorded)

@@ -14,7 +14,7 @@ from embodied.real_robot.ipc.messages import Mode
 
 
 def render(status: dict[str, Any]) -> str:
-    """What `StatusMonitor.status` says, as numbers."""
+    """The numbers of `StatusMonitor.status` as Prometheus reads them."""
     control, policy = status["control"], status["policy"]
     mode, modes = status["mode"], [each.name for each in Mode]
     lines = [
@@ -39,8 +39,8 @@ def render(status: dict[str, Any]) -> str:
 
 
 def _one(name: str, kind: str, values: dict[str, float]) -> str:
-    rows = (f"embodied_robot_{name}{f'{{{k}}}' if k else ''} {v}\n" for k, v in values.items())
-    return f"# TYPE embodied_robot_{name} {kind}\n{''.join(rows)}"
+    samples = (f"embodied_robot_{name}{f'{{{k}}}' if k else ''} {v}\n" for k, v in values.items())
+    return f"# TYPE embodied_robot_{name} {kind}\n{''.join(samples)}"
 
 
 class Endpoint:

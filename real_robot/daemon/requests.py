@@ -77,7 +77,7 @@ class Request:
 
     @property
     def command(self) -> Command:
-        """What the control process is told."""
+        """The command of the control process."""
         if self.verb == Verb.RELEASE and self.supported:
             return Command.RELEASE_SUPPORTED
         return COMMANDS.get(self.verb, Command.NOTHING)

@@ -24,8 +24,10 @@ class Restarts:
         start: Callable[[], None],
         policy_started: Callable[[str], None],
     ) -> None:
-        self.processes, self.answer = processes, answer
-        self.start, self.policy_started = start, policy_started
+        self.processes = processes
+        self.answer = answer
+        self.start = start
+        self.policy_started = policy_started
         self._task: Iterator[None] | None = None
         self._loading: tuple[Client, Request] | None = None
 
@@ -80,7 +82,7 @@ class Restarts:
         self.answer(client, request, True, "starting the arm's processes again")
 
     def _poll_hot_swap(self) -> None:
-        """To the policy that is to take over, once it is ready."""
+        """Swap to the policy that should take over, once it is ready."""
         if self.processes.hot_swap.child is None:
             return
         problem = self.processes.hot_swap.poll()

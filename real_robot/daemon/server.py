@@ -73,7 +73,9 @@ class RpcServer:
     def __init__(
         self, folder: Path, clock: Callable[[], float] = time.monotonic, token: str = ""
     ) -> None:
-        self.path, self.clock, self.refused = private(folder) / SOCKET, clock, 0
+        self.path = private(folder) / SOCKET
+        self.clock = clock
+        self.refused = 0
         self.token = token
         self._lock = os.open(folder / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -195,7 +197,8 @@ class RpcServer:
 
     def _floods(self, client: Client) -> bool:
         if client.heard - client.since > 1.0:
-            client.since, client.lines = client.heard, 0
+            client.since = client.heard
+            client.lines = 0
         client.lines += 1
         return client.lines > PER_SECOND
 

@@ -43,7 +43,10 @@ class StatusMonitor:
         step: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.channels, self.names, self.notes, self.clock = channels, names, notes, clock
+        self.channels = channels
+        self.names = names
+        self.notes = notes
+        self.clock = clock
         self.patience = max(SILENT, 3 * step)
         self.mode: Mode = Mode.DISCONNECTED
         self.fault = ""
@@ -56,7 +59,7 @@ class StatusMonitor:
         self.intervened: bool = False
 
     def note(self, text: str) -> None:
-        """For the status, and the log."""
+        """Note a line for the status and the log."""
         self.notes.append(f"{self.clock():.3f} {text}")
         LOG.info(text)
 
@@ -66,7 +69,8 @@ class StatusMonitor:
         if self.channels.state.receive():
             self._read_state(now)
         if self.channels.chunk.receive():
-            self.chunks, self.spoke = int(self.channels.chunk.fields["number"][0]), now
+            self.chunks = int(self.channels.chunk.fields["number"][0])
+            self.spoke = now
         self._note_silence(now)
         return bool(self.fault) and self.fault != before
 
@@ -87,7 +91,7 @@ class StatusMonitor:
         return False if int(fields["refused"]) == command else None
 
     def why_not(self, verb: Verb) -> str:
-        """One line for a command that was refused."""
+        """One line that says why a command was refused."""
         fields = self.channels.state.fields[0]
         if reason := bytes(fields["reason"]).decode(errors="replace"):
             return reason
@@ -144,7 +148,8 @@ class StatusMonitor:
         fields = self.channels.state.fields[0]
         if not self.ticks:
             self.first = float(fields["now"])
-        self.ticks, self.ticked = int(fields["tick"]), now
+        self.ticks = int(fields["tick"])
+        self.ticked = now
         mode, fault = Mode(int(fields["mode"])), bytes(fields["fault"]).decode(errors="replace")
         if fault and fault != self.fault:
             self.note(f"fault: {fault}")
@@ -153,7 +158,9 @@ class StatusMonitor:
         intervened = mode == Mode.RUNNING and bool(fields["intervened"])
         if intervened != self.intervened:
             self.note("a person took over" if intervened else "the person gave the arm back")
-        self.mode, self.fault, self.intervened = mode, fault, intervened
+        self.mode = mode
+        self.fault = fault
+        self.intervened = intervened
 
     def _note_silence(self, now: float) -> None:
         """Note once that someone who has spoken before does not any more."""
@@ -163,7 +170,8 @@ class StatusMonitor:
         policy_silent = self.chunks > 0 and now - self.spoke > self.patience
         if policy_silent and not self.policy_silent:
             self.note(f"the policy has said nothing for {self.patience:.1f} s")
-        self.control_silent, self.policy_silent = control_silent, policy_silent
+        self.control_silent = control_silent
+        self.policy_silent = policy_silent
 
 
 def _finite(value: float) -> float | None:
@@ -172,7 +180,7 @@ def _finite(value: float) -> float | None:
 
 
 def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
-    """How the recorder does: episodes that `ended`, `episodes` of them that are on the disk."""
+    """The recorder's status: episodes that `ended`, `episodes` of them that are on the disk."""
     status.receive()
     fields = status.fields[0]
     return {

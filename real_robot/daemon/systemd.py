@@ -21,7 +21,8 @@ class Notifier:
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock, self.next = clock, -float("inf")
+        self.clock = clock
+        self.next = -float("inf")
         place = environment.get("NOTIFY_SOCKET", "")
         self.place = f"\0{place[1:]}" if place.startswith("@") else place
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
@@ -33,14 +34,15 @@ class Notifier:
         self._say("READY=1")
 
     def alive(self) -> None:
-        """It still turns: call often; it is told four times in the time that systemd waits."""
+        """Tell systemd that the loop runs. Call it often; a message goes out four times in the
+        time that systemd waits."""
         now = self.clock()
         if self.period is not None and now >= self.next:
             self.next = now + self.period / 4
             self._say("WATCHDOG=1")
 
     def ending(self) -> None:
-        """It ends in order."""
+        """Tell systemd that the daemon ends in order."""
         self._say("STOPPING=1")
 
     def _say(self, words: str) -> None:

@@ -7,46 +7,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.springs import Springs
+
+Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
+"""A time limit, s."""
 
 
 class DriverError(RuntimeError):
-    """The wire or the robot failed: one line that says which and what to look at. `measured`: what
-    was measured in spite of it."""
+    """The wire or the robot failed. The text is one line that says which, and what to look at;
+    `measured` is what was measured in spite of it."""
 
     def __init__(self, text: str, measured: ArmState | None = None) -> None:
         super().__init__(text)
         self.measured = measured
 
 
-def check_stiffness(stiffness: Floats, span: tuple[Floats, Floats] | None, name: str) -> None:
-    """DriverError where driver `name` cannot hold an arm with `stiffness` [m]."""
-    if span is None:
-        raise DriverError(f"{name} cannot change its stiffness")
-    low, high = span
-    if np.shape(stiffness) != low.shape or not ((stiffness >= low) & (stiffness <= high)).all():
-        raise DriverError(
-            f"{name} was asked for a stiffness of {np.round(stiffness, 2).tolist()}; it takes "
-            f"{low.tolist()} to {high.tolist()}"
-        )
-
-
 class Driver(ABC):
-    """Owned by one process. Leaving the context stops the arm and lets go of the wire."""
+    """A driver is owned by one process. Leaving its context stops the arm and lets go of the wire.
+
+    A driver whose arm sags under gravity also has the methods of `drivers.droop.Droops`, one that
+    holds its arm with springs those of `drivers.springs.HasSprings`."""
 
     joints: tuple[str, ...]
-    """Names, in the order of all arrays [n]."""
-    rest: ClassVar[str] = "hold"
-    """What `stop` does: "hold" the pose against gravity, or "land". An arm is never dropped."""
+    """Names of the joints, in the order of all arrays [n]."""
     falls_when_released: ClassVar[bool] = False
     """Whether gravity takes the arm down when it is released: a person has to support it."""
     sensed: tuple[str, ...] = ()
-    """Names of what `sense` knows beyond the joints: places of objects, `success`, forces."""
+    """Names of the numbers of `sense`: places of objects, `success`, forces."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -61,14 +53,14 @@ class Driver(ABC):
         """Send joint targets [n] (rad) and how far the hand should be open (m). DriverError."""
 
     def hold(self, q: Floats, width: float) -> bool:
-        """It is not moved: be at `q` [n]. False where it does something safer by itself (a drone
-        lands): what is sent then follows what is measured. DriverError."""
+        """Hold an arm that is not moved at `q` [n]. False where the robot does something safer by
+        itself (a drone lands): the set-point then follows what is measured. DriverError."""
         self.write(q, width)
         return True
 
     def cut(self) -> None:
-        """An operator pressed the emergency stop: the limits bring an arm to rest, and it is held;
-        what has nothing to fall from but the air switches off. Never raises."""
+        """Act on an operator's emergency stop. An arm is brought to rest by the limits and held; a
+        robot that flies switches off. Never raises."""
         return
 
     def release(self) -> None:
@@ -80,67 +72,40 @@ class Driver(ABC):
         )
 
     def engage(self) -> None:
-        """After `release`: hold the arm again, where it is measured. DriverError."""
-        return
-
-    def droop(self, q: Floats) -> Floats:
-        """How far below its target gravity holds each joint at `q` [n], rad: an arm that was sent
-        to `q + droop(q)` is measured at `q`. Zeros where gravity is compensated."""
-        return np.zeros(len(q))
-
-    @property
-    def springs(self) -> Springs | None:
-        """What holds the arm as it was set up; None where it is held stiffly, or not known."""
-        return None
-
-    @property
-    def stiffness(self) -> tuple[Floats, Floats] | None:
-        """The lowest and the highest stiffness [m] that `stiffen` takes: N m/rad of each joint,
-        or of springs on the tool N/m (x, y, z) and N m/rad (the turn about them); None where it
-        cannot be changed while the arm is held."""
-        return None
-
-    def stiffen(self, stiffness: Floats) -> None:
-        """The stiffness [m] of the springs from the next `write` on, in the range of `stiffness`.
-        DriverError where it is out of range, or cannot be changed."""
-        check_stiffness(stiffness, None, type(self).__name__)
-
-    def unloaded(self, stretch: Floats) -> None:
-        """The arm rests and touches nothing: `stretch` [n] is how far below its target gravity
-        holds it there, rad. For a driver that knows no better `droop`."""
+        """Hold a released arm again, where it is measured. DriverError."""
         return
 
     @property
     @abstractmethod
     def width(self) -> float:
-        """How far the hand was measured to be open, m (0 without a hand)."""
+        """Measured opening of the hand, m (0 without a hand)."""
 
     def reach(self) -> tuple[Floats, Floats] | None:
-        """Joint positions [n], low and high, that its calibration knows to be reachable; None where
-        it was not calibrated."""
+        """Joint positions [n], low and high, that calibration found reachable; None where the
+        arm was not calibrated."""
         return None
 
     def sense(self) -> Floats:
-        """The numbers named in `sensed`, at the time of the last `read`."""
+        """The numbers [len(sensed)], at the time of the last `read`."""
         return np.zeros(0)
 
     def renew(self) -> None:
-        """An episode is over: a simulated world lays its things out again; people do elsewhere."""
+        """Lay the things of a simulated world out again, because an episode is over."""
         return
 
     def check(self, limits: Limits) -> None:
-        """Once connected: DriverError where `limits` ask for more than the arm itself allows."""
+        """DriverError where `limits` ask for more than the connected arm itself allows."""
         return
 
     def recover(self) -> None:
-        """An operator has reset: clear what the robot itself latched, connect again if there is
-        need. It may take seconds; nothing of ours moves the arm then. DriverError."""
+        """Clear what the robot itself latched, and connect again if need be, because an operator
+        has reset. It may take seconds, in which no command moves the arm. DriverError."""
         return
 
     @abstractmethod
     def stop(self) -> None:
-        """Stay where the arm is, from any state; safe to call twice. Never raises for a wire that
-        is gone: the robot's own watchdog has to act then."""
+        """Hold the arm where it is, from any state; safe to call twice. Never raises for a wire
+        that is gone: the robot's own watchdog acts then."""
 
     @abstractmethod
     def close(self) -> None:

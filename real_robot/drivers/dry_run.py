@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
-from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.springs import Springs, check_stiffness, springs_of, stiffness_of
 
 
 class DryRunDriver(Driver):
@@ -14,7 +14,9 @@ class DryRunDriver(Driver):
     sent, as of an arm that follows at once."""
 
     def __init__(self, driver: Driver) -> None:
-        self.driver, self.joints, self.sensed = driver, driver.joints, driver.sensed
+        self.driver = driver
+        self.joints = driver.joints
+        self.sensed = driver.sensed
         self._q: Floats = np.zeros(len(driver.joints))
         self._dq, self._held = self._q.copy(), self._q.copy()
         self._t = self._then = 0.0
@@ -23,7 +25,10 @@ class DryRunDriver(Driver):
     def connect(self) -> None:
         self.driver.connect()
         arm = self.driver.read()
-        self._q, self._held, self._t, self._then = arm.q.copy(), arm.q.copy(), arm.t, arm.t
+        self._q = arm.q.copy()
+        self._held = arm.q.copy()
+        self._t = arm.t
+        self._then = arm.t
         self._width = self._wide = self.driver.width
 
     def read(self) -> ArmState:
@@ -36,7 +41,8 @@ class DryRunDriver(Driver):
         if self._t > self._then:
             self._dq = (q - self._q) / (self._t - self._then)
             self._then = self._t
-        self._q, self._width = q.copy(), width
+        self._q = q.copy()
+        self._width = width
 
     @property
     def width(self) -> float:
@@ -44,15 +50,15 @@ class DryRunDriver(Driver):
 
     @property
     def springs(self) -> Springs | None:
-        return self.driver.springs
+        return springs_of(self.driver)
 
     @property
     def stiffness(self) -> tuple[Floats, Floats] | None:
-        return self.driver.stiffness
+        return stiffness_of(self.driver)
 
     def stiffen(self, stiffness: Floats) -> None:
-        """Checked like any other; the arm that is held keeps its own."""
-        check_stiffness(stiffness, self.driver.stiffness, type(self.driver).__name__)
+        """Check `stiffness` [m]; the arm that is held keeps its own."""
+        check_stiffness(stiffness, self.stiffness, type(self.driver).__name__)
 
     def sense(self) -> Floats:
         return self.driver.sense()

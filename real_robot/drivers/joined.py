@@ -16,16 +16,16 @@ import numpy as np
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of, unloaded
 
 
 @dataclass(frozen=True)
 class Config:
-    """`robots`: the node of each driver by its prefix; `hands`: those whose hand's opening is a
-    joint; `more`: further settings of each driver, as an emulator gives them."""
+    """Settings of several robots that are one."""
 
-    robots: dict[str, Node]
-    hands: tuple[str, ...] = ()
-    more: dict[str, Node] = field(default_factory=dict[str, Node])
+    robots: dict[str, Node]  # node of each driver, by its prefix
+    hands: tuple[str, ...] = ()  # prefixes of the robots whose hand's opening is a joint
+    more: dict[str, Node] = field(default_factory=dict[str, Node])  # settings from an emulator
 
     def __post_init__(self) -> None:
         if len(self.robots) < 2:
@@ -38,8 +38,8 @@ class Config:
 
 @dataclass(slots=True)
 class Part:
-    """One robot: its driver, its joints `at` in the joint vector, and whether a hand follows.
-    `sent`: the hand's opening (m); `t`: when it was measured last (s)."""
+    """One robot: its driver, its joints `at` in the joint vector, and whether a `hand` follows.
+    `sent` is the hand's opening (m), `t` the time (s) of the newest measurement."""
 
     name: str
     driver: Driver
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def whole(self) -> slice:
-        """Its joints and its hand."""
+        """Slice of the robot's joints and hand in the joint vector."""
         return slice(self.at.start, self.at.stop + self.hand)
 
 
@@ -76,7 +76,7 @@ class JoinedDriver(Driver):
         self._skew = 0.0
 
     def connect(self) -> None:
-        """All of them, or none stays connected."""
+        """Connect all robots; where one fails, none stays connected."""
         opened: list[Part] = []
         for part in self.parts:
             try:
@@ -87,22 +87,27 @@ class JoinedDriver(Driver):
                     other.driver.close()
                 raise _named(part, error) from error
             opened.append(part)
-            part.lost, part.t = False, 0.0
+            part.lost = False
+            part.t = 0.0
         self.read()
         for part in self.parts:
             part.sent = part.driver.width
 
     def read(self) -> ArmState:
-        """All robots; DriverError with what was measured where one does not answer."""
-        before, times, problem = self._state, list[float](), None
+        """Measure all robots; DriverError with what was measured where one does not answer."""
+        before = self._state
+        times = list[float]()
+        problem = None
         state = ArmState(before.q.copy(), before.dq.copy(), before.tau.copy(), before.t)
         for part in self.parts:
             try:
                 self._measure(part, state, times, before)
             except DriverError as error:
-                part.lost, problem = True, problem or _named(part, error)
+                part.lost = True
+                problem = problem or _named(part, error)
         if times:
-            state.t, self._skew = min(times), max(times) - min(times)
+            state.t = min(times)
+            self._skew = max(times) - min(times)
         self._state = state
         if problem is not None:
             raise DriverError(str(problem), state if times else None)
@@ -110,7 +115,9 @@ class JoinedDriver(Driver):
 
     def _measure(self, part: Part, state: ArmState, times: list[float], before: ArmState) -> None:
         arm = part.driver.read()
-        state.q[part.at], state.dq[part.at], state.tau[part.at] = arm.q, arm.dq, arm.tau
+        state.q[part.at] = arm.q
+        state.dq[part.at] = arm.dq
+        state.tau[part.at] = arm.tau
         times.append(arm.t)
         if part.hand:
             at, width = part.at.stop, part.driver.width
@@ -132,13 +139,14 @@ class JoinedDriver(Driver):
         return part.sent
 
     def _each(self, do: Callable[[Part], object]) -> None:
-        """For every robot, also where another one's wire is broken; then DriverError."""
+        """Call `do` for every robot, also where another one's wire is broken; then DriverError."""
         problem: DriverError | None = None
         for part in self.parts:
             try:
                 do(part)
             except DriverError as error:
-                part.lost, problem = True, problem or _named(part, error)
+                part.lost = True
+                problem = problem or _named(part, error)
         if problem is not None:
             raise problem
 
@@ -155,14 +163,14 @@ class JoinedDriver(Driver):
         """A hand that holds something is kept where it was sent: it is no arm that presses."""
         found = np.zeros(len(self.joints))
         for part in self.parts:
-            found[part.at] = part.driver.droop(q[part.at])
+            found[part.at] = droop_of(part.driver)(q[part.at])
             if part.hand:
                 found[part.at.stop] = part.sent - q[part.at.stop]
         return found
 
     def unloaded(self, stretch: Floats) -> None:
         for part in self.parts:
-            part.driver.unloaded(stretch[part.at])
+            unloaded(part.driver, stretch[part.at])
 
     def reach(self) -> tuple[Floats, Floats] | None:
         found = [part.driver.reach() for part in self.parts]
@@ -174,11 +182,11 @@ class JoinedDriver(Driver):
         return low, high
 
     def check(self, limits: Limits) -> None:
-        """Each robot's own part."""
+        """Check each robot's own part of `limits`."""
         for part in self.parts:
-            rows = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
+            own = {f.name: getattr(limits, f.name)[part.at] for f in fields(limits)}
             try:
-                part.driver.check(Limits(**rows))
+                part.driver.check(Limits(**own))
             except DriverError as error:
                 raise _named(part, error) from error
 
@@ -191,7 +199,7 @@ class JoinedDriver(Driver):
             part.driver.cut()
 
     def release(self) -> None:
-        """All of them; where one cannot be released, none stays so."""
+        """Release all robots; where one cannot be released, none stays released."""
         try:
             for part in self.parts:
                 part.driver.release()
@@ -208,7 +216,8 @@ class JoinedDriver(Driver):
             part.lost = False
 
     def stop(self) -> None:
-        """A robot whose wire is broken; without one, all. The others are being brought to rest."""
+        """Stop the robots whose wire is broken, or all where none is: the others are being
+        brought to rest."""
         broken = [part for part in self.parts if part.lost]
         for part in broken or self.parts:
             part.driver.stop()

@@ -66,7 +66,8 @@ class JointDriver(Driver):
                 f"{type(self).__name__}: read_joints gave {q.size} positions for "
                 f"{len(self.joints)} joints"
             )
-        self._newest, self._width = self._state(q, now), float(width)
+        self._newest = self._state(q, now)
+        self._width = float(width)
         return self._newest
 
     def write(self, q: Floats, width: float) -> None:

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mujoco
 import numpy as np
 
+from embodied.core.bounds import Bound, CountOrZero, Number
 from embodied.core.build import ConfigError
 from embodied.embodiments.kinematics.arm import ArmFile, read_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
@@ -33,33 +34,28 @@ ARMATURE = 0.01  # kg m^2: of the motors, where the file has none
 
 @dataclass(frozen=True)
 class Config:
-    """`file`: the MJCF or URDF; `arm`: the arm file of it (`embodied robot describe`); `meshes`:
-    the folder of the mesh files. `bandwidth` (Hz) of the joints, `noise` (rad, m; deviation) of
-    measured positions, `contacts`: whether the arm's parts can touch each other and the world.
-    `start`: joint positions where it is found (empty: its home pose)."""
+    """Settings of a simulated arm of your own file."""
 
-    file: str
-    arm: str
-    meshes: str | None = None
-    bandwidth: float = 5.0
-    noise: float = 0.0
-    contacts: bool = False
-    start: tuple[float, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.bandwidth <= 50 and self.noise >= 0):
-            raise ConfigError("driver: bandwidth above 0, up to 50 Hz, and noise of 0 or more")
+    file: str  # MJCF or URDF
+    arm: str  # arm file of it (`embodied robot describe`)
+    meshes: str | None = None  # folder of the mesh files; null: as the file says
+    bandwidth: Annotated[float, Bound(above=0.0, high=50.0)] = 5.0  # Hz of the joints
+    noise: Annotated[float, Bound(0.0, 10.0)] = 0.0  # deviation of measured positions, rad (m)
+    contacts: bool = False  # whether the arm's parts touch each other and the world
+    start: tuple[Number, ...] = ()  # joints [n] where it is found, rad (m); empty: its home pose
+    seed: CountOrZero = 0  # of the noise
 
 
 class MujocoArm(Driver):
-    """Nothing is in front of the arm: it senses nothing beyond its joints."""
+    """A simulated arm with nothing in front of it, which senses nothing beyond its joints."""
 
     world = None
     """A simulation: results of calibration are not kept."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.table = config, clock, read_arm_file(config.arm)
+        self.config = config
+        self.clock = clock
+        self.table = read_arm_file(config.arm)
         self.joints = tuple(joint.name for joint in self.table.joints)
         if config.start and len(config.start) != len(self.joints):
             raise ConfigError(f"driver.start needs {len(self.joints)} joint positions")
@@ -131,7 +127,7 @@ class MujocoArm(Driver):
         return number
 
     def _gains(self) -> None:
-        """Of each joint by its inertia here."""
+        """Set the gains of each joint by its inertia at this pose."""
         mujoco.mj_forward(self.model, self.data)
         inertia = np.zeros((self.model.nv, self.model.nv))
         mujoco.mj_fullM(self.model, self.data, inertia)
@@ -190,4 +186,5 @@ def _add_servo(spec: Any, name: str, effort: float) -> None:
     servo.trntype = mujoco.mjtTrn.mjTRN_JOINT
     servo.set_to_position(kp=1.0, kv=1.0)
     if effort:
-        servo.forcelimited, servo.forcerange = True, [-effort, effort]
+        servo.forcelimited = True
+        servo.forcerange = [-effort, effort]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats
@@ -21,15 +22,13 @@ from embodied.real_robot.drivers.driver import Driver, DriverError
 
 @dataclass(frozen=True)
 class Config:
-    """`file`: a black box (.npz), or the folder of a dataset, of which `episode` is played.
-    `sensed`: the names of what a black box kept of the things; `again`: from the start at its end,
-    where it otherwise stays."""
+    """Settings of a recording that is played as a robot."""
 
-    file: str
-    episode: int = 0
-    joints: tuple[str, ...] = fr3.JOINTS
-    sensed: tuple[str, ...] = ()
-    again: bool = False
+    file: str  # black box (.npz), or the folder of a dataset
+    episode: CountOrZero = 0  # number of the dataset's episode
+    joints: tuple[str, ...] = fr3.JOINTS  # names of the joints
+    sensed: tuple[str, ...] = ()  # names of what a black box kept of the things
+    again: bool = False  # whether it begins again at its end; false: it stays there
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,14 @@ class Replay(Driver):
     """Commands are checked for their shape, kept in `sent`, and not followed."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
-        self.joints, self.sensed = config.joints, config.sensed
+        self.config = config
+        self.clock = clock
+        self.joints = config.joints
+        self.sensed = config.sensed
         self.sent: Floats = np.zeros(len(config.joints))
         self.recording: Recording | None = None
-        self._began, self._at = 0.0, 0
+        self._began = 0.0
+        self._at = 0
 
     def connect(self) -> None:
         path = Path(self.config.file)
@@ -130,11 +132,11 @@ def _episode(path: Path, config: Config) -> Recording:
 
     try:
         episodes = read_episodes(path)
-        rows = episodes.episode(config.episode)
+        frames = episodes.episode(config.episode)
     except (DatasetError, IndexError) as error:
         raise DriverError(f"episode {config.episode} of {path} cannot be read: {error}") from error
     columns = {
-        name: rows[f"obs/{leaf}"][:, i].numpy().astype(float)
+        name: frames[f"obs/{leaf}"][:, i].numpy().astype(float)
         for leaf, about in episodes.spec.obs.items()
         for i, name in enumerate(about.names)
         if not about.is_image
@@ -143,11 +145,11 @@ def _episode(path: Path, config: Config) -> Recording:
     wanted = [f"{kind}{i}" for kind in ("q", "dq") for i in range(1, count + 1)]
     if missing := [name for name in (*wanted, *config.sensed) if name not in columns]:
         raise ConfigError(f"{path} has no {missing[0]} in its observations")
-    length = len(rows["action"])
-    stamps = rows.get("stamp/measured")
+    length = len(frames["action"])
+    stamps = frames.get("stamp/measured")
     t = np.arange(length) * episodes.spec.dt if stamps is None else stamps.numpy().astype(float)
     q, dq = (np.stack([columns[n] for n in half], 1) for half in (wanted[:count], wanted[count:]))
-    tau = rows["tau"].numpy().astype(float) if "tau" in rows else np.zeros_like(q)
+    tau = frames["tau"].numpy().astype(float) if "tau" in frames else np.zeros_like(q)
     things = [columns[name] for name in config.sensed]
     sensed = np.stack(things, 1) if things else np.zeros((length, 0))
     return Recording(t - t[0], q, dq, tau, columns.get("width", np.zeros(length)), sensed)

@@ -11,17 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import mujoco
 import numpy as np
 
+from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.sim_springs import Arm, Holds, JointHold, ToolHold
-from embodied.real_robot.drivers.springs import Springs, Tool, damped, span
+from embodied.real_robot.drivers.springs import Springs, Tool, check_stiffness, damped, span
 
 GUIDED = 0.1  # of its damping: what a released arm keeps
 BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the world goes on late
@@ -29,20 +30,16 @@ BEHIND = 0.25  # s of physics that are caught up with at most: after a stall the
 
 @dataclass(frozen=True)
 class Config:
-    """`delay` (s) of every measurement; `lost`: share of reads that get an old one; `noise` (rad,
-    deviation) of joint positions; `fails_at`: s after connecting the wire breaks (None: never);
-    `world`: a node of a `World`. `tool`: springs on the tool's pose (Cartesian impedance) instead
-    of the joints, with the words of the Franka's driver (None: on the joints). `start` (rad): joint
-    positions where the arm is found (None: the model's home pose)."""
+    """Settings of the simulated FR3. `tool` is as in the Franka's driver."""
 
-    delay: float = 0.0
-    lost: float = 0.0
-    noise: float = 0.0
-    fails_at: float | None = None
-    seed: int = 0
-    world: Node | None = None
-    tool: Tool | None = None
-    start: tuple[float, ...] | None = None
+    delay: Annotated[float, Bound(0.0, 10.0)] = 0.0  # s by which every measurement is late
+    lost: Fraction = 0.0  # share of reads that get an old measurement
+    noise: Annotated[float, Bound(0.0, 10.0)] = 0.0  # standard deviation of joint positions, rad
+    fails_at: NonNegative | None = None  # s after connecting when the wire breaks; null: never
+    seed: CountOrZero = 0  # of the noise, the losses and the world
+    world: Node | None = None  # node of a World before the arm; null: none
+    tool: Tool | None = None  # springs on the tool's pose; null: on the joints
+    start: tuple[Number, ...] | None = None  # joints [7] where it is found, rad; null: home pose
 
     def __post_init__(self) -> None:
         if self.start is not None and len(self.start) != len(fr3.JOINTS):
@@ -50,7 +47,7 @@ class Config:
 
 
 class World(Protocol):
-    """What stands in front of a simulated FR3. `names` are what `sense` knows of it."""
+    """The things in front of a simulated FR3. `names` are those of the numbers of `sense`."""
 
     names: tuple[str, ...]
 
@@ -76,7 +73,8 @@ class Sim(Driver):
     joints = fr3.JOINTS
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.random = np.random.default_rng(config.seed)
         self.kept: deque[tuple[ArmState, float]] = deque()
         self.connected = False
@@ -88,7 +86,9 @@ class Sim(Driver):
         self.model = _alone() if self.world is None else self.world.compile()
         self.data = mujoco.MjData(self.model)
         self.arm = Arm(self.model, self.data)
-        self.at, self.dof, self.servos = self.arm.at, self.arm.dof, self.arm.servos
+        self.at = self.arm.at
+        self.dof = self.arm.dof
+        self.servos = self.arm.servos
         self.fingers = [self.model.joint(name).qposadr[0] for name in fr3.FINGERS]
         start = fr3.HOME if self.config.start is None else np.asarray(self.config.start)
         self.data.qpos[self.at] = start

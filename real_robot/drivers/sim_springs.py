@@ -1,4 +1,4 @@
-"""What holds the simulated FR3: springs on its joints (MuJoCo's own servos), or on its tool.
+"""Springs that hold the simulated FR3: on its joints (MuJoCo's own servos), or on its tool.
 
     torque = J' (K clip(e) - D v) + (1 - J' (J J' + c)^-1 J) (k (q_0 - q) - 2 sqrt(k) dq)
 
@@ -27,15 +27,15 @@ class Holds(Protocol):
     springs: Springs
 
     def aim(self, q: Floats) -> None:
-        """At joint targets [7]."""
+        """Put the springs' rest to joint targets [7] (rad)."""
         ...
 
     def gains(self, stiffness: Floats, damping: Floats) -> None:
-        """Of the springs [m]; zero stiffness lets go."""
+        """Set stiffness and damping [m] of the springs; zero stiffness lets go."""
         ...
 
     def run(self, steps: int) -> None:
-        """So many steps of the physics."""
+        """Run `steps` steps of the physics."""
         ...
 
 
@@ -43,7 +43,8 @@ class Arm:
     """The FR3 in a compiled model: addresses of its joints' positions, velocities and servos."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        self.model, self.data = model, data
+        self.model = model
+        self.data = data
         self.at = [model.joint(name).qposadr[0] for name in fr3.JOINTS]
         self.dof = [model.joint(name).dofadr[0] for name in fr3.JOINTS]
         self.servos = [model.actuator(name).id for name in fr3.JOINTS]
@@ -56,7 +57,8 @@ class JointHold:
     """The servos as the model has them."""
 
     def __init__(self, arm: Arm) -> None:
-        self.arm, model = arm, arm.model
+        self.arm = arm
+        model = arm.model
         stiffness = model.actuator_gainprm[arm.servos, 0].copy()
         damping = -model.actuator_biasprm[arm.servos, 2]
         self.springs = Springs("joints", stiffness, damping, np.full(len(stiffness), np.inf))
@@ -78,9 +80,12 @@ class ToolHold:
     """The servos become motors, whose torques are computed here."""
 
     def __init__(self, arm: Arm, tool: Tool) -> None:
-        self.arm, self.springs = arm, tool_springs(tool)
-        self.stiffness, self.damping = self.springs.stiffness, self.springs.damping
-        self.elbow, self.posture = tool.elbow, arm.data.qpos[arm.at].copy()
+        self.arm = arm
+        self.springs = tool_springs(tool)
+        self.stiffness = self.springs.stiffness
+        self.damping = self.springs.damping
+        self.elbow = tool.elbow
+        self.posture = arm.data.qpos[arm.at].copy()
         model = arm.model
         model.actuator_gainprm[arm.servos, 0] = 1.0
         model.actuator_biasprm[arm.servos, :3] = 0.0
@@ -91,16 +96,19 @@ class ToolHold:
         self.place, self.turn, _ = fr3.forward(q[None])
 
     def gains(self, stiffness: Floats, damping: Floats) -> None:
-        self.stiffness, self.damping = stiffness, damping
+        self.stiffness = stiffness
+        self.damping = damping
 
     def run(self, steps: int) -> None:
-        model, data, servos = self.arm.model, self.arm.data, self.arm.servos
+        model = self.arm.model
+        data = self.arm.data
+        servos = self.arm.servos
         for _ in range(steps):
             data.ctrl[servos] = self.torque()
             mujoco.mj_step(model, data)
 
     def torque(self) -> Floats:
-        """[7] N m, for the state of now."""
+        """Joint torques [7] (N m) at the present state."""
         q, dq = self.arm.data.qpos[self.arm.at], self.arm.data.qvel[self.arm.dof]
         place, turn, jacobians = fr3.forward(q[None])
         jacobian, stretch = jacobians[0], self.springs.stretch

@@ -7,26 +7,28 @@ force  = K (x_d - x) - D v             tool:    x, y, z (N/m, N s/m), then the t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.drivers.driver import Driver, DriverError
 
 Frame = Literal["joints", "tool"]
+Gain = Annotated[float, Bound(above=0.0, high=3000.0)]
 
 
 @dataclass(frozen=True)
 class Tool:
-    """`stiffness` of the tool's place (N/m) and of its turn (N m/rad), critically damped; the pull
-    of each is at most `force` (N) and `torque` (N m). `elbow` (N m/rad): what holds the rest."""
+    """Springs on the tool's pose, critically damped."""
 
-    stiffness: float = 500.0
-    turning: float = 30.0
-    force: float = 30.0
-    torque: float = 5.0
-    elbow: float = 10.0
+    stiffness: Gain = 500.0  # of the tool's place, N/m
+    turning: Gain = 30.0  # of the tool's turn, N m/rad
+    force: Gain = 30.0  # largest pull on the place, N
+    torque: Gain = 5.0  # largest pull on the turn, N m
+    elbow: Gain = 10.0  # of the motion that leaves the tool where it is, N m/rad
 
     def __post_init__(self) -> None:
         values = (self.stiffness, self.turning, self.force, self.torque, self.elbow)
@@ -36,28 +38,82 @@ class Tool:
 
 @dataclass(frozen=True)
 class Springs:
-    """On the joints [n] or on the tool [6]; `stretch`: how far (rad, m) each is stretched before
-    its pull grows no more."""
+    """Springs on the joints [n], or on the tool [6]."""
 
     frame: Frame
     stiffness: Floats
+    """N m/rad of each joint; of the tool N/m (x, y, z), N m/rad (the turn about them)."""
     damping: Floats
+    """N m s/rad of each joint; of the tool N s/m, N m s/rad."""
     stretch: Floats
+    """Stretch (rad, m) of each beyond which its pull grows no more."""
+
+
+@runtime_checkable
+class HasSprings(Protocol):
+    """A driver that may hold its arm with springs, or one around such a driver."""
+
+    @property
+    def springs(self) -> Springs | None:
+        """The springs as they were set up; None where the arm is held stiffly, or not known."""
+        ...
+
+    @property
+    def stiffness(self) -> tuple[Floats, Floats] | None:
+        """Lowest and highest stiffness [m] that `stiffen` takes; None where it cannot be changed
+        while the arm is held."""
+        ...
+
+    def stiffen(self, stiffness: Floats) -> None:
+        """Hold the arm with `stiffness` [m] from the next `write` on. DriverError where that is out
+        of range, or cannot be changed."""
+        ...
+
+
+def springs_of(driver: Driver) -> Springs | None:
+    """The driver's springs; None where it has none."""
+    return driver.springs if isinstance(driver, HasSprings) else None
+
+
+def stiffness_of(driver: Driver) -> tuple[Floats, Floats] | None:
+    """Lowest and highest stiffness [m] of the driver's springs; None where it has none."""
+    return driver.stiffness if isinstance(driver, HasSprings) else None
+
+
+def stiffen(driver: Driver, stiffness: Floats) -> None:
+    """Let the driver hold its arm with `stiffness` [m]. DriverError."""
+    if isinstance(driver, HasSprings):
+        driver.stiffen(stiffness)
+    else:
+        check_stiffness(stiffness, None, type(driver).__name__)
+
+
+def check_stiffness(stiffness: Floats, span: tuple[Floats, Floats] | None, name: str) -> None:
+    """DriverError where driver `name` cannot hold an arm with `stiffness` [m]."""
+    if span is None:
+        raise DriverError(f"{name} cannot change its stiffness")
+    low, high = span
+    if np.shape(stiffness) != low.shape or not ((stiffness >= low) & (stiffness <= high)).all():
+        raise DriverError(
+            f"{name} was asked for a stiffness of {np.round(stiffness, 2).tolist()}; it takes "
+            f"{low.tolist()} to {high.tolist()}"
+        )
 
 
 def tool_springs(tool: Tool) -> Springs:
-    """Of a tool's settings; damping is critical for a mass of 1 kg (an inertia of 1 kg m^2)."""
+    """The springs of a tool's settings. Damping is critical for a mass of 1 kg (1 kg m^2)."""
     stiffness = np.repeat([tool.stiffness, tool.turning], 3)
     stretch = np.repeat([tool.force / tool.stiffness, tool.torque / tool.turning], 3)
     return Springs("tool", stiffness, 2 * np.sqrt(stiffness), stretch)
 
 
 SOFTEST = 0.1
+"""Lowest stiffness, as a share of the settings."""
 
 
 def span(springs: Springs) -> tuple[Floats, Floats]:
-    """The stiffness [m] that such springs may be given while they hold an arm: those of the
-    settings are the highest, as the bound of their pull was chosen for them."""
+    """Lowest and highest stiffness [m] of springs while they hold an arm. The settings are the
+    highest, because the bound of the pull was chosen for them."""
     return SOFTEST * springs.stiffness, springs.stiffness
 
 

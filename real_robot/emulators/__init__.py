@@ -1,1 +1,1 @@
-"""What plays a robot where there is none: at the level of its wire, for its real driver."""
+"""Emulated robots, at the level of their wire, for their real drivers."""

@@ -11,9 +11,9 @@ from embodied.real_robot.emulators.process import Emulator
 
 @dataclass(frozen=True)
 class Config:
-    """`robots`: the node of each robot's emulator, by its prefix."""
+    """Settings of several emulators."""
 
-    robots: dict[str, Node]
+    robots: dict[str, Node]  # node of each robot's emulator, by its prefix
 
 
 class JoinedEmulators(Emulator):

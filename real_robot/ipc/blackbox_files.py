@@ -21,10 +21,11 @@ KILLED = "-of-a-killed-daemon"
 
 
 class BlackBoxFiles:
-    """Of the daemon in `folder`; the newest files stay, as many as the deployment says."""
+    """Flight records of the daemon in `folder`; the newest `keep` files of the deployment stay."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder, self.newest = folder, deployment.keep
+        self.folder = folder
+        self.newest = deployment.keep
         self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
 
     def new_path(self, name: str = "") -> Path:

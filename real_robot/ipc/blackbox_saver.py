@@ -27,7 +27,7 @@ class BlackBoxSaver:
         self._last.start()
 
     def results(self) -> list[str]:
-        """What is to be noted of those that were done since the last call."""
+        """Notes about the records that were saved since the last call."""
         found: list[str] = []
         while True:
             try:

@@ -43,7 +43,7 @@ class Channels:
 
     @classmethod
     def open(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Channels:
-        """Those that are there. MailboxError where there are none."""
+        """Open the mailboxes in the folder. MailboxError where there are none."""
         return cls._all(folder, state_record(joints, stages, sensed), create=False)
 
     @classmethod

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import DriverError
@@ -47,29 +48,30 @@ class ExternalStateWriter:
         return self._renew.receive()
 
     def acknowledge_renew(self) -> None:
-        """What is told from now on was measured after that."""
+        """Confirm the renewal: all later values were measured after it."""
         self._values_mailbox.fields["renewed"] = self._renew.fields["number"]
 
 
 @dataclass(frozen=True)
 class Config:
-    """`folder` that the writer made, `names` of its values, and the `age` (s) after which a
-    measurement is no longer one."""
+    """Settings of measurements that another process writes."""
 
-    folder: str
-    names: tuple[str, ...]
-    age: float = 0.5
+    folder: str  # folder that the writer made
+    names: tuple[str, ...]  # of its values
+    age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # s: older ones are none any more
 
     def __post_init__(self) -> None:
-        if not self.names or not self.age > 0:
-            raise ConfigError("external state needs names, and an age above 0 s")
+        if not self.names:
+            raise ConfigError("external state needs names")
 
 
 class ExternalStateReader:
     """The reader's side: `names`, `read`, `renew`. DriverError where nothing is measured."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.names = config, clock, config.names
+        self.config = config
+        self.clock = clock
+        self.names = config.names
         self._values = np.zeros(len(config.names))
         self._values_mailbox: Mailbox | None = None
         self._renew: Mailbox | None = None

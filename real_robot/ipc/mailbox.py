@@ -49,13 +49,14 @@ def checksum(data: NDArray[np.uint8], number: int) -> int:
 
 
 class Mailbox:
-    """One record of `dtype` in the file `path`, which should be on a memory file system.
+    """A record of `dtype` in the file `path`, which should be on a memory file system.
 
     The writer fills `fields` and calls `send`; a reader's `receive` fills its own `fields`.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], version: int, create: bool) -> None:
-        self.path, self.size = path, HEAD.itemsize + dtype.itemsize
+        self.path = path
+        self.size = HEAD.itemsize + dtype.itemsize
         if create:
             # Other users may neither read nor write it.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -14,7 +14,10 @@ TAKEOVER = "takeover"
 """The mailbox of a person who takes over from the policy: a PERSON of the operator's terminal."""
 READY = "policy.ready"
 """The file with the process id of a policy that is ready to take over from another."""
-MOST_STEPS, MOST_ACTION, MOST_NOISE, TEXT = 128, 32, 4096, 240
+MOST_STEPS = 128
+MOST_ACTION = 32
+MOST_NOISE = 4096
+TEXT = 240
 """Steps and numbers of a chunk, and of its noise: 128 steps of 32 numbers each."""
 MOST_CAMERAS = 8
 
@@ -61,9 +64,9 @@ class Command(IntEnum):
 
 
 def state_record(joints: int, stages: int, sensed: int = 0) -> np.dtype[Any]:
-    """From the control process, every tick. Times in s on the monotonic clock that all processes of
-    one machine share; `fault` is UTF-8, empty while there is none; `sensed` is what the driver
-    knows beyond the joints (the place of an object).
+    """Record of the control process at every tick. Times in s on the monotonic clock that all
+    processes of one machine share; `fault` is UTF-8, empty while there is none; `sensed` is what
+    the driver knows beyond the joints (the place of an object).
 
     `action` [size] is what the policy's chunk seen at `followed` says for the follower's step
     number `step` (a person's where `intervened`), `proposed` [joints] the target that it means,
@@ -117,8 +120,8 @@ CHUNK = np.dtype(
         ("image_times", "<f8", (MOST_CAMERAS,)),
     ]
 )
-"""From the policy process, at every decision: with the first `noise_size` numbers of `noise` the
-same policy decides the same again (0: it has none, or more than fits). `image_times` are the
+"""Record of the policy process at every decision: with the first `noise_size` numbers of `noise`
+the same policy decides the same again (0: it has none, or more than fits). `image_times` are the
 capture times of its images, in the order of its Spec."""
 
 PERSON = np.dtype(
@@ -131,17 +134,17 @@ PERSON = np.dtype(
         ("action", "<f4", (MOST_ACTION,)),
     ]
 )
-"""From an operator's terminal, all the time, while a person may take over."""
+"""Record of an operator's terminal, all the time, while a person may take over."""
 
 CAMERA = np.dtype([("began", "<i8"), ("fault", f"S{TEXT}")])
-"""From a camera's process: since when it shows pictures (0: not yet), and why it does not any
-more."""
+"""Record of a camera's process: since when (s) it shows pictures (0: not yet), and why no more."""
 
 REQUEST = np.dtype([("number", "<i8"), ("command", "<i4"), ("seconds", "<f8")])
-"""From the daemon. `seconds`: the time limit of the episode that START begins (0: none)."""
+"""Record of the daemon: a request. `seconds`: the time limit of the episode that START begins
+(0: none)."""
 
 HEARTBEAT = np.dtype([("count", "<i8"), ("time", "<f8")])
-"""From the daemon's main loop, at every poll. The control process watches `count` with its own
+"""Record of the daemon's main loop at every poll. The control process watches `count` with its own
 clock; `time` (s, the daemon's monotonic clock) is for people."""
 
 RECORDED = np.dtype(
@@ -155,7 +158,7 @@ RECORDED = np.dtype(
         ("discarded", "<i8"),  # the newest that was removed again, by its number among `ended`
     ]
 )
-"""From the recorder, when it begins and after every episode."""
+"""Record of the recorder, when it begins and after every episode."""
 
 DISCARD = np.dtype([("ended", "<i8")])
-"""From an operator's terminal: episode number `ended`, the newest, is not to be kept."""
+"""Record of an operator's terminal: episode number `ended`, the newest, should not be kept."""

@@ -25,7 +25,10 @@ from numpy.typing import NDArray
 
 from embodied.real_robot.ipc.mailbox import MailboxError, checksum
 
-MAGIC, VERSION, ALIGN, MOST_ABOUT = 0x626F7821, 3, 64, 1 << 16
+MAGIC = 0x626F7821
+VERSION = 3
+ALIGN = 64
+MOST_ABOUT = 1 << 16
 HEAD = np.dtype(
     [
         ("magic", "<u4"),
@@ -40,7 +43,7 @@ SUM = np.dtype("<u8")
 
 
 class BlackBoxError(RuntimeError):
-    """It could not be saved: one line that says where and why."""
+    """A flight record could not be saved: one line that says where and why."""
 
 
 class BlackBox:
@@ -49,7 +52,9 @@ class BlackBox:
     def __init__(self, path: Path, dtype: np.dtype[Any], slots: int, create: bool) -> None:
         if slots < 2:
             raise ValueError(f"{slots} slots should be 2 or more")
-        self.path, self.slots, self.dtype = path, slots, dtype
+        self.path = path
+        self.slots = slots
+        self.dtype = dtype
         fields = json.dumps(dtype.descr).encode()
         texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
         sums = -(-texts.stop // ALIGN) * ALIGN
@@ -97,7 +102,7 @@ class BlackBox:
 
     @property
     def count(self) -> int:
-        """How many there ever were."""
+        """Number of records that were ever added."""
         return int(self._count[0])
 
     def add(self, record: NDArray[Any]) -> None:
@@ -151,7 +156,7 @@ class BlackBox:
 def _whole(
     ring: NDArray[np.uint8], sums: NDArray[np.uint64], numbers: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which of the records [k, size] match their checksums [k]."""
+    """Whether each of the records [k, size] matches its checksum [k]."""
     pairs = zip(ring, sums.tolist(), numbers.tolist(), strict=True)
     return np.array([checksum(data, number) == known for data, known, number in pairs], bool)
 
@@ -180,6 +185,6 @@ def _write(path: Path, data: memoryview) -> None:
 
 
 def keep_newest(folder: Path, most: int) -> None:
-    """Of the .npz files in `folder`, whose names sort by time, only the `most` last ones stay."""
+    """Delete all but the `most` newest .npz files in `folder`, whose names sort by time."""
     for path in sorted(folder.glob("*.npz"))[:-most]:
         path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Bound, Leaf, Spec
 from embodied.embodiments.controller import Controller
+from embodied.policies import abilities
 from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import MOST_ACTION
@@ -13,8 +14,8 @@ from embodied.real_robot.policy.observer import Observer
 
 
 def observer(spec: Spec, deployment: Deployment) -> Observer:
-    """What fills the policy's observations; ConfigError for one that is not measured here, or for a
-    picture without a camera."""
+    """The object that fills the policy's observations; ConfigError for one that is not measured
+    here, or for a picture without a camera."""
     forward, given = forward_kinematics(deployment), deployment.given
     images = tuple(deployment.cameras)
     return Observer(spec, deployment.joints, forward, given, deployment.sensed, images)
@@ -66,5 +67,5 @@ def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
     policy that cannot do it."""
     if deployment.chunks is None:
         return policy
-    made = policy.with_real_time_chunking(deployment.chunks)
+    made = abilities.with_real_time_chunking(policy, deployment.chunks)
     return made if made is policy else made.eval()

@@ -54,12 +54,19 @@ class Decider:
             )
         if spec.act.dtype != "float32":
             raise ConfigError("a robot needs continuous actions")
-        self.policy, self.observer, self.target, self.images = policy, observer, target, images
-        self.state, self.chunk, self.dt = state, chunk, spec.dt
+        self.policy = policy
+        self.observer = observer
+        self.target = target
+        self.images = images
+        self.state = state
+        self.chunk = chunk
+        self.dt = spec.dt
         self.noise_recorder = NoiseRecorder(policy)
         policy.sample_noise = self.noise_recorder
         self.actor = Actor(policy, 1, execute=1)
-        self.mode, self.first, self.number = Mode.DISCONNECTED, True, 0
+        self.mode = Mode.DISCONNECTED
+        self.first = True
+        self.number = 0
         self.lost = ""
         self.seen: Tensors = {}
         self.alignment = (
@@ -92,13 +99,15 @@ class Decider:
         """Say once that a policy server is lost, and that it is back. Its policy begins anew."""
         if bool(why) != bool(self.lost):
             print(f"policy: {why}" if why else "policy: the server is back", flush=True)
-        self.lost, self.first = why, self.first or bool(why)
+        self.lost = why
+        self.first = self.first or bool(why)
 
     def warm_up(self) -> None:
         """Decide, and tell nobody: what has to be loaded or compiled then is."""
         if self.state.receive():
             self._decide(self.state.fields[0])
-        self.first, self.state.seen = True, 0
+        self.first = True
+        self.state.seen = 0
 
     @torch.inference_mode()
     def _decide(self, fields: np.void) -> Floats:
@@ -120,7 +129,9 @@ class Decider:
         steps, size = plan.shape
         message["number"], message["seen"] = self.number, fields["measured"]
         start = fields["measured"] if self.alignment is None else self.alignment.start
-        message["start"], message["steps"], message["size"] = start, steps, size
+        message["start"] = start
+        message["steps"] = steps
+        message["size"] = size
         message["actions"][:steps, :size] = plan
         noise = self.noise_recorder.noise
         message["noise_size"] = len(noise) if len(noise) <= MOST_NOISE else 0
@@ -136,7 +147,8 @@ class NoiseRecorder:
     """Records the newest noise (flat) that a policy samples."""
 
     def __init__(self, policy: Policy) -> None:
-        self._sample_noise, self.noise = policy.sample_noise, np.zeros(0, np.float32)
+        self._sample_noise = policy.sample_noise
+        self.noise = np.zeros(0, np.float32)
 
     def __call__(self, n: int, explore: bool = False) -> Tensor:
         noise = self._sample_noise(n, explore)
@@ -147,7 +159,7 @@ class NoiseRecorder:
 def observe_state(
     observer: Observer, fields: np.void, target: Target
 ) -> dict[str, NDArray[np.float32]]:
-    """What a policy sees of a state message."""
+    """The observation that a policy gets of a state message."""
     sent = np.array(fields["sent"])
     width, sensed = float(fields["width"]), fields["sensed"]
     return observer(fields["q"], fields["dq"], target(sent), width, sensed)

@@ -19,10 +19,12 @@ LOADING = 120.0  # s that a newcomer has to get ready
 
 
 class HotSwap:
-    """One newcomer at a time: `start`, `poll` until it is ready, then `begin` and `finish`."""
+    """Swaps to one new policy at a time: `start`, `poll` until it is ready, then `begin` and
+    `finish`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder, self.clock = folder, clock
+        self.folder = folder
+        self.clock = clock
         self.child: Child | None = None
 
     def start(self, policy: str, acting: Child) -> None:
@@ -53,15 +55,16 @@ class HotSwap:
         return deployment
 
     def finish(self) -> Child:
-        """Who acts from now on."""
+        """Let the newcomer act, and return its process."""
         assert self.child is not None
-        newcomer, self.child = self.child, None
+        newcomer = self.child
+        self.child = None
         newcomer.words = ()  # should it have to be started again
         newcomer.send(b"g")
         return newcomer
 
     def cancel(self) -> None:
-        """No newcomer. It posts nothing, so its end is not waited for."""
+        """Abandon the newcomer. It posts nothing, so its end is not waited for."""
         if self.child is not None:
             self.child.abandon()
         self.child = None

@@ -19,6 +19,7 @@ import torch
 from embodied.core.build import ConfigError, allow
 from embodied.core.checkpoint import CheckpointError, load_policy
 from embodied.core.errors import RemoteError
+from embodied.policies.abilities import without_reflex
 from embodied.policies.remote.address import PACKAGE
 from embodied.real_robot.assemble import open_channels, tool_target
 from embodied.real_robot.cameras.camera import CameraError
@@ -51,7 +52,7 @@ def main(folder: Path, policy: str = "") -> None:
         threading.Event().wait()
     if deployment.served and not policy:  # an operator typed the server's address
         allow(PACKAGE)
-    acting = load_policy(policy if policy else deployment.policy).without_reflex()
+    acting = without_reflex(load_policy(policy if policy else deployment.policy))
     require_rate(acting.spec, deployment)
     require_actions(acting.spec, deployment)
     acting = with_real_time_chunking(acting, deployment)

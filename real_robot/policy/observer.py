@@ -20,7 +20,6 @@ from embodied.core.spec import Spec, hidden
 from embodied.real_robot.control.arm_state import Floats
 
 AXES = ("x", "y", "z")
-JOINT = re.compile(r"(d?q)(\d+)")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
 Forward = Callable[[Floats], Floats]
 
@@ -41,7 +40,9 @@ class Observer:
         sensed: Sequence[str] = (),
         pictures: Collection[str] = (),
     ) -> None:
-        self.forward, self.given, self.joints = forward, dict(given), joints
+        self.forward = forward
+        self.given = dict(given)
+        self.joints = joints
         self.sensed = tuple(sensed)
         self.names: dict[str, tuple[str, ...]] = {}
         for leaf, about in spec.obs.items():

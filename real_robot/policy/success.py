@@ -15,17 +15,19 @@ GOAL = ("goal_x", "goal_y", "goal_z")
 
 
 class Success:
-    """What is sensed by that name; else the tool within `goal_within` m of the goal that is given
-    or sensed; else it is not known (None)."""
+    """Success as it is sensed by that name; else the tool within `goal_within` m of the goal
+    that is given or sensed; else it is not known (None)."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self.sensed, self.within = deployment.sensed, deployment.goal_within
-        self.given, self.forward = deployment.given, forward_kinematics(deployment)
+        self.sensed = deployment.sensed
+        self.within = deployment.goal_within
+        self.given = deployment.given
+        self.forward = forward_kinematics(deployment)
         has = {*deployment.given, *deployment.sensed}
         self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
 
     def __call__(self, q: Floats, sensed: Iterable[float]) -> bool | None:
-        """For joints at q [n] and what is sensed."""
+        """Success at joints `q` [n] and the sensed numbers."""
         if not self.known:
             return None
         values = {**self.given, **dict(zip(self.sensed, sensed, strict=True))}

@@ -106,7 +106,8 @@ class Recorder:
             return
         if self.builder is not None:
             self._new_dataset()
-        self.spec, self.noise_size = spec, noise
+        self.spec = spec
+        self.noise_size = noise
         watch, target = observer(full, self.deployment), tool_target(self.deployment)
         success, before = Success(self.deployment), self.builder
         frames = self._frame_history(full, spec)
@@ -131,12 +132,13 @@ class Recorder:
         first, number = Path(self.deployment.recording), 2
         while first.with_name(f"{first.name}-{number}").exists():
             number += 1
-        self.writer, self.place = None, first.with_name(f"{first.name}-{number}")
+        self.writer = None
+        self.place = first.with_name(f"{first.name}-{number}")
 
     def _write_episode(self, episode: Episode) -> None:
         fields = self.status.fields
         try:
-            if episode.rows:
+            if episode.steps:
                 self._write(episode)
                 fields["episodes"] += 1
             fields["problem"] = episode.lost.encode()[:239]
@@ -144,7 +146,7 @@ class Recorder:
             fields["problem"] = str(error).encode()[:239]
         fields["ended"] += 1
         fields["success"] = -1 if episode.success is None else int(episode.success)
-        fields["steps"] = len(episode.rows["action"]) if episode.rows else 0
+        fields["steps"] = len(episode.steps["action"]) if episode.steps else 0
         self.status.send()
 
     def _discard(self, number: int) -> None:
@@ -175,9 +177,9 @@ class Recorder:
         }
         about |= {"cut": episode.lost} if episode.lost else {}
         if self.writer is None:
-            images = self.deployment.images
+            images = self.deployment.images or "png"
             self.writer = EpisodeWriter(self.place, self.spec, self.deployment.robot, images)
-        self.writer.add(episode.rows, info=about)
+        self.writer.add(episode.steps, info=about)
 
 
 def main(folder: Path) -> None:

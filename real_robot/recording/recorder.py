@@ -44,9 +44,9 @@ def recorded_spec(spec: Spec, filmed: Mapping[str, tuple[int, int]] | None = Non
 @dataclass(frozen=True)
 class Episode:
     """Rows as `EpisodeWriter.add` takes them, and how the episode ended. `lost` says why the rest
-    of it is not there, where it had to be cut; then there may be no rows at all."""
+    of it is not there, where it had to be cut; then there may be no steps at all."""
 
-    rows: Tensors
+    steps: Tensors
     fault: str
     success: bool | None
     lost: str = ""
@@ -54,7 +54,7 @@ class Episode:
 
 class EpisodeBuilder:
     """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
-    whole. A row whose decision was not heard, or which was made upon a tick that was not seen (the
+    whole. A step whose decision was not heard, or which was made upon a tick that was not seen (the
     recorder was late), has zeros for noise. Pictures come from the `frames`."""
 
     def __init__(
@@ -67,12 +67,15 @@ class EpisodeBuilder:
         frames: FrameHistory | None = None,
     ) -> None:
         self.frames = FrameHistory({}, {}, (), 0.0) if frames is None else frames
-        self.spec, self.observer, self.target, self.noise = spec, observer, target, noise
+        self.spec = spec
+        self.observer = observer
+        self.target = target
+        self.noise = noise
         self.success = success
         self.ticks: OrderedDict[float, np.void] = OrderedDict()
         self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
         self.taken_at: OrderedDict[float, dict[str, float]] = OrderedDict()
-        self.rows: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
         self.open: np.void | None = None
         self.last: np.void | None = None
 
@@ -93,11 +96,13 @@ class EpisodeBuilder:
         """The next tick; the episode that ended with it, if one did."""
         self.ticks[float(tick["measured"])] = tick
         _shorten(self.ticks)
-        before, self.last = self.last, tick
+        before = self.last
+        self.last = tick
         runs = int(tick["mode"]) == Mode.RUNNING
         ran = before is not None and int(before["mode"]) == Mode.RUNNING
         if runs and not ran:
-            self.rows, self.open = [], None
+            self.steps = []
+            self.open = None
         if runs and (self.open is None or tick["step"] != self.open["step"]):
             self._close_step(before if ran else None)
             self.open = tick if tick["size"] and not tick["starved"] else None
@@ -122,50 +127,52 @@ class EpisodeBuilder:
         acted = begin["action"][:size].copy()
         if size != self.spec.act.size or not np.isfinite(acted).all():
             return  # it was refused, and not followed
-        row: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
+        step: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(begin).items()}
         decided = self._seen(self.ticks.get(followed, begin))  # what the policy saw then
-        row |= {f"decided/{k}": v for k, v in decided.items()}
-        row |= self.frames.at(float(begin["measured"]))
-        row |= self.frames.decided(self.taken_at.get(followed, {}))
-        row |= {"action": acted, "reward": 0.0}
-        row |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
-        row |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
-        row |= {"stamp/decided": followed, "stamp/sent": float(begin["now"])}
-        row["intervened"] = bool(begin["intervened"])
-        row["interventions"] = (last["counts"] - begin["counts"]).copy()
+        step |= {f"decided/{k}": v for k, v in decided.items()}
+        step |= self.frames.at(float(begin["measured"]))
+        step |= self.frames.decided(self.taken_at.get(followed, {}))
+        step |= {"action": acted, "reward": 0.0}
+        step |= {f"action/{k}": last[k].copy() for k in ("proposed", "filtered", "sent")}
+        step |= {"tau": begin["tau"].copy(), "stamp/measured": float(begin["measured"])}
+        step |= {"stamp/decided": followed, "stamp/sent": float(begin["now"])}
+        step["intervened"] = bool(begin["intervened"])
+        step["interventions"] = (last["counts"] - begin["counts"]).copy()
         if self.noise:
             nothing = np.zeros(self.noise, np.float32)
             drawn = self.noises.get(followed, nothing)
             mine = followed in self.ticks and not begin["intervened"]
-            row["noise"] = drawn if mine else nothing
+            step["noise"] = drawn if mine else nothing
         done = self.success(last["q"], last["sensed"])
         if done is not None:
-            row |= {"success": done, "reward": float(done)}
-        self.rows.append(row)
+            step |= {"success": done, "reward": float(done)}
+        self.steps.append(step)
 
     def _seen(self, tick: np.void) -> dict[str, NDArray[np.float32]]:
         return observe_state(self.observer, tick, self.target)
 
     def _finish_episode(self, last: np.void, after: np.void) -> Episode | None:
-        rows, self.rows, self.open = self.rows, [], None
-        if not rows:
+        steps = self.steps
+        self.steps = []
+        self.open = None
+        if not steps:
             return None
         fault = bytes(after["fault"]).decode(errors="replace")
         measured = float(last["measured"])
         final: dict[str, Any] = {f"obs/{k}": v for k, v in self._seen(last).items()}
         final |= {**self.frames.at(measured), "stamp/measured": measured}
-        lost = self.frames.stale([*rows, final])
+        lost = self.frames.stale([*steps, final])
         if lost is not None:  # the last moment with all its pictures is where it ends
-            before, final = max(0, lost[0] - 1), rows[max(0, lost[0] - 1)]
-            rows = rows[:before]
-        words = "" if lost is None else f"{lost[1]}; {len(rows)} steps before it are kept"
-        if not rows:
+            before, final = max(0, lost[0] - 1), steps[max(0, lost[0] - 1)]
+            steps = steps[:before]
+        words = "" if lost is None else f"{lost[1]}; {len(steps)} steps before it are kept"
+        if not steps:
             return Episode({}, fault, None, words)
-        made = {key: torch.as_tensor(np.stack([row[key] for row in rows])) for key in rows[0]}
+        made = {key: torch.as_tensor(np.stack([step[key] for step in steps])) for key in steps[0]}
         made["reward"] = made["reward"].float()
         ends = {k: torch.as_tensor(final[f"obs/{k}"]) for k in self.spec.obs}
         made |= {f"next_obs/{k}": v for k, v in ends.items()}
-        ended = torch.zeros(len(rows), dtype=torch.bool)
+        ended = torch.zeros(len(steps), dtype=torch.bool)
         success = bool(made["success"][-1]) if "success" in made else None
         made |= {"terminated": ended.clone(), "truncated": ended}
         made["terminated"][-1] = bool(success)

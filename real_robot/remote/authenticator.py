@@ -37,13 +37,18 @@ def guarded(context: zmq.Context[zmq.Socket[bytes]], keys: Pair) -> zmq.Socket[b
     """A ROUTER socket with CURVE encryption that admits only authenticated clients."""
     router = context.socket(zmq.ROUTER)
     router.curve_server = True
-    router.curve_publickey, router.curve_secretkey = keys.public, keys.secret
+    router.curve_publickey = keys.public
+    router.curve_secretkey = keys.secret
     router.zap_domain = b"robot"
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator no client is admitted
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.maxmsgsize, router.linger, router.handshake_ivl = MAX_MESSAGE_BYTES, 0, HANDSHAKE_MS
+    router.maxmsgsize = MAX_MESSAGE_BYTES
+    router.linger = 0
+    router.handshake_ivl = HANDSHAKE_MS
     router.rcvhwm = router.sndhwm = MOST_QUEUED
-    router.tcp_keepalive, router.heartbeat_ivl, router.heartbeat_timeout = 1, 5_000, 30_000
+    router.tcp_keepalive = 1
+    router.heartbeat_ivl = 5_000
+    router.heartbeat_timeout = 30_000
     return router
 
 

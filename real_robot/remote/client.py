@@ -55,13 +55,19 @@ class RemoteClient:
     """One connection to `host`, for `timeout` s. ClientError."""
 
     def __init__(self, host: str, own: Pair, server: bytes, timeout: float) -> None:
-        self.host, self.timeout, self.number = host, timeout, 0
-        self.deadline, self.happened = time.monotonic() + timeout, "no server answers there"
+        self.host = host
+        self.timeout = timeout
+        self.number = 0
+        self.deadline = time.monotonic() + timeout
+        self.happened = "no server answers there"
         self.context = zmq.Context()
         self.line = self.context.socket(zmq.DEALER)
-        self.line.curve_publickey, self.line.curve_secretkey = own.public, own.secret
+        self.line.curve_publickey = own.public
+        self.line.curve_secretkey = own.secret
         self.line.curve_serverkey = server
-        self.line.immediate, self.line.linger, self.line.maxmsgsize = 1, GOING, MAX_REPLY_BYTES
+        self.line.immediate = 1
+        self.line.linger = GOING
+        self.line.maxmsgsize = MAX_REPLY_BYTES
         self.events = self.line.get_monitor_socket(sum(HAPPENS))
         try:
             self.line.connect(f"tcp://{host}")

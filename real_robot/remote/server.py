@@ -66,7 +66,9 @@ class Relay:
     def __init__(
         self, folder: Path, remote: Remote, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.folder, self.path, self.clock = folder, folder / SOCKET, clock
+        self.folder = folder
+        self.path = folder / SOCKET
+        self.clock = clock
         keys = Path(remote.keys)
         self.context = zmq.Context()
         self.authenticator = Authenticator(self.context, keys / CLIENTS)

@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.tensors import Tensors
 from embodied.real_robot.assemble import forward_kinematics
@@ -27,6 +28,7 @@ from embodied.real_robot.rl import robot_env
 from embodied.real_robot.rl.session import RobotSessionError
 
 ENDLESS = 1 << 40  # steps
+Corner = tuple[Number, Number, Number]
 
 
 class Facts(NamedTuple):
@@ -40,27 +42,24 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """`robot`, `world`, `patience`, `folder`, `camera` and `age` as in
-    embodied.real_robot.rl.robot_env. `goals`:
-    what is given on the way to each, `goal_x`, `goal_y`, `goal_z` (m) among it. `thing`: "tool", or
-    the name of what is sensed as `NAME_x ...`; it has come there `within` m of the goal. `area`:
-    the box (low, high; m) in which the arm gets at it. `retreat`: steps straight up before it goes
-    home, so that it takes nothing along."""
+    """Settings of a robot that trains without resets. `given` numbers that are ranges are drawn
+    anew for every goal; a goal's own values name `goal_x`, `goal_y`, `goal_z` (m) and the same
+    other numbers as all goals."""
 
-    robot: Node
-    world: Node
-    goals: tuple[Mapping[str, float], ...]
-    thing: str = "tool"
-    within: float = 0.025
-    area: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
-    retreat: int = 10
-    num_envs: int = 1
-    patience: float = 600.0
-    folder: str = ""
-    camera: Node | None = None
-    age: float = 0.5
-    given: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
-    seed: int = 0
+    robot: Node  # a robot's YAML
+    world: Node  # environment whose Spec policies are made for
+    goals: tuple[Mapping[str, Number], ...]  # what is given on the way to each goal
+    thing: str = "tool"  # what goes to the goal: tool, or what is sensed as NAME_x, NAME_y, NAME_z
+    within: Annotated[float, Bound(above=0.0, high=10.0)] = 0.025  # m of the goal
+    area: tuple[Corner, Corner] | None = None  # box (low, high; m) that the arm reaches; null: any
+    retreat: Annotated[int, Bound(0, 1000)] = 10  # steps straight up before the arm goes home
+    num_envs: Count = 1  # 1: a real robot is one arm
+    patience: NonNegative = 600.0  # s for an operator to reset the arm or mend a camera
+    folder: str = ""  # the daemon's working folder; empty: one in memory
+    camera: Node | None = None  # what rewards look through; null: nothing
+    age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # oldest picture that is used, s
+    given: Mapping[str, tuple[Number, Number]] = field(default_factory=dict[str, Any])  # low, high
+    seed: CountOrZero = 0  # of the drawn numbers
 
     def __post_init__(self) -> None:
         if len(self.goals) < 2 or any(not {*GOAL} <= {*goal} for goal in self.goals):

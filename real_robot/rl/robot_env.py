@@ -13,13 +13,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
@@ -41,29 +42,24 @@ HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
 @dataclass(frozen=True)
 class Config:
-    """`robot` is a robot's YAML, `world` the environment whose Spec policies are made for.
+    """Settings of a robot as an environment.
 
-    An episode lasts `horizon` steps; success (as the deployment knows it) ends it and pays 1.
-    `patience`: s that an operator has to reset an arm that stopped for good, or to mend a camera
-    that policies see by. `given` numbers are drawn anew for each episode where they are ranges,
-    `[low, high]`. What policies of `world` see is taken by the robot's `cameras`; no picture is
-    older than `age` s. `camera` (embodied.real_robot.cameras.sources) is what rewards look through;
-    a picture has to
-    come within `age` s after what it is to show. `hold`: the device of hold-to-run (None: the space
-    bar of this terminal), where `robot` has `hold_to_run`: a step waits until it is held.
-    """
+    Success (as the deployment knows it) ends an episode and pays 1. What policies of `world` see is
+    taken by the robot's `cameras`. Rewards look through `camera`, whose picture has to come within
+    `age` s after what it is to show. Where `robot` has `hold_to_run`, a step waits until the key of
+    `hold` is held."""
 
-    robot: Node
-    world: Node
-    horizon: int = 100
-    num_envs: int = 1
-    patience: float = 600.0
-    folder: str = ""
-    given: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, Any])
-    seed: int = 0
-    camera: Node | None = None
-    age: float = 0.5
-    hold: Node | None = None
+    robot: Node  # a robot's YAML
+    world: Node  # environment whose Spec policies are made for
+    horizon: Count = 100  # steps of an episode
+    num_envs: Count = 1  # 1: a real robot is one arm
+    patience: NonNegative = 600.0  # s for an operator to reset the arm or mend a camera
+    folder: str = ""  # the daemon's working folder; empty: one in memory
+    given: Mapping[str, tuple[Number, Number]] = field(default_factory=dict[str, Any])  # low, high
+    seed: CountOrZero = 0  # of the numbers that are drawn for each episode
+    camera: Node | None = None  # what rewards look through; null: nothing
+    age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # oldest picture that is used, s
+    hold: Node | None = None  # device of hold-to-run; null: the space bar of this terminal
 
 
 class RealEnv(VecEnv):
@@ -74,7 +70,8 @@ class RealEnv(VecEnv):
     def __init__(self, config: Config) -> None:
         if config.num_envs != 1:
             raise ConfigError("a real robot is one arm: num_envs=1 (and eval.num_envs=1)")
-        self.config, self.num_envs = config, 1
+        self.config = config
+        self.num_envs = 1
         self.random = np.random.default_rng(config.seed)
         inner = build({**config.world, "num_envs": 1}, VecEnv)
         self.spec = inner.spec

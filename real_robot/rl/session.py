@@ -71,7 +71,9 @@ class RobotSession:
         if hold is not None and not deployment.hold_to_run:
             raise ConfigError("hold names a device of hold-to-run; add hold_to_run: true")
         self.hand = HoldToRun(hold) if deployment.hold_to_run else None
-        self.deployment, self.key, self.shared = deployment, "", 0
+        self.deployment = deployment
+        self.key = ""
+        self.shared = 0
         self.owner: object = None
         self.lock = threading.Lock()  # one user at a time
         self._temporary_folder = (
@@ -99,7 +101,8 @@ class RobotSession:
 
     def _open(self) -> None:
         channels = open_channels(self.deployment, self.folder_path)
-        self.state_mailbox, self.chunk = channels.state, channels.chunk
+        self.state_mailbox = channels.state
+        self.chunk = channels.chunk
         self.number = 0
         self.update()
 
@@ -129,7 +132,9 @@ class RobotSession:
         """Send `action` [A] for one step from now on; its observation was made at `seen` (s)."""
         message = self.chunk.fields[0]
         self.number += 1
-        message["number"], message["seen"], message["start"] = self.number, seen, time.monotonic()
+        message["number"] = self.number
+        message["seen"] = seen
+        message["start"] = time.monotonic()
         message["steps"], message["size"] = 1, len(action)
         message["actions"][0, : len(action)] = action
         self.chunk.send()
@@ -245,7 +250,9 @@ class DeadmanTimer:
     """
 
     def __init__(self, patience: float, callback: Callable[[], None], lock: threading.Lock) -> None:
-        self.patience, self.callback, self.lock = patience, callback, lock
+        self.patience = patience
+        self.callback = callback
+        self.lock = lock
         self.last: float | None = None
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -1,1 +1,1 @@
-"""What stands between any policy and any driver, the same in simulation and on metal."""
+"""The safety chain between any policy and any driver, the same in simulation and on a robot."""

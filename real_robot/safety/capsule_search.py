@@ -30,7 +30,7 @@ def fit_body(triangles: Floats) -> list[Capsule]:
 
 
 def fit_slices(triangles: Floats, axis: Floats, count: int) -> list[Capsule]:
-    """In `count` slices across `axis`; the cuts are moved to where the volume is least."""
+    """Capsules of `count` slices across `axis`, cut where their volume is least."""
     along = triangles @ axis
     low, high = float(along.min()), float(along.max())
     cuts = np.linspace(low, high, count + 1)
@@ -79,7 +79,7 @@ def fit_points(points: Floats, rounds: int = ROUNDS) -> Capsule:
 def _search(
     points: Floats, axis: Floats, random: np.random.Generator, rounds: int
 ) -> tuple[Floats, Floats, float]:
-    """From `axis` through the middle, by random steps that grow smaller."""
+    """The smallest capsule found from `axis` through the middle, by random steps that shrink."""
     size = float(np.ptp(points, axis=0).max())
     state = np.concatenate([axis, (points.min(0) + points.max(0)) / 2, [0.0]])
     best, scale = np.inf, np.array([0.3] * 3 + [0.1 * size] * 3 + [0.3])
@@ -119,7 +119,7 @@ def _distances(points: Floats, start: Floats, end: Floats) -> Floats:
 
 
 def _extremes(points: Floats) -> Floats:
-    """Those that are furthest in one of many directions."""
+    """The points that are furthest in one of many directions."""
     random = np.random.default_rng(1)
     ways = random.normal(0, 1, (400, 3))
     return points[np.unique(np.argmax(points @ ways.T, axis=0))]
@@ -139,7 +139,7 @@ def _volumes(capsules: list[Capsule]) -> float:
 
 
 def rounded(values: Any) -> list[float]:
-    """As it is written to a file: -0.0 becomes 0.0."""
+    """`values` as they are written to a file: -0.0 becomes 0.0."""
     return [round(float(v), 9) + 0.0 for v in values]
 
 

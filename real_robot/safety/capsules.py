@@ -13,26 +13,27 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import yaml
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments.kinematics.arms_file import ArmsFile, Placed, read_arms_file
 from embodied.embodiments.kinematics.chain import Joint
 from embodied.real_robot.control.arm_state import Floats
 
-Point = tuple[float, float, float]
+Point = tuple[Number, Number, Number]
 
 
 @dataclass(frozen=True)
 class Capsule:
-    """From `start` to `end` (m, in the frame of what its body moves with), `radius` m thick."""
+    """A segment with a radius, in the frame of what its body moves with."""
 
-    start: Point
-    end: Point
-    radius: float
+    start: Point  # one end, m
+    end: Point  # other end, m
+    radius: Annotated[float, Bound(above=0.0, below=10.0)]  # m
 
     def __post_init__(self) -> None:
         if not (0 < self.radius < 10 and np.isfinite([*self.start, *self.end]).all()):
@@ -41,21 +42,20 @@ class Capsule:
 
 @dataclass(frozen=True)
 class Body:
-    """`capsules` that move with joint number `joint` (-1: they stay with the base)."""
+    """A part of an arm that moves with one joint, or stays with the base."""
 
-    name: str
-    joint: int
-    capsules: tuple[Capsule, ...]
+    name: str  # as in the arm's model
+    joint: Annotated[int, Bound(-1)]  # number of the joint that moves it; -1: the base
+    capsules: tuple[Capsule, ...]  # its shape
 
 
 @dataclass(frozen=True)
 class Model:
-    """An arm: its `joints` in the driver's order, its `bodies`, and the `pairs` of bodies that can
-    come near each other, or touch."""
+    """The shape of an arm."""
 
-    joints: tuple[Joint, ...]
-    bodies: tuple[Body, ...]
-    pairs: tuple[tuple[str, str], ...]
+    joints: tuple[Joint, ...]  # in the driver's order
+    bodies: tuple[Body, ...]  # what moves with them
+    pairs: tuple[tuple[str, str], ...]  # pairs of bodies that can come near each other
 
     def __post_init__(self) -> None:
         for i, joint in enumerate(self.joints):
@@ -74,7 +74,7 @@ class Model:
 
 @lru_cache(maxsize=8)
 def read_model(name: str) -> Model:
-    """Of an arm of this repository (`fr3`), or a file's; ConfigError."""
+    """The model of an arm of this repository (`fr3`), or of a file; ConfigError."""
     if (several := read_arms_file(name)) is not None:
         return joined_model(several)
     shipped = files("embodied.embodiments")
@@ -120,7 +120,7 @@ def joined_model(table: ArmsFile) -> Model:
 
 
 def _placed_joint(name: str, joint: Joint, first: int, placed: Placed) -> Joint:
-    """With its prefix, behind the `first` joints of other arms."""
+    """`joint` with its arm's prefix, behind the `first` joints of other arms."""
     if joint.parent >= 0:
         return replace(joint, name=f"{name}_{joint.name}", parent=joint.parent + first)
     turn = (placed.rotation @ np.reshape(joint.turn, (3, 3))).ravel()
@@ -163,7 +163,7 @@ class Kinematics:
         starts = np.array([each.start for each in capsules]).reshape(-1, 3)
         ends = np.array([each.end for each in capsules]).reshape(-1, 3)
         self.squares = ((ends - starts) ** 2).sum(1)
-        """Of the lengths of axes, m^2."""
+        """Squared lengths [C] of the capsules' axes, m^2."""
         self._spread = self._ends([model.bodies[b].joint for b in self.bodies], starts, ends, n)
         self._frames: dict[int, Floats] = {}
         self._newest: tuple[Floats, Floats, Floats] | None = None
@@ -198,8 +198,8 @@ class Kinematics:
         return self._solve(q)[1]
 
     def frames(self, q: Floats) -> Floats:
-        """Of the base and of all joints, [n + 1, k, 4, 4], in the base frame, at `q` [k, n]; valid
-        until the next call."""
+        """Frames [n + 1, k, 4, 4] of the base and of all joints in the base frame, at `q` [k,
+        n]; valid until the next call."""
         return self._solve(q)[2]
 
     def _solve(self, q: Floats) -> tuple[Floats, Floats, Floats]:

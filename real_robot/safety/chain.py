@@ -35,7 +35,7 @@ ORDER = (
     "torque_rate",
     "tracking",
 )
-"""Of the stages; the limits come after all of them."""
+"""Order in which the stages run. The hard limits run last."""
 
 
 S = TypeVar("S")
@@ -43,48 +43,56 @@ S = TypeVar("S")
 
 @dataclass(slots=True)
 class Tick:
-    """One control tick: `q` [n] is what is wanted and, stage by stage, becomes what may be sent.
-
-    `last` [n] was sent in the tick before; `seen` is when the observation was made that `q` comes
-    from, `now` the time (s, monotonic). `hold` asks for rest, wherever that is reached, until it is
-    no longer asked for; `fault` is a reason to stop for good, empty while there is none.
-    `stiffness` [m] is what the driver's springs should become (None: they stay as they are).
-    """
+    """One control tick, which the stages change one after the other."""
 
     q: Floats
+    """Joint target [n] (rad, m): what is wanted, then what may be sent."""
     last: Floats
+    """Joint target [n] that was sent in the tick before."""
     arm: ArmState
+    """The newest measurement."""
     seen: float
+    """Time (s, monotonic) of the observation that `q` comes from."""
     now: float
+    """Time (s, monotonic) of this tick."""
     hold: bool = False
+    """Whether the arm should come to rest, as long as this is asked for."""
     fault: str = ""
+    """Reason to stop for good; empty: none."""
     stiffness: Floats | None = None
+    """Stiffness [m] that the driver's springs should become; None: they stay as they are."""
+
+    def fail(self, reason: str) -> None:
+        """Name a reason to stop for good. The first reason of a tick stays."""
+        self.fault = self.fault or reason
 
 
 class Stage(Protocol):
-    """Total: defined for every tick, never raises; changes `q` in place, asks to hold, or names a
-    fault."""
+    """A stage changes `q` in place, asks to hold, or names a fault. It is defined for every tick
+    and never raises."""
 
     name: ClassVar[str]
 
     def begin(self, arm: ArmState) -> None:
-        """The arm stands still at `arm`; forget what was."""
+        """Forget what was; the arm stands still at `arm`."""
         ...
 
-    def __call__(self, tick: Tick) -> None: ...
+    def __call__(self, tick: Tick) -> None:
+        """Check or change `tick`."""
+        ...
 
 
 @runtime_checkable
 class KnowsSprings(Protocol):
     """A stage that counts on the springs that the driver holds the arm with."""
 
-    def check(self, springs: Springs | None) -> None: ...
+    def check(self, springs: Springs | None) -> None:
+        """ConfigError where the driver holds the arm with other springs."""
+        ...
 
 
 class Chain:
-    """`changed` [stages + 1] is how far each stage moved the newest target (rad or m; the limits
-    last), `counts` in how many ticks each moved one. `stiffness` is what the driver's springs
-    should become now (None: they stay as they are)."""
+    """The stages in their order, then the hard limits."""
 
     def __init__(self, stages: Sequence[Stage], limiter: Limiter) -> None:
         names = [stage.name for stage in stages]
@@ -96,11 +104,16 @@ class Chain:
         self.names = (*(stage.name for stage in self.stages), "limits")
         self.limiter = limiter
         self.changed = np.zeros(len(self.names))
+        """Distance [stages + 1] (rad, m) by which each stage, and last the limits, moved the newest
+        target."""
         self.counts = np.zeros(len(self.names), np.int64)
+        """Ticks [stages + 1] in which each of them moved a target or began to hold."""
         self.fault = ""
+        """The latched reason to stop; empty: none."""
         self.stiffness: Floats | None = None
+        """Stiffness [m] that the driver's springs should become now; None: they stay."""
         self.aim: Floats | None = None
-        """Where an arm that is held or has faulted lets the set-point go [n]; None: it brakes."""
+        """Joint target [n] of an arm that is held or has faulted; None: it brakes."""
         self._before = np.zeros(len(limiter.limits))
 
     def stage(self, kind: type[S]) -> S | None:
@@ -119,7 +132,7 @@ class Chain:
         self.limiter.begin(arm.q)
 
     def forget(self, arm: ArmState) -> None:
-        """Only the stages begin anew; the commanded motion goes on as it was."""
+        """Let only the stages begin anew; the commanded motion goes on as it was."""
         for stage in self.stages:
             stage.begin(arm)
         self.changed[:] = 0
@@ -131,19 +144,21 @@ class Chain:
                 stage.check(springs)
 
     def clear(self) -> None:
-        """The operator has seen the fault; the next `begin` starts afresh."""
+        """Clear the latched fault, which the operator has seen."""
         self.fault = ""
 
     def __call__(self, target: Floats, seen: float, arm: ArmState, now: float) -> Floats:
-        """What to send [n] for the wanted target `target` [n]; valid until the next call."""
+        """The joint target [n] to send where `target` [n] is wanted; valid until the next call.
+
+        `seen` (s) is the time of the observation that `target` comes from."""
         tick = Tick(self.limiter.wanted, self.limiter.q, arm, seen, now)
-        _put(tick.q, target, tick)
+        _put_target(target, tick)
         for i, stage in enumerate(self.stages):
             np.copyto(self._before, tick.q)
-            held = tick.hold
+            held_before = tick.hold
             stage(tick)
             self._count(i, tick.q)
-            self.counts[i] += tick.hold and not held
+            self.counts[i] += tick.hold and not held_before
             if tick.fault:
                 break
         if tick.fault and not self.fault:
@@ -161,17 +176,18 @@ class Chain:
         """Whether what is sent no longer moves."""
         return self.limiter.resting
 
-    def _count(self, at: int, q: Floats) -> None:
+    def _count(self, stage: int, q: Floats) -> None:
+        """Note how far stage number `stage` moved the target, which is `q` [n] now."""
         np.subtract(q, self._before, out=self._before)
         np.abs(self._before, out=self._before)
-        self.changed[at] = self._before.max()
-        self.counts[at] += self.changed[at] > 1e-9
+        self.changed[stage] = self._before.max()
+        self.counts[stage] += self.changed[stage] > 1e-9
 
 
-def _put(q: Floats, target: Floats, tick: Tick) -> None:
-    """`target` into `q`, or a fault where it does not have its shape."""
-    if np.shape(target) == q.shape:
-        np.copyto(q, target)
+def _put_target(target: Floats, tick: Tick) -> None:
+    """Copy `target` into `tick.q`; a target of another shape is a fault."""
+    if np.shape(target) == tick.q.shape:
+        np.copyto(tick.q, target)
     else:
-        np.copyto(q, tick.last)
-        tick.fault = f"the command has shape {np.shape(target)} for {len(q)} joints"
+        np.copyto(tick.q, tick.last)
+        tick.fail(f"the command has shape {np.shape(target)} for {len(tick.q)} joints")

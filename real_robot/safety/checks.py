@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from embodied.core.bounds import Bound, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Limits
 from embodied.real_robot.safety.chain import Tick
 
 
 class Finite:
-    """A command that is not a number is a fault, and so is a measurement."""
+    """A command or a measurement that is not a finite number is a fault."""
 
     name: ClassVar[str] = "finite"
 
@@ -22,27 +23,23 @@ class Finite:
 
     def __call__(self, tick: Tick) -> None:
         arm = tick.arm
-        # First of all: commands are made of measurements.
+        # Measurements come first, because commands are made of them.
         if not (np.isfinite(arm.q).all() and np.isfinite(arm.dq).all()):
-            tick.fault = tick.fault or "a measurement is not a finite number"
+            tick.fail("a measurement is not a finite number")
         if not np.isfinite(tick.q).all():
             np.copyto(tick.q, tick.last)
-            tick.fault = tick.fault or "a command is not a finite number"
+            tick.fail("a command is not a finite number")
 
 
 @dataclass(frozen=True)
 class FreshConfig:
-    """Ages in s: from `hold` on the arm comes to rest and waits for a newer command, from `stop` on
-    that is a fault, and so is a measurement older than `state`. `frozen`: how many ticks a
-    measurement may repeat itself to the last bit (0: any number; a noisy sensor never does).
-    `pause`: two ticks further apart than that are a fault, the arm was unwatched meanwhile (0: the
-    missed ticks are counted, and that is all)."""
+    """Ages and pauses (s) from which commands and measurements are not trusted."""
 
-    hold: float
-    stop: float
-    state: float
-    frozen: int = 0
-    pause: float = 0.0
+    hold: Annotated[float, Bound(above=0.0, high=60.0)]  # s: older commands are not followed
+    stop: Annotated[float, Bound(above=0.0, high=120.0)]  # s: an older command is a fault
+    state: Annotated[float, Bound(above=0.0, high=60.0)]  # s: an older measurement is a fault
+    frozen: CountOrZero = 0  # ticks in which a measurement may repeat to the last bit; 0: any
+    pause: Annotated[float, Bound(0.0, 60.0)] = 0.0  # s between ticks that is a fault; 0: none is
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused, and infinity: it would switch the check off.
@@ -53,7 +50,7 @@ class FreshConfig:
 
 
 class Fresh:
-    """Commands from old observations are not followed, and arms that are not seen do not move."""
+    """A command from an old observation is not followed; an arm that is not measured is a fault."""
 
     name: ClassVar[str] = "fresh"
 
@@ -65,48 +62,55 @@ class Fresh:
         self._forget()
 
     def _forget(self) -> None:
-        self.repeats, self.t, self.before = 0, -np.inf, b""
-        self.now = np.inf
+        self.repeats = 0
+        """Ticks in which the newest measurement repeated itself."""
+        self.newest_time = -np.inf
+        """Time (s) of the newest measurement."""
+        self.last_reading = b""
+        """Bytes of the newest measured positions and velocities."""
+        self.last_tick = np.inf
+        """Time (s) of the tick before."""
 
     def __call__(self, tick: Tick) -> None:
         # Each comparison is written so that a time that is not a number is too old.
-        config, age = self.config, tick.now - tick.seen
+        config = self.config
         if not abs(tick.now - tick.arm.t) <= config.state:
-            tick.fault = tick.fault or f"the arm was last seen {tick.now - tick.arm.t:.3f} s ago"
-        if not tick.arm.t >= self.t:
-            tick.fault = tick.fault or "a measurement is older than the one before"
-        self.t = max(self.t, tick.arm.t)
-        self._paused(tick)
-        self._repeated(tick)
+            tick.fail(f"the arm was last seen {tick.now - tick.arm.t:.3f} s ago")
+        if not tick.arm.t >= self.newest_time:
+            tick.fail("a measurement is older than the one before")
+        self.newest_time = max(self.newest_time, tick.arm.t)
+        self._check_pause(tick)
+        self._check_repeats(tick)
+        age = tick.now - tick.seen
         if age < -config.state:  # stamped by another clock: it would never grow old
-            tick.fault = tick.fault or f"the policy's observation is {-age:.3f} s from the future"
+            tick.fail(f"the policy's observation is {-age:.3f} s from the future")
         if not age <= config.stop:
-            tick.fault = tick.fault or f"the policy's last observation is {age:.3f} s old"
+            tick.fail(f"the policy's last observation is {age:.3f} s old")
         tick.hold = tick.hold or not age <= config.hold
 
-    def _paused(self, tick: Tick) -> None:
-        gap, self.now = tick.now - self.now, tick.now
+    def _check_pause(self, tick: Tick) -> None:
+        gap = tick.now - self.last_tick
+        self.last_tick = tick.now
         if 0 < self.config.pause < gap:
-            tick.fault = tick.fault or f"the control process paused for {gap:.3f} s"
+            tick.fail(f"the control process paused for {gap:.3f} s")
 
-    def _repeated(self, tick: Tick) -> None:
+    def _check_repeats(self, tick: Tick) -> None:
         if not self.config.frozen:
             return
-        now = tick.arm.q.tobytes() + tick.arm.dq.tobytes()
-        self.repeats = self.repeats + 1 if now == self.before else 0
-        self.before = now
+        reading = tick.arm.q.tobytes() + tick.arm.dq.tobytes()
+        self.repeats = self.repeats + 1 if reading == self.last_reading else 0
+        self.last_reading = reading
         if self.repeats >= self.config.frozen:
-            tick.fault = tick.fault or f"the sensors have not changed in {self.repeats} ticks"
+            tick.fail(f"the sensors have not changed in {self.repeats} ticks")
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Silence of the daemon in s: from `hold` on a moving arm comes to rest and waits until the
-    daemon is back, from `stop` on that is a fault. A daemon beats every 0.05 s; with the
-    default an arm is at rest 0.5 s after the last beat."""
+    """How long the daemon may be silent while the arm moves. A daemon beats every 0.05 s; with the
+    defaults the arm is at rest 0.5 s after the last beat."""
 
-    hold: float = 0.25
-    stop: float = 2.0
+    hold: Annotated[float, Bound(above=0.0, high=60.0)] = 0.25  # s: then the arm brakes and waits
+    stop: Annotated[float, Bound(above=0.0, high=120.0)] = 2.0  # s: then the stop is latched
 
     def __post_init__(self) -> None:
         if not 0 < self.hold <= self.stop < float("inf"):
@@ -117,7 +121,7 @@ class Heartbeat:
 
 
 class Enabled:
-    """An arm that is not enabled comes to rest, whatever is asked; that is no fault."""
+    """An arm that is not enabled comes to rest, whatever is commanded. That is no fault."""
 
     name: ClassVar[str] = "enabled"
 
@@ -132,31 +136,35 @@ class Enabled:
 
 
 class Torque:
-    """A measured torque above its limit, in `patience` ticks one after the other, is a fault."""
+    """A measured torque above its limit in `patience` consecutive ticks is a fault."""
 
     name: ClassVar[str] = "torque"
 
     def __init__(self, limits: Limits, patience: int = 3) -> None:
-        self.most, self.patience, self.above = np.asarray(limits.torque), patience, 0
+        self.most = np.asarray(limits.torque)
+        """Largest torque [n], N m (N)."""
+        self.patience = patience
+        self.ticks_above = 0
+        """Consecutive ticks with a torque above its limit, up to now."""
 
     def begin(self, arm: ArmState) -> None:
-        self.above = 0
+        self.ticks_above = 0
 
     def __call__(self, tick: Tick) -> None:
         # Written so that a torque that is not a number counts as too large.
-        fine = bool((np.abs(tick.arm.tau) <= self.most).all())
-        self.above = 0 if fine else self.above + 1
-        if self.above >= self.patience:
+        within = bool((np.abs(tick.arm.tau) <= self.most).all())
+        self.ticks_above = 0 if within else self.ticks_above + 1
+        if self.ticks_above >= self.patience:
             joint = int(np.argmax(np.abs(np.nan_to_num(tick.arm.tau, nan=np.inf)) / self.most))
-            tick.fault = tick.fault or (
+            tick.fail(
                 f"joint {joint} measures {tick.arm.tau[joint]:.1f} N m, its limit is "
                 f"{self.most[joint]:.1f}"
             )
 
 
 class TorqueRate:
-    """Measured torques that changed faster than `most` [n] (N m/s, N/s) over the last `ticks` of
-    `dt` s, a blow or a cable that catches, are a fault."""
+    """A torque that changed faster than `most` [n] (N m/s, N/s) over the last `ticks` ticks of
+    `dt` s is a fault: a blow, or a cable that catches."""
 
     name: ClassVar[str] = "torque_rate"
 
@@ -164,18 +172,23 @@ class TorqueRate:
         self.most = np.asarray(most, dtype=float)
         if not (np.isfinite(self.most) & (self.most > 0)).all():
             raise ConfigError("safety.torque_rate should be finite and above 0 for every joint")
-        self.time, self.past, self.at = dt * ticks, np.zeros((ticks, len(most))), 0
+        self.span = dt * ticks
+        """Time (s) from the oldest kept torque to the newest."""
+        self.past = np.zeros((ticks, len(most)))
+        """The last torques [ticks, n], a ring."""
+        self.oldest = 0
+        """Row of the oldest torque in the ring."""
 
     def begin(self, arm: ArmState) -> None:
         self.past[:] = arm.tau
 
     def __call__(self, tick: Tick) -> None:
-        rate = np.abs(tick.arm.tau - self.past[self.at]) / self.time
-        self.past[self.at] = tick.arm.tau
-        self.at = (self.at + 1) % len(self.past)
+        rate = np.abs(tick.arm.tau - self.past[self.oldest]) / self.span
+        self.past[self.oldest] = tick.arm.tau
+        self.oldest = (self.oldest + 1) % len(self.past)
         if not (rate <= self.most).all():  # also what is not a number
             joint = int(np.argmax(np.nan_to_num(rate, nan=np.inf) / self.most))
-            tick.fault = tick.fault or (
+            tick.fail(
                 f"the torque of joint {joint} changed by {rate[joint]:.0f} N m/s, at most "
                 f"{self.most[joint]:.0f} is allowed"
             )
@@ -193,10 +206,10 @@ class Tracking:
         """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:
-        apart = np.abs(tick.arm.q - tick.last)
-        if not (apart <= self.most).all():
-            joint = int(np.argmax(apart - self.most))
-            tick.fault = tick.fault or (
-                f"joint {joint} is {apart[joint]:.3f} from where it was sent; at most "
+        error = np.abs(tick.arm.q - tick.last)
+        if not (error <= self.most).all():
+            joint = int(np.argmax(error - self.most))
+            tick.fail(
+                f"joint {joint} is {error[joint]:.3f} from where it was sent; at most "
                 f"{self.most[joint]:.3f} is allowed"
             )

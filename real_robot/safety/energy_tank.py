@@ -18,49 +18,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 
-SURE = 2.0  # standard deviations by which a measured position may be off, at every change
-MOVED = 5.0  # standard deviations of a displacement that are no motion
+CERTAIN_DEVIATIONS = 2.0  # standard deviations by which a measured position may be off
+MOTION_DEVIATIONS = 5.0  # standard deviations up to which a displacement is no motion
 LEAST_WINDOW = 0.05  # s over which displacements are taken as dissipated
 ROUNDING = 1e-12  # J
 SHARES = np.array([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0])
-"""Of a wanted change, the largest first: what is tried."""
-ROWS = (
-    "_level", "_opened", "_from", "x", "setpoint", "stiffness",
-    "_softest", "_stiffest", "_softer", "_stiffer",
+"""Shares of a wanted change that are tried, the largest first."""
+BOOKS = (
+    "booked_level", "window_start", "window_place", "x", "setpoint", "stiffness",
+    "min_stiffness_window", "max_stiffness_window",
+    "min_stiffness_previous", "max_stiffness_previous",
 )  # fmt: skip
-CHANGES = ("_old", "_new", "_soft", "_hard", "_worst", "_guess")
+"""Arrays [...] that a tank keeps for each arm."""
+PENDING = (
+    "setpoint_before", "setpoint_after", "stiffness_before", "stiffness_after",
+    "cost_measured", "cost_bound",
+)  # fmt: skip
+"""Arrays [slots, ...] of the changes whose cost is not known yet, one slot for each tick."""
 Error = Callable[[Floats, Floats], Floats]
-"""How far springs whose rest is at `s` [..., p] are stretched at `x` [..., p]: [..., m]."""
+"""A function of set-points `s` [..., p] and places `x` [..., p]: the stretch of the springs
+[..., m]."""
+
+Energy = Annotated[float, Bound(above=0.0, high=1e6)]
+"""J."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TankConfig:
-    """J: `start`, `most` and `least` in the tank; `power` (W) that it gives at most; `share` of
-    what damping dissipates that goes back into it.
+    """The books of an energy tank."""
 
-    `noise`: standard deviation of a measured position (rad, m). `delay` (s): the most that may pass
-    from sending a set-point until the measurement of the moment when it took effect is here;
-    `speed` (rad/s, m/s): the fastest that the arm then moves.
-    `late` (s): how late the springs themselves know where the arm is (0: the robot's own springs).
-    """
-
-    start: float
-    most: float
-    least: float
-    power: float
-    share: float = 1.0
-    noise: float = 0.0
-    delay: float = 0.0
-    speed: float = 0.0
-    late: float = 0.0
+    start: Energy  # J in the tank at the start
+    most: Energy  # J that the tank holds at most
+    least: Energy  # J that always stay in the tank
+    power: Annotated[float, Bound(above=0.0, high=1e6)]  # W that the tank gives at most
+    share: Fraction = 1.0  # share of what damping dissipates that goes back into the tank
+    noise: Fraction = 0.0  # standard deviation of a measured position, rad (m)
+    delay: Fraction = 0.0  # most time from a set-point to the measurement of its effect, s
+    speed: Annotated[float, Bound(0.0, 1e4)] = 0.0  # fastest motion in that time, rad/s (m/s)
+    late: Fraction = 0.0  # age of the position that the springs know, s; 0: the robot's own
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused.
@@ -80,12 +84,13 @@ class TankConfig:
 
 @dataclass(frozen=True)
 class Held:
-    """Springs and dampers [m] that an arm is held with, as set up; `stretch` [m] (rad, m): beyond
-    it a spring's pull grows no more. With less stiffness the damping falls by its square root."""
+    """Springs and dampers [m] that an arm is held with, as set up. With less stiffness the damping
+    falls by its square root."""
 
     stiffness: Floats
     damping: Floats
     stretch: Floats
+    """Stretch [m] (rad, m) beyond which the pull of a spring grows no more."""
 
     def check(self, late: float) -> None:
         """ConfigError where springs that know the position `late` s late give energy away."""
@@ -96,29 +101,47 @@ class Held:
                 f"need a damping of {(self.stiffness * late).tolist()} or more to be passive"
             )
 
-    def stored(self, e: Floats) -> Floats:
-        """[..., m] J in each spring of 1 N/m that is stretched by `e` [..., m]."""
-        far = np.abs(e)
-        short = np.minimum(far, self.stretch)
-        return short * (far - 0.5 * short)
+    def stored(self, error: Floats) -> Floats:
+        """Energy [..., m] (J) in springs of 1 N/m that are stretched by `error` [..., m]."""
+        length = np.abs(error)
+        linear = np.minimum(length, self.stretch)
+        return linear * (length - 0.5 * linear)
 
-    def cost(self, old: Floats, new: Floats, soft: Floats, hard: Floats, far: float) -> Floats:
-        """[...] J, the most that it takes to change springs of `soft` stretched by `old` [..., m]
-        into `hard` ones stretched by `new`, if every stretch may be off by `far`."""
-        shape = np.where(hard > soft, np.abs(old) + far, np.maximum(np.abs(old) - far, 0.0))
-        # First the stiffness where the set-point was, then the set-point.
-        cost = (hard - soft) * self.stored(shape)
-        cost += hard * (self.stored(new) - self.stored(old) + far * np.abs(new - old))
+    def cost(
+        self,
+        error_before: Floats,
+        error_after: Floats,
+        stiffness_before: Floats,
+        stiffness_after: Floats,
+        offset: float,
+    ) -> Floats:
+        """Largest energy [...] (J) that a change of the springs takes.
+
+        Springs of `stiffness_before` are stretched by `error_before` [..., m]; then their stiffness
+        and stretch are `stiffness_after`, `error_after`. Every stretch may be off by `offset`
+        (rad, m).
+        """
+        length = np.abs(error_before)
+        least_favourable = np.where(
+            stiffness_after > stiffness_before, length + offset, np.maximum(length - offset, 0.0)
+        )
+        # First the stiffness changes where the set-point was, then the set-point moves.
+        cost = (stiffness_after - stiffness_before) * self.stored(least_favourable)
+        moved = offset * np.abs(error_after - error_before)
+        cost += stiffness_after * (self.stored(error_after) - self.stored(error_before) + moved)
         return cost.sum(-1)
 
-    def refilled(self, moved: Floats, softest: Floats, stiffest: Floats, late: float) -> Floats:
-        """[...] J s: what dampers take at least, times the time, while x moves by `moved`."""
-        damping = self.damping * np.sqrt(softest / self.stiffness) - late * stiffest
+    def refilled(
+        self, moved: Floats, min_stiffness: Floats, max_stiffness: Floats, late: float
+    ) -> Floats:
+        """Least energy that dampers take while the arm moves by `moved` [..., m], times the time
+        that it takes: [...] J s."""
+        damping = self.damping * np.sqrt(min_stiffness / self.stiffness) - late * max_stiffness
         return (np.maximum(damping, 0.0) * moved * moved).sum(-1)
 
 
 def straight(s: Floats, x: Floats) -> Floats:
-    """The `Error` of springs along axes."""
+    """Stretch [..., m] of springs along the axes of the place: the `Error` of joints."""
     return s - x
 
 
@@ -128,165 +151,164 @@ class Tank:
 
     def __init__(self, config: TankConfig, held: Held, dt: float, error: Error = straight) -> None:
         held.check(config.late)
-        self.config, self.held, self.error = config, held, error
-        self.window = int(np.ceil(config.delay / dt - 1e-9))
+        self.config = config
+        self.held = held
+        self.error = error
+        self.delay_ticks = int(np.ceil(config.delay / dt - 1e-9))
         """Ticks that pass until a change's cost is known."""
-        self.span = max(LEAST_WINDOW, 4 * config.delay)
-        self._sure, self._still = SURE * config.noise, MOVED * config.noise
-        self._far = self._sure + config.speed * config.delay
-        """How far the arm may be from where it was measured, and from where it was seen last."""
+        self.window_length = max(LEAST_WINDOW, 4 * config.delay)
+        """Time (s) over which a displacement is taken as dissipated."""
+        self.position_error = CERTAIN_DEVIATIONS * config.noise
+        """Distance (rad, m) by which a measured position may be off."""
+        self.least_motion = MOTION_DEVIATIONS * config.noise
+        """Displacement (rad, m) that may be noise."""
+        self.place_error = self.position_error + config.speed * config.delay
+        """Distance (rad, m) between the arm now and its newest measurement, at most."""
 
     def begin(self, x: Floats, stiffness: Floats, now: float) -> None:
-        """At rest at `x` [..., p], where the springs of `stiffness` [m] are, at `now` (s)."""
-        batch, slots = x.shape[:-1], self.window + 1
-        self._opened = np.full(batch, now)
+        """Start at rest at `x` [..., p], with springs of `stiffness` [m] there, at `now` (s)."""
+        batch = x.shape[:-1]
+        slots = self.delay_ticks + 1
         self.stiffness = np.broadcast_to(stiffness, self.error(x, x).shape).copy()
-        self.setpoint, self.x = x.copy(), x.copy()
-        self._level = np.full(batch, self.config.start)
-        self._old = np.repeat(x[None], slots, 0)
-        self._new = self._old.copy()
-        self._soft = np.repeat(self.stiffness[None], slots, 0)
-        self._hard = self._soft.copy()
-        self._worst, self._guess = np.zeros((2, slots, *batch))
-        self._at = 0
-        self._from = self.x
-        self._softest, self._stiffest = self.stiffness.copy(), self.stiffness.copy()
-        self._softer, self._stiffer = self._softest, self._stiffest
+        self.setpoint = x.copy()
+        self.x = x.copy()
+        self.booked_level = np.full(batch, self.config.start)
+        self.setpoint_before = np.repeat(x[None], slots, 0)
+        self.setpoint_after = self.setpoint_before.copy()
+        self.stiffness_before = np.repeat(self.stiffness[None], slots, 0)
+        self.stiffness_after = self.stiffness_before.copy()
+        self.cost_measured = np.zeros((slots, *batch))
+        """Largest cost (J) of each change at any measurement since."""
+        self.cost_bound = np.zeros((slots, *batch))
+        """Largest cost (J) of each change wherever the arm may be."""
+        self.slot = 0
+        self.window_start = np.full(batch, now)
+        self.window_place = self.x
+        self.min_stiffness_window = self.stiffness.copy()
+        self.max_stiffness_window = self.stiffness.copy()
+        self.min_stiffness_previous = self.min_stiffness_window
+        self.max_stiffness_previous = self.max_stiffness_window
 
     @property
     def level(self) -> Floats:
+        """Energy [...] (J) that is certain to be in the tank."""
         # What a change gives back counts when it is certain.
-        return self._level - np.maximum(np.maximum(self._worst, self._guess), 0.0).sum(0)
+        pending = np.maximum(np.maximum(self.cost_measured, self.cost_bound), 0.0)
+        return self.booked_level - pending.sum(0)
 
     def budget(self, dt: float) -> Floats:
-        """[...] J that the next `dt` s may cost."""
+        """Energy [...] (J) that the next `dt` s may cost."""
         room = np.minimum(self.level - self.config.least, self.config.power * dt)
         return np.maximum(room, 0.0) + ROUNDING
 
     def command(self, setpoint: Floats, stiffness: Floats | None = None) -> None:
-        """Since the newest measurement the springs' rest was put to `setpoint` [..., p], and their
-        stiffness [..., m] was changed."""
-        at, hard = self._at, self.stiffness if stiffness is None else stiffness
-        self._new[at], self._hard[at] = setpoint, hard
-        soft, old, new = (
-            self._soft[at],
-            self.error(self._old[at], self.x),
+        """Book that the springs' rest was put to `setpoint` [..., p] since the newest measurement,
+        and their stiffness changed to `stiffness` [..., m]."""
+        slot = self.slot
+        stiffness_after = self.stiffness if stiffness is None else stiffness
+        self.setpoint_after[slot] = setpoint
+        self.stiffness_after[slot] = stiffness_after
+        change = (
+            self.error(self.setpoint_before[slot], self.x),
             self.error(setpoint, self.x),
+            self.stiffness_before[slot],
+            stiffness_after,
         )
-        self._worst[at] = self.held.cost(old, new, soft, hard, self._sure)
-        self._guess[at] = self.held.cost(old, new, soft, hard, self._far)
+        self.cost_measured[slot] = self.held.cost(*change, self.position_error)
+        self.cost_bound[slot] = self.held.cost(*change, self.place_error)
         np.copyto(self.setpoint, setpoint)
-        np.copyto(self.stiffness, hard)
-        self._softest = np.minimum(self._softest, self.stiffness)
-        self._stiffest = np.maximum(self._stiffest, self.stiffness)
+        np.copyto(self.stiffness, stiffness_after)
+        self.min_stiffness_window = np.minimum(self.min_stiffness_window, self.stiffness)
+        self.max_stiffness_window = np.maximum(self.max_stiffness_window, self.stiffness)
 
     def measure(self, x: Floats, now: Floats | float) -> None:
-        """The newest measurement [..., p], at `now` [...] (s)."""
-        self._at = (self._at + 1) % (self.window + 1)
-        self._settle(self._at)
+        """Book the newest measurement [..., p], made at `now` [...] (s)."""
+        self.slot = (self.slot + 1) % (self.delay_ticks + 1)
+        self._close_change(self.slot)
         if not np.isfinite(x).all():
             return
         self.x = x.copy()
-        if self.window:
-            old, new = self.error(self._old, x), self.error(self._new, x)
-            cost = self.held.cost(old, new, self._soft, self._hard, self._sure)
-            np.maximum(self._worst, cost, out=self._worst)
-        due = now - self._opened >= self.span
+        if self.delay_ticks:
+            cost = self.held.cost(
+                self.error(self.setpoint_before, x),
+                self.error(self.setpoint_after, x),
+                self.stiffness_before,
+                self.stiffness_after,
+                self.position_error,
+            )
+            np.maximum(self.cost_measured, cost, out=self.cost_measured)
+        due = now - self.window_start >= self.window_length
         if due.any():
             self._refill(now, due)
 
     def cost(self, setpoint: Floats, stiffness: Floats) -> Floats:
-        """[G, ...] J at most, of changes to `setpoint` [G, ..., p] and `stiffness` [G, ..., m]."""
-        old, new = self.error(self.setpoint, self.x), self.error(setpoint, self.x)
-        return self.held.cost(old, new, self.stiffness, stiffness, self._far)
+        """Largest energy [G, ...] (J) of changes to `setpoint` [G, ..., p] and `stiffness`
+        [G, ..., m]."""
+        error_before = self.error(self.setpoint, self.x)
+        error_after = self.error(setpoint, self.x)
+        return self.held.cost(
+            error_before, error_after, self.stiffness, stiffness, self.place_error
+        )
 
-    def _settle(self, at: int) -> None:
-        """The change of `window` ticks ago is over: what it cost at most is known."""
-        self._level = np.minimum(self._level - self._worst[at], self.config.most)
-        self._worst[at] = self._guess[at] = 0.0
-        self._old[at], self._new[at] = self.setpoint, self.setpoint
-        self._soft[at] = self._hard[at] = self.stiffness
+    def _close_change(self, slot: int) -> None:
+        """Take the cost of the change of `delay_ticks` ticks ago off the level: it is known."""
+        booked = self.booked_level - self.cost_measured[slot]
+        self.booked_level = np.minimum(booked, self.config.most)
+        self.cost_measured[slot] = 0.0
+        self.cost_bound[slot] = 0.0
+        self.setpoint_before[slot] = self.setpoint
+        self.setpoint_after[slot] = self.setpoint
+        self.stiffness_before[slot] = self.stiffness
+        self.stiffness_after[slot] = self.stiffness
 
     def _refill(self, now: Floats | float, due: NDArray[np.bool_]) -> None:
-        """Of arms `due` [...]: damping took at least what a steady motion would have."""
+        """Close the windows of the arms `due` [...]: damping took at least what a steady motion
+        would have lost."""
         config = self.config
-        moved = np.maximum(np.abs(self.error(self.x, self._from)) - self._still, 0.0)
+        distance = np.abs(self.error(self.x, self.window_place))
+        moved = np.maximum(distance - self.least_motion, 0.0)
         # What was measured in this window may have happened in the one before.
-        softest = np.minimum(self._softest, self._softer)
-        stiffest = np.maximum(self._stiffest, self._stiffer)
-        lost = self.held.refilled(moved, softest, stiffest, config.late)
-        refill = due * config.share * lost / np.maximum(now - self._opened + config.delay, 1e-9)
-        self._level = np.minimum(self._level + refill, config.most)
-        rows = due[..., None]
-        self._softer = np.where(rows, self._softest, self._softer)
-        self._stiffer = np.where(rows, self._stiffest, self._stiffer)
-        self._softest = np.where(rows, self.stiffness, self._softest)
-        self._stiffest = np.where(rows, self.stiffness, self._stiffest)
-        self._opened = np.where(due, now, self._opened)
-        self._from = np.where(rows, self.x, self._from)
+        min_stiffness = np.minimum(self.min_stiffness_window, self.min_stiffness_previous)
+        max_stiffness = np.maximum(self.max_stiffness_window, self.max_stiffness_previous)
+        lost = self.held.refilled(moved, min_stiffness, max_stiffness, config.late)
+        time = np.maximum(now - self.window_start + config.delay, 1e-9)
+        refill = due * config.share * lost / time
+        self.booked_level = np.minimum(self.booked_level + refill, config.most)
+        closed = due[..., None]
+        self.min_stiffness_previous = np.where(
+            closed, self.min_stiffness_window, self.min_stiffness_previous
+        )
+        self.max_stiffness_previous = np.where(
+            closed, self.max_stiffness_window, self.max_stiffness_previous
+        )
+        self.min_stiffness_window = np.where(closed, self.stiffness, self.min_stiffness_window)
+        self.max_stiffness_window = np.where(closed, self.stiffness, self.max_stiffness_window)
+        self.window_start = np.where(due, now, self.window_start)
+        self.window_place = np.where(closed, self.x, self.window_place)
 
     def get_state(self) -> dict[str, Floats]:
         """The books [B, ...] of a batch of arms that are measured without delay."""
-        state = {name.lstrip("_"): getattr(self, name).copy() for name in ROWS}
-        return state | {name.lstrip("_"): getattr(self, name)[0].copy() for name in CHANGES}
+        state = {name: getattr(self, name).copy() for name in BOOKS}
+        return state | {name: getattr(self, name)[0].copy() for name in PENDING}
 
     def set_state(self, state: Mapping[str, Floats]) -> None:
-        for name in ROWS:
-            setattr(self, name, np.array(state[name.lstrip("_")]))
-        for name in CHANGES:
-            getattr(self, name)[0] = state[name.lstrip("_")]
+        """Continue with the books of `get_state`."""
+        for name in BOOKS:
+            setattr(self, name, np.array(state[name]))
+        for name in PENDING:
+            getattr(self, name)[0] = state[name]
 
-    def restart(self, rows: Floats, x: Floats, stiffness: Floats) -> None:
-        """Arms `rows` [B] (bool) begin anew at `x` [B, p], at time 0."""
+    def restart(self, begins: Floats, x: Floats, stiffness: Floats) -> None:
+        """Begin the books of the arms `begins` [B] (bool) anew at `x` [B, p], at time 0."""
         kept = self.get_state()
         self.begin(x, stiffness, 0.0)
-        wide = {name: rows.reshape(-1, *[1] * (kept[name].ndim - 1)) for name in kept}
         new = self.get_state()
-        self.set_state({name: np.where(wide[name], new[name], kept[name]) for name in kept})
-
-
-class Impedance:
-    """The set-point `place` [..., m] and the `stiffness` [..., m] of springs that a policy moves,
-    made passive: a share a in [0, 1] of what is wanted is done. What becomes softer gives energy
-    back, and is always done."""
-
-    def __init__(self, config: TankConfig, held: Held, x: Floats, dt: float) -> None:
-        self.tank, self.dt = Tank(config, held, dt), dt
-        self.tank.begin(x, held.stiffness, 0.0)
-        self.share: Any = np.ones(x.shape[:-1])
-        self.asked, self.spent = np.zeros((2, *x.shape[:-1]))
-        """J [...] that the newest wanted change would have cost, and that what was done costs."""
-
-    @property
-    def place(self) -> Floats:
-        return self.tank.setpoint
-
-    @property
-    def stiffness(self) -> Floats:
-        return self.tank.stiffness
-
-    def __call__(self, x: Floats, now: Floats | float, place: Floats, stiffness: Floats) -> Floats:
-        """The share [...] that is done of what is wanted, `place` and `stiffness` [..., m], for an
-        arm measured at `x` [..., m]; the springs then are as `self.place`, `self.stiffness`."""
-        tank = self.tank
-        tank.measure(x, now)
-        shares = SHARES.reshape(-1, *[1] * x.ndim)
-        places = tank.setpoint + shares * (place - tank.setpoint)
-        stiff = stiffer(tank.stiffness, stiffness, shares)
-        cost = tank.cost(places, stiff)
-        fine = cost <= tank.budget(self.dt)
-        fine[-1] = True
-        chosen = fine.argmax(0)
-        self.asked, self.spent = cost[0], np.take_along_axis(cost, chosen[None], 0)[0]
-        self.share = SHARES[chosen]
-        share = self.share[..., None]
-        tank.command(
-            tank.setpoint + share * (place - tank.setpoint),
-            stiffer(tank.stiffness, stiffness, share),
-        )
-        return self.share
+        for name, before in kept.items():
+            wide = begins.reshape(-1, *[1] * (before.ndim - 1))
+            new[name] = np.where(wide, new[name], before)
+        self.set_state(new)
 
 
 def stiffer(now: Floats, wanted: Floats, share: Floats | float) -> Floats:
-    """Stiffness that follows `wanted` downwards, and upwards by `share`."""
+    """Stiffness [..., m] that follows `wanted` downwards, and upwards by `share` of the way."""
     return np.minimum(now, wanted) + share * np.maximum(wanted - now, 0.0)

@@ -67,7 +67,7 @@ def shapes(model: Model) -> dict[str, Any]:
 
 
 def write(model: Model, path: Path, source: str) -> None:
-    """As YAML that `read_model` reads."""
+    """Write `model` as YAML that `read_model` reads."""
     joints: list[dict[str, Any]] = [
         {k: json.loads(json.dumps(v)) for k, v in vars(joint).items()} for joint in model.joints
     ]

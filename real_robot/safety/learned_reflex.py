@@ -17,38 +17,32 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
+from embodied.core.bounds import Bound, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.policies.wrappers.reflex_rule import reflexing
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.springs import SOFTEST, Springs
 from embodied.real_robot.safety.chain import Tick
 
-OVERRIDE = "embodied.policies.wrappers.reflex_override.ReflexOverride"
-"""The policy that a run with a reflex has saved."""
-
 
 @dataclass(frozen=True)
 class Config:
-    """`run`: a training run whose policy has a reflex, or one of its checkpoints. `stride`: the
-    step that an action of 1 means, of each joint and tick (rad, m).
+    """The run of a reflex, and the springs that it was trained with.
 
-    `stiffness`: what the arm is held with while the reflex does not act (in [-1, 1]; one number for
-    each element of the action beyond the steps: none, one for all joints, or one for each).
-    `springs` (N m/rad): the driver's stiffness of each joint, which a stiffness of 1 means; at -1
-    it is `softest` times that."""
+    A `stiffness` s in [-1, 1] means the stiffness K = springs softest^((1 - s) / 2)."""
 
-    run: str
-    stride: tuple[float, ...]
-    stiffness: tuple[float, ...] = ()
-    springs: tuple[float, ...] = ()
-    softest: float = 0.1
+    run: str  # training run whose policy has a reflex, or one of its checkpoints
+    stride: tuple[Positive, ...]  # step that an action of 1 means, of each joint and tick, rad (m)
+    stiffness: tuple[Annotated[float, Bound(-1.0, 1.0)], ...] = ()  # while it does not act: 0, 1, n
+    springs: tuple[Positive, ...] = ()  # the driver's stiffness [n], N m/rad; empty: no stiffness
+    softest: PositiveFraction = 0.1  # lowest stiffness as a share of the springs
 
     def __post_init__(self) -> None:
         if not all(-1 <= value <= 1 for value in self.stiffness) or not 0 < self.softest <= 1:
@@ -63,27 +57,28 @@ class Config:
 
 
 class Layers:
-    """A network of linear layers with ReLU between them, in memory of its own."""
+    """A network of linear layers with ReLU between them. Its outputs have memory of their own, so
+    that a call allocates nothing."""
 
     def __init__(self, weights: list[tuple[Floats, Floats]]) -> None:
         """`weights`: matrix [in, out] and bias [out] of every layer."""
         self.weights = weights
-        self._rooms = [np.zeros(bias.shape) for _, bias in weights]
+        self._outputs = [np.zeros(bias.shape) for _, bias in weights]
 
     def __call__(self, x: Floats) -> Floats:
-        """[out] of `x` [in]; valid until the next call."""
-        for i, ((matrix, bias), room) in enumerate(zip(self.weights, self._rooms, strict=True)):
-            np.dot(x, matrix, out=room)
-            room += bias
-            if i < len(self._rooms) - 1:
-                np.maximum(room, 0.0, out=room)
-            x = room
+        """Outputs [out] for inputs `x` [in]; valid until the next call."""
+        for i, (matrix, bias) in enumerate(self.weights):
+            output = self._outputs[i]
+            np.dot(x, matrix, out=output)
+            output += bias
+            if i < len(self._outputs) - 1:
+                np.maximum(output, 0.0, out=output)
+            x = output
         return x
 
 
 class Reflex:
-    """`risk` is the newest; `acting` whether the recovery's step was taken, `age` for how many
-    ticks by now; `stiffness` what the arm should be held with, as the action has it."""
+    """The stage replaces a policy's step by the recovery's while the risk is too high."""
 
     name: ClassVar[str] = "reflex"
 
@@ -96,18 +91,33 @@ class Reflex:
             raise ConfigError(f"safety.reflex.stiffness should be none, 1 or {joints} numbers")
         node, spec, weights = _read(Path(config.run))
         _require_fit(config, node, spec, joints, dt)
-        size, act = 4 * joints, joints + len(config.stiffness)
-        self.on, self.off = node["threshold"], node["threshold"] * node["release_ratio"]
-        self.least = int(node["min_duration_steps"])
-        self.stride, self.held = np.asarray(config.stride), np.asarray(config.stiffness, float)
-        self._springs, self._softest = np.asarray(config.springs), config.softest
-        self._mean, self._std = weights["encoder.norm.mean"], weights["encoder.norm.std"]
+        self.threshold = node["threshold"]
+        """Risk from which on the recovery acts."""
+        self.release_threshold = node["threshold"] * node["release_ratio"]
+        """Risk below which it stops to act."""
+        self.min_ticks = int(node["min_duration_steps"])
+        """Ticks for which it acts at least."""
+        self.stride = np.asarray(config.stride)
+        self.idle_stiffness = np.asarray(config.stiffness, float)
+        """Elements [s] of the action for stiffness while the recovery does not act."""
+        self.stiffness = self.idle_stiffness.copy()
+        """Elements [s] of the action for stiffness that hold the arm now."""
+        self._springs = np.asarray(config.springs)
+        self._min_stiffness = config.softest
+        """Lowest stiffness, as a share of the springs."""
+        self._mean = weights["encoder.norm.mean"]
+        self._std = weights["encoder.norm.std"]
         self._clip = float(weights["encoder.norm.limit"])
-        self._risks = [Layers(_ensemble(weights, j)) for j in range(2)]
-        self._recovery = Layers(_plain(weights))
-        self._state, self._x = np.zeros(size), np.zeros(size + act)
-        self.stiffness, self._asked = self.held.copy(), np.full(len(self.held), np.nan)
-        self._wanted = np.zeros(len(config.springs))
+        self._risks = [Layers(_risk_layers(weights, member)) for member in range(2)]
+        self._recovery = Layers(_recovery_layers(weights))
+        state_size = 4 * joints
+        self._state = np.zeros(state_size)
+        self._inputs = np.zeros(state_size + joints + len(config.stiffness))
+        """Inputs of the risk networks: the normalised state, the step, the stiffness."""
+        self._sent_stiffness = np.full(len(self.idle_stiffness), np.nan)
+        """Elements [s] of the action for stiffness that the driver was asked for last."""
+        self._spring_stiffness = np.zeros(len(config.springs))
+        """Stiffness [n] (N m/rad) that they mean."""
         self._forget()
 
     def check(self, springs: Springs | None) -> None:
@@ -120,69 +130,89 @@ class Reflex:
                 "safety.reflex: this driver has no joint springs that it could change while it "
                 "holds the arm; train the reflex in a world without an action for stiffness"
             )
-        if not np.allclose(springs.stiffness, self._springs, rtol=0.01) or self._softest < SOFTEST:
+        same = np.allclose(springs.stiffness, self._springs, rtol=0.01)
+        if not same or self._min_stiffness < SOFTEST:
             raise ConfigError(
-                f"safety.reflex: springs are {self._springs.tolist()} N m/rad and {self._softest:g}"
-                f" of that, the driver's {springs.stiffness.tolist()} and at least {SOFTEST:g}"
+                f"safety.reflex: springs are {self._springs.tolist()} N m/rad and "
+                f"{self._min_stiffness:g} of that, the driver's {springs.stiffness.tolist()} and "
+                f"at least {SOFTEST:g}"
             )
 
     def begin(self, arm: ArmState) -> None:
         self._forget()
 
     def _forget(self) -> None:
-        self.risk, self.acting, self.age = 0.0, False, 0
-        np.copyto(self.stiffness, self.held)
-        self._asked[:] = np.nan  # the driver's springs may have been changed meanwhile
+        self.risk = 0.0
+        """Newest risk, 0 to 1."""
+        self.acting = False
+        """Whether the recovery's step was taken in the newest tick."""
+        self.acting_ticks = 0
+        """Ticks in a row in which it was taken."""
+        np.copyto(self.stiffness, self.idle_stiffness)
+        self._sent_stiffness[:] = np.nan  # the driver's springs may have been changed meanwhile
 
     def __call__(self, tick: Tick) -> None:
         self._act(tick)
-        if (self.stiffness != self._asked).any():
-            np.copyto(self._asked, self.stiffness)
-            np.copyto(self._wanted, 0.5 * (1.0 - self.stiffness))
-            np.power(self._softest, self._wanted, out=self._wanted)
-            self._wanted *= self._springs
-            tick.stiffness = self._wanted
+        if (self.stiffness != self._sent_stiffness).any():
+            np.copyto(self._sent_stiffness, self.stiffness)
+            np.copyto(self._spring_stiffness, 0.5 * (1.0 - self.stiffness))
+            np.power(self._min_stiffness, self._spring_stiffness, out=self._spring_stiffness)
+            self._spring_stiffness *= self._springs
+            tick.stiffness = self._spring_stiffness
 
     def _act(self, tick: Tick) -> None:
         """Take the recovery's step where the risk is too high; nothing while the arm is to rest."""
         n = len(self.stride)
         if tick.hold:
-            self.acting, self.age = False, 0
-            np.copyto(self.stiffness, self.held)
+            self.acting = False
+            self.acting_ticks = 0
+            np.copyto(self.stiffness, self.idle_stiffness)
             return
-        self._see(tick)
-        # Decisions are of actions in [-1, 1]; limits cut longer steps off in any case.
-        step = self._x[4 * n : 5 * n]
+        self._normalise_state(tick)
+        # Networks know actions in [-1, 1]; limits cut longer steps off in any case.
+        step = self._inputs[4 * n : 5 * n]
         np.subtract(tick.q, tick.last, out=step)
         np.clip(step, -self.stride, self.stride, out=step)
         step /= self.stride
-        self._x[5 * n :] = self.held
-        self.risk = max(_sigmoid(float(net(self._x)[0])) for net in self._risks)
+        self._inputs[5 * n :] = self.idle_stiffness
+        self.risk = max(_sigmoid(float(network(self._inputs)[0])) for network in self._risks)
         if not np.isfinite(self.risk):
-            tick.fault = tick.fault or "the reflex's risk is not a finite number"
+            tick.fail("the reflex's risk is not a finite number")
             return
         self.acting = bool(
-            reflexing(self.risk, self.acting, self.age, self.on, self.off, self.least)
+            reflexing(
+                self.risk,
+                self.acting,
+                self.acting_ticks,
+                self.threshold,
+                self.release_threshold,
+                self.min_ticks,
+            )
         )
-        self.age = self.age + 1 if self.acting else 0
+        self.acting_ticks = self.acting_ticks + 1 if self.acting else 0
         if self.acting:
-            self._recover(tick, n)
+            self._recover(tick)
         else:
-            np.copyto(self.stiffness, self.held)
+            np.copyto(self.stiffness, self.idle_stiffness)
 
-    def _see(self, tick: Tick) -> None:
-        """The state of now, normalised, into the networks' input."""
-        n, arm = len(self.stride), tick.arm
+    def _normalise_state(self, tick: Tick) -> None:
+        """Write the normalised state [4 n] of now into the networks' inputs."""
+        n = len(self.stride)
+        arm = tick.arm
         state = self._state
-        state[:n], state[n : 2 * n], state[2 * n : 3 * n] = arm.q, arm.dq, arm.tau
+        state[:n] = arm.q
+        state[n : 2 * n] = arm.dq
+        state[2 * n : 3 * n] = arm.tau
         np.subtract(tick.last, arm.q, out=state[3 * n :])
-        seen = self._x[: 4 * n]
-        np.subtract(state, self._mean, out=seen)
-        seen /= self._std
-        np.clip(seen, -self._clip, self._clip, out=seen)
+        normal = self._inputs[: 4 * n]
+        np.subtract(state, self._mean, out=normal)
+        normal /= self._std
+        np.clip(normal, -self._clip, self._clip, out=normal)
 
-    def _recover(self, tick: Tick, n: int) -> None:
-        action = self._recovery(self._x[: 4 * n])
+    def _recover(self, tick: Tick) -> None:
+        """Take the recovery's step and stiffness instead of the policy's."""
+        n = len(self.stride)
+        action = self._recovery(self._inputs[: 4 * n])
         np.tanh(action, out=action)
         np.multiply(action[:n], self.stride, out=tick.q)
         tick.q += tick.last
@@ -225,11 +255,12 @@ def _require_fit(
 
 
 def _sigmoid(x: float) -> float:
+    """The logistic function of `x`."""
     return 0.5 * (1.0 + float(np.tanh(0.5 * x)))
 
 
 def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]:
-    """Settings, spec and weights of a checkpoint; ConfigError in one line."""
+    """Settings, spec and weights of the newest checkpoint of `run`; ConfigError in one line."""
     folders = sorted(file.parent for file in run.glob("checkpoints/[0-9]*/about.json"))
     folder = run if (run / "policy.yaml").exists() or not folders else folders[-1]
     try:
@@ -250,8 +281,8 @@ def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Floats]]
     return node, cast(dict[str, Any], spec), exact
 
 
-def _ensemble(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Floats]]:
-    """Layers of one of the risk networks."""
+def _risk_layers(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Floats]]:
+    """Layers of risk network number `member`."""
     depth = sum(name.startswith("risks.weights.") for name in weights)
     return [
         (
@@ -262,8 +293,8 @@ def _ensemble(weights: dict[str, Floats], member: int) -> list[tuple[Floats, Flo
     ]
 
 
-def _plain(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
-    """Layers of the recovery."""
+def _recovery_layers(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
+    """Layers of the recovery's network."""
     names = [n for n in weights if n.startswith("recovery.") and n.endswith(".weight")]
     numbers = sorted(int(name.split(".")[1]) for name in names)
     return [

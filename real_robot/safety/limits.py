@@ -23,61 +23,80 @@ except ModuleNotFoundError as error:
         "ruckig is not installed; type: pip install 'embodied-rl[robot]'", name="ruckig"
     ) from error
 
-ruckig: Any = package  # it says nothing about its types
-FINE = (ruckig.Result.Working, ruckig.Result.Finished)
-HAIRS = (0.0, 1e-9, 1e-7, 1e-5)  # rad: by so much less of the way a step is tried
-
-SAMPLES = 8  # of a motion to rest
-BULGE = 2e-3  # m: a motion to rest may lead out by so much, between two samples
-ROUNDING = 2e-8  # rad: the planner meets positions to 1e-8, and that is not to lead out either
+ruckig: Any = package  # the package has no types
+SOLVED = (ruckig.Result.Working, ruckig.Result.Finished)
+OFFSETS = (0.0, 1e-9, 1e-7, 1e-5)
+"""Distances (rad, m) before a target at which a plan is tried, one after the other."""
+SAMPLES = 8
+"""Samples of a motion to rest at which the guards are asked."""
+BULGE = 2e-3
+"""Distance (m) by which a motion to rest may lead out between two samples."""
+ROUNDING = 2e-8
+"""Distance (rad, m) inside the limits for the planner's rounding, which is 1e-8."""
 
 
 class Limiter:
-    """Its own commanded state is what it continues: `q` [n] was sent last. `wanted` [n] is room for
-    the next target.
+    """The limiter continues its own commanded motion, of which `q` [n] was sent last.
 
-    Each of `guards` gives how far inside of what is allowed each of k positions `q` [k, n] is [k]
-    (m; negative: outside). A step is taken only where the motion to rest that could follow it stays
-    inside of all; otherwise the arm brakes, along the motion that was looked at a tick before.
+    Each of `guards` gives the depths [k] (m; negative: outside) of positions [k, n] inside a
+    region. A step is taken only where the motion to rest that could follow it stays inside of all
+    regions; otherwise the arm brakes, along the motion that was checked a tick before.
     """
 
     def __init__(
         self, limits: Limits, dt: float, guards: Sequence[Callable[[Floats], Floats]] = ()
     ) -> None:
-        self.limits, self.dt, self.guards = limits, dt, guards
+        self.limits = limits
+        self.dt = dt
+        self.guards = guards
         n = len(limits)
         margin = np.asarray(limits.margin) + ROUNDING
-        self.low, self.high = np.asarray(limits.low) + margin, np.asarray(limits.high) - margin
-        self.wanted, self.q = np.zeros(n), np.zeros(n)
-        self._plan: Any = ruckig.Ruckig(n, dt)
+        self.low = np.asarray(limits.low) + margin
+        self.high = np.asarray(limits.high) - margin
+        self.wanted = np.zeros(n)
+        """Room [n] for the next target."""
+        self.q = np.zeros(n)
+        """Joint target [n] that was sent last."""
+        self._planner: Any = ruckig.Ruckig(n, dt)
         self._state: Any = ruckig.InputParameter(n)
         self._next: Any = ruckig.OutputParameter(n)
         self._stop: Any = ruckig.Trajectory(n)
         self._path = np.zeros((SAMPLES + 1, n))
-        self._best: dict[int, float] = {}
-        self._rested, self._guarded, self._halting = True, False, False
+        """The present target, then samples of the motion to rest."""
+        self._best_depths: dict[int, float] = {}
+        """Depth (m, at most 0) that was reached so far in each guard's region."""
+        self._rested_before = True
+        """Whether the motion was at rest before this tick."""
+        self._guarded = False
+        """Whether the guards hold the motion of this tick."""
+        self._halting = False
+        """Whether the guards refused a motion of `unguarded`, which comes to rest first."""
         self._state.synchronization = ruckig.Synchronization.No
         self._state.max_velocity = list(limits.velocity)
         self._state.max_acceleration = list(limits.acceleration)
         self._state.max_jerk = list(limits.jerk)
-        self._still = [0.0] * n
+        self._zeros = [0.0] * n
         self.begin(np.clip(self.q, self.low, self.high))
 
     def begin(self, q: Floats) -> None:
-        """From rest at `q` [n]. One that is outside the limits is led back in."""
+        """Begin from rest at `q` [n]. A `q` outside the limits is led back in."""
         np.copyto(self.q, q)
-        self._set(self.q.tolist(), self._still, self._still)
+        self._set_state(self.q.tolist(), self._zeros, self._zeros)
         self.resting = True
 
     def __call__(self, target: Floats) -> Floats:
-        """One tick towards `target` [n], clipped into the position limits; what to send [n]."""
+        """Move one tick towards `target` [n], clipped into the position limits; returns the joint
+        target [n] to send."""
         np.clip(target, self.low, self.high, out=self.wanted)
-        self._guarded, self._halting = bool(self.guards), False
+        self._guarded = bool(self.guards)
+        self._halting = False
         return self.q if self._advance() else self.brake()
 
     def unguarded(self, target: Floats) -> Floats:
-        """The same without guards from the next rest on: a stopped arm may yield to where it was
-        measured. Until then they hold it, and where they do, it brakes to rest before it yields."""
+        """Move like `__call__`, but from the next rest on without guards.
+
+        A stopped arm may yield to where it was measured. Until the motion rests the guards hold it,
+        and a motion that they refuse brakes to rest before it yields."""
         np.copyto(self.wanted, target)
         if self._arrived():  # also outside of the limits, where a person may have led it
             return self.q
@@ -92,82 +111,89 @@ class Limiter:
         return self.q
 
     def _advance(self) -> bool:
-        """One tick towards `wanted`, if the planner knows one and the guards allow it."""
+        """Move one tick towards `wanted`; False where the planner finds no motion or a guard
+        refuses it."""
         state = self._state
-        before = (state.current_position, state.current_velocity, state.current_acceleration)
-        self._rested = self.resting
-        if not any(self._follow(hair) for hair in HAIRS):
+        position = state.current_position
+        velocity = state.current_velocity
+        acceleration = state.current_acceleration
+        self._rested_before = self.resting
+        if not any(self._follow(offset) for offset in OFFSETS):
             return False
-        if self._guarded and self._leaves(before[0]):
-            self._set(*before)
+        if self._guarded and self._leaves_region(position):
+            self._set_state(position, velocity, acceleration)
             return False
         self.q[:] = self._next.new_position
         return True
 
     def _arrived(self) -> bool:
+        """Whether the motion rests at `wanted`."""
         return self.resting and bool((np.abs(self.wanted - self.q) <= ROUNDING).all())
 
     def brake(self) -> Floats:
-        """One tick towards rest, as fast as the limits allow; what to send [n]."""
+        """Move one tick towards rest, as fast as the limits allow; returns the joint target [n]."""
         self._state.control_interface = ruckig.ControlInterface.Velocity
         if not self._step():  # its own commanded state is always valid: this is a bug, not a wish
             raise RuntimeError("the motion planner failed")
         self.q[:] = self._next.new_position
         return self.q
 
-    def _follow(self, hair: float) -> bool:
-        """Step towards `wanted`, or to `hair` before it: the planner fails where two kinds of
-        motion meet to the last bit (from rest over 2 a^3 / j^2), and a hair away it does not."""
+    def _follow(self, offset: float) -> bool:
+        """Step towards `wanted`, or to `offset` before it: the planner fails where two kinds of
+        motion meet to the last bit (from rest over 2 a^3 / j^2), but not next to it."""
         state = self._state
         state.control_interface = ruckig.ControlInterface.Position
         target = self.wanted
-        if hair:
-            target = target - hair * np.sign(target - np.asarray(state.current_position))
+        if offset:
+            target = target - offset * np.sign(target - np.asarray(state.current_position))
         state.target_position = target.tolist()
         return self._step()
 
     def _step(self) -> bool:
-        """Whether the planner knew how; if not, nothing has changed."""
-        self._state.target_velocity = self._still
-        self._state.target_acceleration = self._still
+        """Plan and take one step; False where the planner finds none, and nothing has changed."""
+        self._state.target_velocity = self._zeros
+        self._state.target_acceleration = self._zeros
         try:
-            result = self._plan.update(self._state, self._next)
+            result = self._planner.update(self._state, self._next)
         except ruckig.RuckigError:
             return False
-        if result not in FINE:
+        if result not in SOLVED:
             return False
         self._next.pass_to_input(self._state)
         self.resting = bool(result == ruckig.Result.Finished)
         return True
 
-    def _leaves(self, now: list[float]) -> bool:
-        """Whether the motion to rest from the state just reached leaves what is allowed, or leads
-        further out from where the arm is, if that is outside. What was gained is not given back, so
-        that many small bulges do not add up."""
+    def _leaves_region(self, position: list[float]) -> bool:
+        """Whether the motion to rest from the state just reached leaves a region, or leads further
+        out where `position` [n], the target before, is outside. What was gained is not given back,
+        so that many small bulges do not add up."""
         self._state.control_interface = ruckig.ControlInterface.Velocity
         try:
-            if self._plan.calculate(self._state, self._stop) not in FINE:
+            if self._planner.calculate(self._state, self._stop) not in SOLVED:
                 return True
         except ruckig.RuckigError:
             return True
         duration = float(self._stop.duration)
-        self._path[0] = now
+        self._path[0] = position
         for k in range(SAMPLES):
             self._path[k + 1] = self._stop.at_time(duration * k / (SAMPLES - 1))[0]
         return any([self._leads_out(i, guard(self._path)) for i, guard in enumerate(self.guards)])
 
     def _leads_out(self, i: int, depths: Floats) -> bool:
-        """Of the depths of now and of the motion to rest; `_best` is what was reached so far."""
-        inside = np.minimum(depths, 0.0)
-        best = max(self._best.get(i, -np.inf), float(inside[0]))
-        if self._rested and inside[0] < best - BULGE:  # something else moved it: begin from there
-            best = float(inside[0])
-        self._best[i] = best
-        np.maximum.accumulate(inside, out=inside)
-        least = np.maximum(np.maximum(inside, best) - BULGE, inside[0]) - 1e-9
-        return bool((depths < least).any())
+        """Whether the path leads out of the region of guard number `i`, where its points have
+        `depths` [SAMPLES + 1] (m)."""
+        outside = np.minimum(depths, 0.0)
+        now = float(outside[0])
+        best = max(self._best_depths.get(i, -np.inf), now)
+        if self._rested_before and now < best - BULGE:  # something else moved the arm
+            best = now
+        self._best_depths[i] = best
+        reached = np.maximum.accumulate(outside)
+        allowed = np.maximum(np.maximum(reached, best) - BULGE, now) - 1e-9
+        return bool((depths < allowed).any())
 
-    def _set(self, q: list[float], dq: list[float], ddq: list[float]) -> None:
+    def _set_state(self, q: list[float], dq: list[float], ddq: list[float]) -> None:
+        """Let the commanded motion be at `q`, `dq`, `ddq` [n]."""
         self._state.current_position = q
         self._state.current_velocity = dq
         self._state.current_acceleration = ddq

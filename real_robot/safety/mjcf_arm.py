@@ -162,7 +162,7 @@ class Arm:
                 yield one, two
 
     def _joined(self, a: int, b: int) -> bool:
-        """With nothing, or one joint, between them."""
+        """Whether nothing, or one joint, is between bodies `a` and `b`."""
         i, j = sorted((self.moves_with[a], self.moves_with[b]))
         if i == j:
             return True
@@ -192,7 +192,7 @@ def _subtree(mj: Any, base: int, joints: Sequence[int]) -> list[int]:
 
 
 def _root(mj: Any, body: int) -> int:
-    """Its ancestor that stands on the world."""
+    """The ancestor of `body` that stands on the world."""
     while mj.body_parentid[body]:
         body = int(mj.body_parentid[body])
     return body

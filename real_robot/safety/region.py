@@ -1,4 +1,4 @@
-"""Regions of joint positions that an arm is kept in: the part that all such stages share.
+"""Region: the base of the stages that keep an arm inside a set of joint positions.
 
 A target outside is pulled back along the straight line, in joint space, from the positions sent
 last: to the furthest point of that line before it first leads out. An arm that is outside already
@@ -16,45 +16,49 @@ import numpy as np
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.safety.chain import Tick
 
-PARTS, ROUNDS = 16, 3
-"""A line is looked at in so many points at once, so many times: to 1/4096 of its length."""
+PARTS = 16
+"""Points of a line that are checked at once."""
+ROUNDS = 3
+"""Times that the line is divided: to PARTS^-ROUNDS = 1/4096 of its length."""
+SHARES = np.arange(1, PARTS + 1) / PARTS
 
 
 class Region(ABC):
-    """Defined for every target; where no point of the line is inside, the arm stays."""
+    """Where no point of the line to a target is inside, the arm stays where it was sent."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def depths(self, q: Floats) -> Floats:
-        """How far inside each of the positions `q` [k, n] is, m [k]; negative: outside."""
+        """Distance [k] (m) of each of the positions `q` [k, n] from the region's border; negative:
+        outside."""
 
     def depth(self, q: Floats) -> float:
-        """How far inside the worst of positions `q` [k, n] is, m; negative: outside."""
+        """Smallest depth (m) of the positions `q` [k, n]; negative: outside."""
         return float(self.depths(q).min())
 
     def nearest(self, q: Floats) -> tuple[float, str]:
-        """The depth (m) at `q` [n], and of what."""
+        """The depth (m) at `q` [n], and the name of what is nearest to the border."""
         return self.depth(q[None]), self.name
 
     def begin(self, arm: ArmState) -> None:  # noqa: B027
         """Nothing is remembered."""
 
     def __call__(self, tick: Tick) -> None:
-        # Outside already: anything that is less far outside will do.
-        now, wanted = self.depths(np.stack([tick.last, tick.q]))
-        enough = min(0.0, float(now))
-        if wanted >= 0 or (enough < 0 and wanted > enough):
+        depth_last, depth_wanted = self.depths(np.stack([tick.last, tick.q]))
+        # An arm that is outside already may go to where it is less far outside.
+        least_depth = min(0.0, float(depth_last))
+        if depth_wanted >= 0 or (least_depth < 0 and depth_wanted > least_depth):
             return
-        way = tick.q - tick.last
-        near, far = 0.0, 1.0
+        step = tick.q - tick.last
+        inside = 0.0  # share of the step that is allowed
+        outside = 1.0  # share of the step that is not
         for _ in range(ROUNDS):
-            shares = near + (far - near) * _PARTS
-            out = self.depths(tick.last + shares[:, None] * way) < enough
-            first = int(np.argmax(out)) if out.any() else PARTS - 1
-            near, far = near if first == 0 else float(shares[first - 1]), float(shares[first])
-        np.multiply(way, near, out=tick.q)
+            shares = inside + (outside - inside) * SHARES
+            leaves = self.depths(tick.last + shares[:, None] * step) < least_depth
+            first = int(np.argmax(leaves)) if leaves.any() else PARTS - 1
+            if first > 0:
+                inside = float(shares[first - 1])
+            outside = float(shares[first])
+        np.multiply(step, inside, out=tick.q)
         tick.q += tick.last
-
-
-_PARTS = np.arange(1, PARTS + 1) / PARTS

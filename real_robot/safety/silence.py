@@ -1,5 +1,4 @@
-"""Beats that have to be heard for an arm to move: how long a sender has been silent, and the stages
-of the daemon's heartbeat and of hold-to-run."""
+"""Stages that let an arm move only while beats are heard: of the daemon, and of hold-to-run."""
 
 from __future__ import annotations
 
@@ -19,30 +18,35 @@ class Silence:
     `count`. What the sender says of its own clock only makes a beat older, never newer."""
 
     def __init__(self) -> None:
-        self.count, self.heard = 0, -np.inf
+        self.count = 0
+        self.heard = -np.inf
+        """Time (s, the listener's clock) of the newest beat."""
 
     def hear(self, count: int, sent: float, now: float) -> None:
-        """The newest message; `sent` (s): when that was, as it says. One whose time is no number
-        was not sent now."""
+        """Note the newest message, which says that it was sent at `sent` (s). One whose time is not
+        finite counts as never sent."""
         if count != self.count:
-            self.count, self.heard = count, min(sent, now) if np.isfinite(sent) else -np.inf
+            self.count = count
+            self.heard = min(sent, now) if np.isfinite(sent) else -np.inf
 
     def __call__(self, now: float) -> float:
-        """s; infinite where nothing was ever heard."""
+        """Time (s) since the newest beat; infinite where none was ever heard."""
         return now - self.heard
 
 
 class DaemonAlive:
-    """Without the daemon no operator can stop the arm: while it is `watched` and the daemon is
-    silent, the arm comes to rest and waits; a daemon that stays silent is a fault."""
+    """While the stage is `watched` and the daemon is silent, the arm comes to rest and waits; a
+    daemon that stays silent is a fault. Without the daemon no operator can stop the arm."""
 
     name: ClassVar[str] = "heartbeat"
 
     def __init__(self, config: Heartbeat) -> None:
-        self.config, self.silence, self.watched = config, Silence(), False
+        self.config = config
+        self.silence = Silence()
+        self.watched = False
 
     def begin(self, arm: ArmState) -> None:
-        """Nothing is remembered: a daemon that spoke has spoken."""
+        """The newest beat is still the newest."""
 
     def speaks(self, now: float) -> bool:
         """Whether the newest beat is young enough at `now` (s)."""
@@ -54,12 +58,12 @@ class DaemonAlive:
         silence = self.silence(tick.now)
         tick.hold = tick.hold or not silence <= self.config.hold
         if not silence <= self.config.stop:
-            tick.fault = tick.fault or f"the daemon has not answered for {silence:.1f} s"
+            tick.fail(f"the daemon has not answered for {silence:.1f} s")
 
 
 class HoldToRun:
-    """Without an operator's hand on its key, button or pedal the arm comes to rest, in every mode,
-    until it is held again; that is no fault."""
+    """While no operator holds a key, button or pedal, the arm comes to rest, in every mode. That is
+    no fault."""
 
     name: ClassVar[str] = "hold_to_run"
 
@@ -67,7 +71,7 @@ class HoldToRun:
         self.silence = Silence()
 
     def begin(self, arm: ArmState) -> None:
-        """Nothing is remembered: a hand that was on it still is."""
+        """The newest beat is still the newest."""
 
     def held(self, now: float) -> bool:
         """Whether the newest beat is young enough at `now` (s)."""

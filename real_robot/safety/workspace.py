@@ -1,6 +1,6 @@
 """Workspace: a box that the tool stays in, and half-spaces (a table, a person's side) to avoid.
 
-It knows one point of the arm, the tool's; `geometry` knows the rest.
+The workspace knows one point of the arm, the tool's; `geometry` knows the rest.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from typing import ClassVar
 
 import numpy as np
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.control.arm_state import Floats, Place
 from embodied.real_robot.safety.region import Region
 
 Forward = Callable[[Floats], Floats]
-"""Tool positions [k, 3] (m, base frame) at joint positions [k, n]."""
+"""A function of joint positions [k, n]: tool positions [k, 3] (m, base frame)."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Base frame, m. `planes`: (a, b, c, d) each, the tool stays where a x + b y + c z >= d."""
+    """A box and half-spaces in the base frame that the tool stays in."""
 
-    low: tuple[float, float, float]
-    high: tuple[float, float, float]
-    planes: tuple[tuple[float, float, float, float], ...] = ()
+    low: tuple[Place, Place, Place]  # lower corner of the box, m
+    high: tuple[Place, Place, Place]  # upper corner of the box, m
+    planes: tuple[tuple[Number, Number, Number, Number], ...] = ()  # a, b, c, d: ax + by + cz >= d
 
     def __post_init__(self) -> None:
         numbers = [*self.low, *self.high, *(each for plane in self.planes for each in plane)]
@@ -34,16 +35,21 @@ class Config:
 
 
 class Workspace(Region):
+    """The tool's depth is its distance to the nearest side of the box or plane."""
+
     name: ClassVar[str] = "workspace"
 
     def __init__(self, config: Config, forward: Forward) -> None:
-        low, high = np.asarray(config.low, float), np.asarray(config.high, float)
+        low = np.asarray(config.low, float)
+        high = np.asarray(config.high, float)
         if not (low < high).all():
             raise ConfigError("safety.workspace: low should be below high on every axis")
         planes = [unit_plane(plane, "safety.workspace") for plane in config.planes]
-        eye = np.eye(3)
-        self.normals = np.stack([*eye, *-eye, *(plane[:3] for plane in planes)])
+        axes = np.eye(3)
+        self.normals = np.stack([*axes, *-axes, *(plane[:3] for plane in planes)])
+        """Unit normals [sides, 3] that point inside."""
         self.offsets = np.array([*low, *-high, *(plane[3] for plane in planes)])
+        """Offset [sides] (m) of each side along its normal."""
         self.forward = forward
 
     def nearest(self, q: Floats) -> tuple[float, str]:
@@ -54,7 +60,7 @@ class Workspace(Region):
 
 
 def unit_plane(plane: tuple[float, float, float, float], where: str) -> Floats:
-    """(a, b, c, d) with a normal of length 1; ConfigError, naming the setting `where`."""
+    """`plane` (a, b, c, d) with a normal of length 1; ConfigError that names setting `where`."""
     length = float(np.linalg.norm(plane[:3]))
     if not np.isfinite(plane).all() or length < 1e-9:
         raise ConfigError(f"{where}: a plane's normal (a, b, c) should be finite and not zero")

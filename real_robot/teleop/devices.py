@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.driver import ServoBus
@@ -39,9 +40,9 @@ def _pygame() -> Any:
 
 @dataclass(frozen=True)
 class KeyboardConfig:
-    """`size` (pixels) of the window that has to be in front: without it no key is held."""
+    """Settings of a keyboard. Its window has to be in front: without it no key is held."""
 
-    size: tuple[int, int] = (360, 120)
+    size: tuple[Count, Count] = (360, 120)  # of the window, pixels
 
 
 class Keyboard(Device):
@@ -62,7 +63,8 @@ class Keyboard(Device):
         self.key: Key = ""
 
     def pressed(self) -> Key:
-        key, self.key = self.key, ""
+        key = self.key
+        self.key = ""
         return key
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
@@ -78,7 +80,7 @@ class Keyboard(Device):
 
 
 def held_keys(names: set[str]) -> Held:
-    """Of keys that are down."""
+    """The motion that pressed keys mean."""
     motion = [0.0] * 6
     for name in names & set(KEYS):
         axis, way = KEYS[name]
@@ -103,12 +105,12 @@ def _joystick(number: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class GamepadConfig:
-    """`number` of the gamepad; `hold`: the button that has to be kept down for anything to move."""
+    """Settings of a gamepad."""
 
-    number: int = 0
-    hold: int = 4
-    close: int = 0
-    open: int = 1
+    number: CountOrZero = 0  # which gamepad
+    hold: CountOrZero = 4  # button that has to be kept down for anything to move
+    close: CountOrZero = 0  # button that closes the hand
+    open: CountOrZero = 1  # button that opens the hand
 
 
 class Gamepad(Device, HoldDevice):
@@ -129,7 +131,7 @@ class Gamepad(Device, HoldDevice):
         return sticks(axes, float(open_) - float(close))
 
     def begin(self) -> None:
-        """It is looked at from the start."""
+        """The device is read from the start."""
 
     def held(self) -> bool:
         """Whether the button `hold` is down; waits a moment. One that is unplugged is let go."""
@@ -141,7 +143,7 @@ class Gamepad(Device, HoldDevice):
 
 
 def sticks(axes: list[float], grip: float) -> Held:
-    """Of a gamepad's axes: left (right, down), right (right, down)."""
+    """The motion of a gamepad's axes: left (right, down), right (right, down)."""
     left_x, left_y, right_x, right_y = [*(_live(a) for a in axes), 0.0, 0.0, 0.0, 0.0][:4]
     return Held((-left_y, -left_x, -right_y, 0.0, 0.0, -right_x), grip, True)
 
@@ -152,9 +154,9 @@ def _live(value: float) -> float:
 
 @dataclass(frozen=True)
 class SpaceMouseConfig:
-    """`path`: /dev/hidraw0 or such, that this user may read."""
+    """Settings of a SpaceMouse."""
 
-    path: str
+    path: str  # /dev/hidraw0 or such, that this user may read
 
 
 class SpaceMouse(Device):
@@ -168,7 +170,8 @@ class SpaceMouse(Device):
                 f"the SpaceMouse at {config.path} cannot be read ({error.strerror}): see "
                 "/dev/hidraw*, and who may read it"
             ) from error
-        self.axes, self.grip = [0.0] * 6, 0.0
+        self.axes = [0.0] * 6
+        self.grip = 0.0
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
         with suppress(BlockingIOError):
@@ -187,7 +190,7 @@ class SpaceMouse(Device):
         return Held(held.motion, held.grip, any(held.motion) or bool(held.grip))
 
     def hear(self, report: bytes) -> None:
-        """One report: 1 is moved (and on newer ones turned), 2 turned, 3 buttons."""
+        """Read one report: 1 is moved (and on newer ones turned), 2 turned, 3 buttons."""
         kind, body = report[0], report[1:]
         if kind in (1, 2) and len(body) >= 6:
             count = 6 if kind == 1 and len(body) >= 12 else 3
@@ -202,17 +205,14 @@ class SpaceMouse(Device):
 
 @dataclass(frozen=True)
 class LeaderConfig:
-    """`arm`: a ServoBus' node, whose servos are read and never written to, torque off; `kinematics`
-    as in a deployment; the follower's tool goes where the leader's is, `scale` times as far from
-    `origin` (m); `step`: m that an action of 1 moves. Held while it has moved `still` m in the last
-    half second."""
+    """Settings of a leader arm of servos, which are read and never powered."""
 
-    arm: Node
-    kinematics: str
-    step: float = 0.025
-    scale: float = 1.0
-    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    still: float = 0.003
+    arm: Node  # node of the leader's ServoBus
+    kinematics: str  # as in a deployment
+    step: Annotated[float, Bound(above=0.0, high=1.0)] = 0.025  # m that an action of 1 moves
+    scale: Positive = 1.0  # the follower's way from origin per the leader's
+    origin: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # where both tools are at one place, m
+    still: Annotated[float, Bound(0.0, 1.0)] = 0.003  # m in half a second from which it is held
 
 
 class Leader(Device):

@@ -20,8 +20,9 @@ ONE = re.compile(rb"\x1b(?:\[[0-9;]*[ -~]|O[ -~])?|.", re.DOTALL)
 
 
 class EpisodeKeys:
-    """Of this process's terminal, as a context; without one (or in its background) none is ever
-    pressed. Ctrl-C works as before. `used` is False where the device reads the terminal itself."""
+    """Keys of this process's terminal, as a context; without one (or in its background) none is
+    ever pressed. Ctrl-C works as before. `used` is False where the device reads the terminal
+    itself."""
 
     def __init__(self, file: int | None = None, used: bool = True) -> None:
         self.terminal = Terminal(file)

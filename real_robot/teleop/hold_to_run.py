@@ -17,7 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT
 from embodied.real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
@@ -25,19 +27,21 @@ from embodied.real_robot.teleop.terminal import Terminal
 
 LOOK = 0.02  # s between two looks at a button
 EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
-SYN, KEY, DROPPED = 0, 1, 3
+SYN = 0
+KEY = 1
+DROPPED = 3
 SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
 
 
 class HoldDevice(ABC):
-    """What is held. All calls come from one thread."""
+    """A device that an operator holds. All calls come from one thread."""
 
     hint: str
-    """What the operator has to do: "hold ..."."""
+    """Words for what the operator has to do: "hold ..."."""
 
     @abstractmethod
     def begin(self) -> None:
-        """From here on it is looked at. ConfigError."""
+        """Begin to read the device. ConfigError."""
 
     @abstractmethod
     def held(self) -> bool:
@@ -50,10 +54,10 @@ class HoldDevice(ABC):
 
 @dataclass(frozen=True)
 class TerminalKeyConfig:
-    """`key`: one character; `repeat` (s): two of them within that are a key that is kept down."""
+    """Settings of a key of this terminal."""
 
-    key: str = " "
-    repeat: float = 0.25
+    key: str = " "  # one character
+    repeat: Annotated[float, Bound(above=0.0, high=0.25)] = 0.25  # s: two in that time are held
 
     def __post_init__(self) -> None:
         if len(self.key) != 1 or not self.key.isascii() or not self.key.isprintable():
@@ -73,7 +77,8 @@ class TerminalKey(HoldDevice):
         file: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.terminal = Terminal(file)
         name = {" ": "the space bar"}.get(config.key, f"the key {config.key!r}")
         self.hint = f"hold {name} down"
@@ -102,7 +107,8 @@ class TerminalKey(HoldDevice):
             return False
         if not came:
             return False
-        repeats, self.typed = now - self.typed <= self.config.repeat, now
+        repeats = now - self.typed <= self.config.repeat
+        self.typed = now
         return repeats
 
     def _typed(self) -> bool:
@@ -118,11 +124,10 @@ class TerminalKey(HoldDevice):
 
 @dataclass(frozen=True)
 class InputKeyConfig:
-    """`path`: /dev/input/by-id/... of a pedal, a button or a keyboard, that this user may read;
-    `code`: of its key (KEY_... of <linux/input-event-codes.h>; `evtest` shows it)."""
+    """Settings of a pedal, a button or a keyboard."""
 
-    path: str
-    code: int
+    path: str  # /dev/input/by-id/..., that this user may read
+    code: Annotated[int, Bound(0, 767)]  # of its key, KEY_... as evtest shows it
 
     def __post_init__(self) -> None:
         if not 0 <= self.code < 0x300:
@@ -134,7 +139,8 @@ class InputKey(HoldDevice):
     kernel. Held only after a press that was seen, and no longer once an event was lost."""
 
     def __init__(self, config: InputKeyConfig) -> None:
-        self.config, self.down = config, False
+        self.config = config
+        self.down = False
         self.hint = f"hold key {config.code} of {config.path} down"
         try:
             self.file = os.open(config.path, os.O_RDONLY | os.O_NONBLOCK)
@@ -145,7 +151,7 @@ class InputKey(HoldDevice):
             ) from error
 
     def begin(self) -> None:
-        """What was pressed before does not count."""
+        """Begin to read; keys that were pressed before do not count."""
         self._read()
         self.down = False
 
@@ -191,7 +197,7 @@ class Beats:
         self.there = DaemonMailbox(folder / DEADMAN, HEARTBEAT)
 
     def beat(self, now: float) -> None:
-        """It was held at `now` (s, monotonic). Nothing happens where no daemon runs."""
+        """Send a beat of `now` (s, monotonic). Nothing happens where no daemon runs."""
         if (mailbox := self.there.newest()) is not None:
             mailbox.fields["count"] += 1
             mailbox.fields["time"] = now
@@ -205,7 +211,8 @@ class HoldToRun(OperatorThread):
     """The device `node` (None: the space bar), while an operator holds it."""
 
     def __init__(self, node: Node | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.node, self.last = SPACE if node is None else node, -1e9
+        self.node = SPACE if node is None else node
+        self.last = -1e9
         self.beats: Beats | None = None
         super().__init__(clock)
 

@@ -1,12 +1,14 @@
-"""What a leader arm's pose means for the arm that follows its tool."""
+"""Motion that a leader arm's pose means for the arm that follows its tool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Number, Positive
 from embodied.embodiments.kinematics.arms_file import forward_of
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.teleop.teleop import NO_INPUT, Held
@@ -16,28 +18,28 @@ HALF_SECOND = 0.5
 
 @dataclass(frozen=True)
 class Reach:
-    """The follower's tool goes where the leader's is, `scale` times as far from `origin` (m);
-    `step`: m that an action of 1 moves. Held while it has moved `still` m in the last half
-    second."""
+    """How a leader's tool leads the follower's."""
 
-    kinematics: str
-    step: float = 0.025
-    scale: float = 1.0
-    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    still: float = 0.003
+    kinematics: str  # as in a deployment
+    step: Annotated[float, Bound(above=0.0, high=1.0)] = 0.025  # m that an action of 1 moves
+    scale: Positive = 1.0  # the follower's way from origin per the leader's
+    origin: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # where both tools are at one place, m
+    still: Annotated[float, Bound(0.0, 1.0)] = 0.003  # m in half a second from which it is held
 
 
 class LeaderMotion:
     """Actions towards the place of the leader's tool."""
 
     def __init__(self, reach: Reach, clock: Callable[[], float]) -> None:
-        self.reach, self.clock = reach, clock
+        self.reach = reach
+        self.clock = clock
         self.forward = forward_of(reach.kinematics)
-        self.moved, self.last = -np.inf, np.full(3, np.inf)
+        self.moved = -np.inf
+        self.last = np.full(3, np.inf)
 
     def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
-        """For a leader at joints `q` [n] with its hand at `grip`, and a follower's tool at `tool`
-        (m)."""
+        """The motion for a leader at joints `q` [n] with its hand at `grip`, and a follower's
+        tool at `tool` (m)."""
         reach = self.reach
         origin = np.asarray(reach.origin)
         place = origin + reach.scale * (self.forward(q[None])[0][0] - origin)

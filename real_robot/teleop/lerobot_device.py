@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, nearest
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
@@ -25,17 +26,15 @@ from embodied.real_robot.teleop.teleop import MOTION, NO_INPUT, Device, Held
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Source):
-    """A leader arm: its `joints` as of a driver, its `hand`, and `reach`. A device of motions:
-    `motions` name its action for each of dx, dy, dz, roll, pitch, yaw, and `grip` that of the hand,
-    which closes and opens at `grip_values` and stays at any other; it is held while one of the
-    motions is not 0, or the hand moves."""
+    """Settings of one of LeRobot's teleoperators: a leader arm (`joints`, `hand`, `reach`) or a
+    device of `motions`, which is held while one of the motions is not 0, or the hand moves."""
 
-    joints: tuple[Joint, ...] = ()
-    hand: Hand | None = None
-    reach: Reach | None = None
-    motions: Mapping[str, str] = field(default_factory=dict[str, str])
-    grip: str = ""
-    grip_values: tuple[float, float] = (0.0, 2.0)
+    joints: tuple[Joint, ...] = ()  # of a leader arm, as of a driver
+    hand: Hand | None = None  # of a leader arm; null: none
+    reach: Reach | None = None  # how a leader arm leads the follower's tool
+    motions: Mapping[str, str] = field(default_factory=dict[str, str])  # its action of dx, dy, ...
+    grip: str = ""  # its action of the hand; empty: none
+    grip_values: tuple[Number, Number] = (0.0, 2.0)  # values that close and open; others: stay
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +46,7 @@ class Config(Source):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of LeRobot's action."""
+        """Names of LeRobot's action."""
         if self.joints:
             hand = () if self.hand is None else (self.hand.key,)
             return (*(joint.key for joint in self.joints), *hand)

@@ -26,7 +26,8 @@ class OperatorThread(ABC):
         self.clock = clock
         self.problem: Exception | None = None
         self._folder: Path | None = None
-        self._opened, self._go = threading.Event(), threading.Event()
+        self._opened = threading.Event()
+        self._go = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -35,7 +36,7 @@ class OperatorThread(ABC):
             raise self.problem
 
     def start(self, folder: Path) -> None:
-        """For the daemon in `folder`, from here on; the error of `_begin`."""
+        """Start for the daemon in `folder`; raises the error of `_begin`."""
         self._folder = folder
         self._opened.clear()
         self._go.set()
@@ -49,7 +50,7 @@ class OperatorThread(ABC):
 
     @abstractmethod
     def _begin(self, folder: Path) -> None:
-        """From here on it is looked at. ConfigError."""
+        """Begin to read the device. ConfigError."""
 
     @abstractmethod
     def _look(self) -> None:
@@ -57,7 +58,7 @@ class OperatorThread(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Of what `_open` opened."""
+        """Close what `_open` opened."""
 
     def _run(self) -> None:
         try:
@@ -101,7 +102,9 @@ class DaemonMailbox:
     """A mailbox of the daemon's folder, which a daemon that starts again makes anew."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.path, self.dtype, self.file = path, dtype, -1
+        self.path = path
+        self.dtype = dtype
+        self.file = -1
         self.mailbox: Mailbox | None = None
 
     def newest(self) -> Mailbox | None:

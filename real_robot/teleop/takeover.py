@@ -41,14 +41,18 @@ class Takeover(OperatorThread):
         always: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.node, self.deployment, self.always = node, deployment, always
+        self.node = node
+        self.deployment = deployment
+        self.always = always
         names = tuple(build(deployment.controller, Controller).names)
         act = Leaf((len(names),), low=-1.0, high=1.0, names=names)
         self.spec = Spec({"state": Leaf((3,), names=TOOL)}, act, dt=deployment.step)
-        self.forward, stages = forward_kinematics(deployment), len(build_chain(deployment).names)
+        self.forward = forward_kinematics(deployment)
+        stages = len(build_chain(deployment).names)
         self.record = state_record(deployment.joints, stages, len(deployment.sensed))
         self.hand = names.index(GRIPPER) if GRIPPER in names else None
-        self.number, self.due = 0, 0.0
+        self.number = 0
+        self.due = 0.0
         self.state: DaemonMailbox | None = None
         self.out: DaemonMailbox | None = None
         super().__init__(clock)
@@ -59,7 +63,7 @@ class Takeover(OperatorThread):
 
     @property
     def hint(self) -> str:
-        """What the operator may do."""
+        """Words for what the operator may do."""
         name, linger = type(self.device).__name__, self.person.config.linger
         if self.always:
             return f"{name}: it moves the arm from here on"
@@ -104,7 +108,9 @@ class Takeover(OperatorThread):
             return
         self.number += 1
         message = out.fields[0]
-        message["number"], message["over"], message["seen"] = self.number, over, seen
+        message["number"] = self.number
+        message["over"] = over
+        message["seen"] = seen
         message["start"], message["size"] = self.clock(), min(len(action), MOST_ACTION)
         message["action"][: message["size"]] = action[:MOST_ACTION]
         out.send()

@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, PositiveFraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -42,13 +43,14 @@ NO_INPUT = Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.0, False)
 
 
 class Device(Protocol):
-    """Never waits, never raises once it was opened. `reads_terminal`: the terminal's keys are its
-    own, those of the episode among them."""
+    """A device never waits, and never raises once it was opened. `reads_terminal`: the
+    terminal's keys are its own, those of the episode among them."""
 
     reads_terminal = False
 
     def read(self, tool: tuple[float, float, float] | None) -> Held:
-        """How it is held just now; `tool` (m) is where the arm's tool is, where that is seen."""
+        """The motion of the device now; `tool` (m) is the place of the arm's tool, where that is
+        known."""
         ...
 
     def pressed(self) -> Key:
@@ -61,13 +63,11 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Config:
-    """`device`: a node of `embodied.real_robot.teleop.devices`; `linger` (s) after it was let go;
-    `speed`: the
-    largest action."""
+    """Settings of a person who moves the arm."""
 
-    device: Node
-    linger: float = 0.3
-    speed: float = 1.0
+    device: Node  # node of embodied.real_robot.teleop.devices
+    linger: Annotated[float, Bound(0.0, 3600.0)] = 0.3  # s until the person has let go
+    speed: PositiveFraction = 1.0  # largest action
 
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 1 or self.linger < 0:
@@ -75,8 +75,8 @@ class Config:
 
 
 class Teleoperator(Policy):
-    """Of one row: there is one arm in a person's hand. `carry["row/intervened"]` says whether the
-    step was theirs."""
+    """A person who moves one arm: batches have one environment. `carry["row/intervened"]` says
+    whether the step was theirs."""
 
     def __init__(
         self,
@@ -93,9 +93,13 @@ class Teleoperator(Policy):
             raise ConfigError(f"{unknown[0]} cannot be teleoperated (only {', '.join(MOTION)})")
         if not names:
             raise ConfigError("the actions have no names, so a device cannot be mapped to them")
-        self.config, self.spec, self.chunk, self.clock = config, spec, 1, clock
+        self.config = config
+        self.spec = spec
+        self.chunk = 1
+        self.clock = clock
         self.device = build(config.device, Device)
-        self.grip, self.until = OPEN, -1.0
+        self.grip = OPEN
+        self.until = -1.0
         self.held = NO_INPUT
 
     def initial(self, n: int) -> Tensors:
@@ -111,11 +115,12 @@ class Teleoperator(Policy):
         return self._action()[None, None], {"row/intervened": torch.tensor([over])}
 
     def over(self, obs: Tensors, first: Tensor) -> Tensor:
-        """As embodied.policies.scripted.intervener asks: whether the arm is in their hand [1]."""
+        """Whether the arm is in the person's hand [1], for
+        embodied.policies.scripted.intervener."""
         return torch.tensor([self._look(obs)])
 
     def taken(self, obs: Tensors) -> Tensor:
-        """What they do now, [1, A]."""
+        """Actions [1, A] of the person now."""
         self._look(obs)
         return self._action()[None]
 
@@ -141,8 +146,8 @@ class Teleoperator(Policy):
         names = () if leaf is None else leaf.names
         if "tool_x" not in names:
             return None
-        row = obs["state"][0]
-        x, y, z = (float(row[names.index(f"tool_{axis}")]) for axis in "xyz")
+        state = obs["state"][0]
+        x, y, z = (float(state[names.index(f"tool_{axis}")]) for axis in "xyz")
         return x, y, z
 
 

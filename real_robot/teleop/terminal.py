@@ -58,7 +58,8 @@ class Terminal:
         tty.setcbreak(self.file, termios.TCSAFLUSH)
 
     def read(self, wait: float = 0.0) -> bytes | None:
-        """What was typed, after up to `wait` s for a first key; None where the terminal is gone."""
+        """Read the typed keys, after up to `wait` s for a first one; None where the terminal is
+        gone."""
         if not select.select([self.file], [], [], wait)[0]:
             return b""
         try:
@@ -72,13 +73,14 @@ class Terminal:
             termios.tcflush(self.file, termios.TCIFLUSH)
 
     def close(self) -> None:
-        """As it was before `begin`."""
+        """Set the terminal back to how it was before `begin`."""
         if self._restore is not None:
             self._restore()
             self._restore = None
         if self.ours is not None:
             os.close(self.ours)
-            self.file, self.ours = -1, None
+            self.file = -1
+            self.ours = None
 
 
 def restore(file: int, before: list[Any]) -> None:

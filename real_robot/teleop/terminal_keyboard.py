@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.teleop.devices import GRIPS, KEYS, held_keys
 from embodied.real_robot.teleop.episode_keys import ONE, Key, keys
@@ -22,10 +24,10 @@ HINT = (
 
 @dataclass(frozen=True)
 class TerminalKeyboardConfig:
-    """`hold` (s): a typed key counts as held for so long. A terminal does not tell when a key is
-    let go; one that is kept down is typed again and again (autorepeat)."""
+    """A terminal does not tell when a key is let go; one that is kept down is typed again and again
+    (autorepeat)."""
 
-    hold: float = 0.2
+    hold: Annotated[float, Bound(above=0.0, high=0.5)] = 0.2  # s that a typed key counts as held
 
     def __post_init__(self) -> None:
         if not 0 < self.hold <= 0.5:
@@ -44,7 +46,9 @@ class TerminalKeyboard(Device):
         file: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.clock, self.terminal = config, clock, Terminal(file)
+        self.config = config
+        self.clock = clock
+        self.terminal = Terminal(file)
         if not self.terminal.foreground:
             raise ConfigError(
                 "TerminalKeyboard: there is no terminal whose keys could drive the arm; run this "
@@ -71,7 +75,8 @@ class TerminalKeyboard(Device):
         return held_keys({name for name, typed in self.typed.items() if typed > until})
 
     def pressed(self) -> Key:
-        key, self.key = self.key, ""
+        key = self.key
+        self.key = ""
         return key
 
     def close(self) -> None:

@@ -7,13 +7,14 @@ not be installed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from embodied.core.config_fields import config_of
-from embodied.settings_tables import Row, option_rows, sentence
+from embodied.settings_tables import Row, command_rows, option_rows, regime_rows, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -26,7 +27,7 @@ GROUPS = {
     "teacher": "Teachers",
     "robot": "Robots",
 }
-BESIDE = ("data", "replay", "weighting", "size", "demonstrator")
+BESIDE = ("data", "replay", "weighting", "size", "demonstrator", "model")
 
 
 def pages() -> dict[str, str]:
@@ -43,7 +44,8 @@ def runs() -> str:
         "`embodied train KEY=VALUE ...`; nested: `eval.episodes=50`.",
         "",
     ]
-    lines += ["```yaml", (CONFIGS / "train.yaml").read_text().rstrip(), "```", ""]
+    lines += table(command_rows(CONFIGS / "train.yaml"))
+    lines += ["", "## data.KEY", "", *table(regime_rows([CONFIGS])), ""]
     for group in BESIDE:
         lines += [f"## {group}=", "", *options(group, "###")]
     return "\n".join(lines)
@@ -63,13 +65,19 @@ def options(group: str, level: str) -> Iterator[str]:
         if text := docstring(target):
             yield from (" ".join(text.split()), "")
         if rows := option_rows(group, file):
-            yield from ("| setting | default | |", "|---|---|---|", *map(line, rows), "")
+            short = [replace(row, key=row.key.partition(".")[2]) for row in rows]
+            yield from (*table(short), "")
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """A Markdown table."""
+    return ["| setting | default | type | |", "|---|---|---|---|", *map(line, rows)]
 
 
 def line(row: Row) -> str:
     """A row of a Markdown table."""
-    says = row.says.replace("|", "\\|")
-    return f"| {code(row.key.partition('.')[2])} | {code(row.value)} | {says} |"
+    kind, says = (text.replace("|", "\\|") for text in (row.kind, row.says))
+    return f"| {code(row.key)} | {code(row.value)} | {kind} | {says} |"
 
 
 def code(text: str) -> str:

@@ -14,6 +14,7 @@ from embodied.commands.train import train
 from embodied.compose import compose
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
+from embodied.policies.abilities import with_real_time_chunking
 from embodied.policies.lerobot.diffusion import LeRobotDiffusion
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
@@ -146,7 +147,7 @@ def test_training_the_denoising_steps_is_refused(
 def test_guidance_joins_the_previous_chunk(diffusion: Path) -> None:
     """The guided steps of the new chunk are nearer to the old plan than without guidance."""
     policy = checkpoint.load_policy(diffusion)
-    guided = policy.with_real_time_chunking("guided")
+    guided = with_real_time_chunking(policy, "guided")
     obs, noise = {"state": torch.full((16, 2), 0.4)}, torch.randn(16, 8, 2)
     plan = policy.act(obs, {}, torch.randn(16, 8, 2))[0]
     carry = guided.initial(16) | {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from embodied.buffers.mixture import Mixture
-from embodied.buffers.relabel import Relabel
 from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.source import Relabel
 from embodied.core.tensors import Tensors
 
 

@@ -1,4 +1,4 @@
-"""Everything in configs/ on a device that is not the CPU: train, evaluate, save, resume; and how
+"""What configs/ has, on a device that is not the CPU: train, evaluate, save, resume; and how
 often the host waits for it. The device is `tests.pretend_device`."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests import pretend_device
 from tests.contract import test_learner, test_reward
 from tests.pretend_device import cases
 from tests.pretend_device.process import Call, on_device
+from tests.tiers import once_per_class
 
 __all__ = ["on_device"]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -149,10 +150,11 @@ def rewarded(name: str, folder: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", names("reward"))
-def test_a_reward_and_its_resume(name: str, folder: Path, on_device: Call) -> None:
-    (folder / f"of-{name}").mkdir()
-    if (reason := on_device(rewarded, name, folder / f"of-{name}")) is not None:
+@pytest.mark.parametrize("file", once_per_class(test_reward.FILES))
+def test_a_reward_and_its_resume(file: Path, folder: Path, on_device: Call) -> None:
+    own = folder / f"of-{file.stem}"
+    own.mkdir()
+    if (reason := on_device(rewarded, file.stem, own)) is not None:
         pytest.skip(str(reason))
 
 
@@ -234,8 +236,9 @@ WAITS_OF_UPDATES = {"ppo": 1, "ppo_shared": 1, "ppo_demos": 1, "reinflow": 1, "d
 """Waits of one update where there are any; of a whole on-policy batch, not of its minibatches."""
 
 
-@pytest.mark.parametrize("name", test_learner.LEARNERS)
-def test_an_update_does_not_wait(name: str, on_device: Call) -> None:
+@pytest.mark.parametrize("file", once_per_class(test_learner.FILES))
+def test_an_update_does_not_wait(file: Path, on_device: Call) -> None:
+    name = file.stem
     report = str(on_device(update_waits, name))
     waits = sum(int(line.split()[0]) for line in report.splitlines())
     assert waits <= WAITS_OF_UPDATES.get(name, 0), report

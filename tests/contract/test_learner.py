@@ -1,4 +1,4 @@
-"""Every learner in configs/learner keeps the contract: the checks of `embodied check learner`."""
+"""Learners in configs/learner keep the contract: the checks of `embodied check learner`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from embodied.checks.subjects import candidates, learner_subject
 from embodied.compose import PACKAGED
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.policy import Policy, PolicyWrapper
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering.steered import Steered
+from tests.tiers import once_per_class
 
 __all__ = ["HORIZON", "batch_for", "candidates", "segment", "updates"]  # for other tests
 CONFIGS = PACKAGED
-LEARNERS = sorted(path.stem for path in (PACKAGED / "learner").glob("*.yaml"))
+FILES = sorted((PACKAGED / "learner").glob("*.yaml"))
+LEARNERS = [file.stem for file in FILES]
 
 
 def node(group: str, name: str) -> dict[str, Any]:
@@ -53,15 +55,15 @@ def steer(path: Path) -> Policy:
     return trainable(wrapper, node("policy", "gaussian") if inner else None)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("file", once_per_class(FILES))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_contract(name: str, check: Check) -> None:
-    check(subject(name))
+def test_the_contract(file: Path, check: Check) -> None:
+    check(subject(file.stem))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_unknown_settings_get_the_nearest_name(name: str) -> None:
+@pytest.mark.parametrize("file", once_per_class(FILES))
+def test_unknown_settings_get_the_nearest_name(file: Path) -> None:
     policy = build(node("policy", "gaussian"), Policy, spec=SPEC)
-    wrong = node("learner", name) | {"batch_sise": ROWS}
+    wrong = node("learner", file.stem) | {"batch_sise": ROWS}
     with pytest.raises(ConfigError, match='did you mean "batch_size"'):
-        build(wrong, Learner, policy=policy, spec=SPEC, total_steps=100)
+        build(wrong, Learner, policy=policy, spec=SPEC, run=RunPlan(100))

@@ -1,4 +1,4 @@
-"""Every policy in configs/policy keeps the contract: the checks of `embodied check policy`."""
+"""Policies in configs/policy keep the contract: the checks of `embodied check policy`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from embodied.checks.check import Check
 from embodied.checks.policy import CHECKS, SPECS, PolicySubject
 from embodied.core.errors import NotApplicable
+from tests.tiers import once_per_class
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 
@@ -19,7 +20,7 @@ def test_there_are_policies() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", once_per_class(FILES))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_contract(file: Path, spec: str, check: Check) -> None:
     try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium import spaces
 
 from embodied.core import tensors as tt
@@ -26,17 +24,8 @@ from embodied.envs.process.env import checked_spec
 from embodied.envs.process.worker import gymnasium_rows
 from embodied.envs.process.worker.names import grouped
 from embodied.envs.spaces import entries
-from tests.contract.test_env import FILES, GIVEN
 
 MARKS = ("privileged", "critic")
-
-
-@pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
-def env(request: pytest.FixtureRequest) -> Iterator[VecEnv]:
-    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
-    made = build({**node, "num_envs": 2}, VecEnv)
-    yield made
-    made.close()
 
 
 def require_hidden(env: VecEnv) -> None:
@@ -47,7 +36,9 @@ def require_hidden(env: VecEnv) -> None:
     discrete = env.spec.act.dtype == "int64"
     kind = "categorical.Categorical" if discrete else "gaussian.Gaussian"
     torch.manual_seed(0)
-    policy = build({"_target_": f"policies.{kind}", "hidden": [8]}, Policy, spec=env.spec).eval()
+    policy = build(
+        {"_target_": f"embodied.policies.{kind}", "hidden": [8]}, Policy, spec=env.spec
+    ).eval()
     obs = env.reset(1)
     other = {k: torch.ones_like(v) if hidden(k) else v for k, v in obs.items()}
     without = {k: v for k, v in obs.items() if not hidden(k)}

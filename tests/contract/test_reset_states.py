@@ -29,7 +29,7 @@ from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.resets.reset_wrapper import ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
 from embodied.teachers.teacher import Curriculum
-from tests.contract.test_env import APART, FILES, GIVEN, WIRED
+from tests.contract.environments import APART, FILES, WIRED
 from tests.contract.test_teacher import FILES as TEACHER_FILES
 
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in TEACHER_FILES}
@@ -47,7 +47,7 @@ MISSING = () if find_spec("ogbench") else ("ogbench",)
 BY_OTHERS = (
     "embodied.envs.process.worker",
     "embodied.envs.hardware_sim",
-    *(f"envs.{name}" for name in MISSING),
+    *(f"embodied.envs.{name}" for name in MISSING),
 )
 """Modules that need another Python or a missing package, or that are no environments."""
 STEPS = 6  # of a recorded episode
@@ -111,18 +111,14 @@ class World:
         return before, restored(before, rows, self.saved.states, index, self.env.state_roles)
 
 
-@pytest.fixture(params=FILES, ids=lambda file: file.stem, scope="module")
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    node = yaml.safe_load(request.param.read_text()) | GIVEN.get(request.param.stem, {})
-    env = build({**node, "num_envs": 2}, VecEnv)
-    # Short episodes; the limit is one more clock.
-    env = TimeLimit(LimitConfig(STEPS), env)
-    if reason := refusal(env):
-        env.close()
+@pytest.fixture(scope="session")
+def world(env: VecEnv) -> World:
+    """The environment with short episodes, whose limit is one more clock."""
+    limited = TimeLimit(LimitConfig(STEPS), env)
+    if reason := refusal(limited):
         pytest.skip(reason)
     player = build(PLAYER, reset_distribution.Policy, spec=env.spec).eval()
-    yield World(env, record_trajectories(player, env, 2, 2, seed=0, gamma=0.9))
-    env.close()
+    return World(limited, record_trajectories(player, limited, 2, 2, seed=0, gamma=0.9))
 
 
 def refusal(env: VecEnv) -> str:

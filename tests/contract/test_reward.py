@@ -1,4 +1,4 @@
-"""Every reward in configs/reward keeps the contract, in the environment of an experiment that
+"""Rewards in configs/reward keep the contract, in the environment of an experiment that
 names it: the checks of `embodied check reward`."""
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from embodied.compose import compose
 from embodied.core.build import Node, parse
 from embodied.core.errors import NotApplicable
 from embodied.datasets.collect import CollectConfig, collect
+from tests.tiers import once_per_class
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-REWARDS = sorted(path.stem for path in (CONFIGS / "reward").glob("*.yaml"))
+FILES = sorted((CONFIGS / "reward").glob("*.yaml"))
+REWARDS = [file.stem for file in FILES]
 NEEDS_A_SERVER = "asks a language model behind a server that is not here: reward.{}.url"
+FITTED = ("progress", "rewind")  # to demonstrations, when they are built
+FEW = 50  # gradient steps of such a fit
 RECORDED = {"demos": "won", "failures": "lost", "data": ("won", "lost")}
 
 
@@ -51,6 +55,8 @@ def node(name: str, folder: Path, records: Path) -> Node:
     words = [f"experiment={experiment}", f"reward={name}", "size=debug", "name=x", "steps=96"]
     made = small_run(compose("train", [*words, f"out={folder}"]).node, folder)
     reward = made["reward"]
+    if name in FITTED:
+        reward["updates"] = FEW
     if "TerminalKeyboard" in str(reward):
         pytest.skip("is a person at a terminal (tests/real_robot/test_terminal_keyboard.py)")
     if (unmet := _server(reward)) is not None:
@@ -75,7 +81,7 @@ def _server(settings: Any, path: str = "") -> str | None:
 
 def recorded(experiment: str, kind: str, folder: Path) -> Path:
     """A few episodes of the experiment's environment, by its script or at random."""
-    out = folder / kind
+    out = folder / f"{experiment}_{kind}"
     if not out.exists():
         made = compose("train", [f"experiment={experiment}", "size=debug"])
         env, known = str(made.choices["env"]), CONFIGS / "demonstrator"
@@ -97,11 +103,16 @@ def recorded(experiment: str, kind: str, folder: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.mark.parametrize("file", once_per_class(FILES))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_contract(name: str, check: Check, tmp_path: Path) -> None:
+def test_the_contract(file: Path, check: Check, records: Path) -> None:
     def run(folder: Path) -> Node:
-        return node(name, folder, tmp_path)
+        return node(file.stem, folder, records)
 
     try:
         check(RewardSubject(run))

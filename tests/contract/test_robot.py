@@ -13,6 +13,7 @@ from embodied.checks.check import Check
 from embodied.checks.robot import CHECKS, RobotSubject
 from embodied.compose import compose
 from embodied.core.build import ConfigError
+from tests.tiers import once_per_class
 
 FILES = sorted(Path(__file__).parents[2].glob("configs/robot/*.yaml"))
 MISSING = "???"
@@ -30,7 +31,7 @@ def robot(file: Path) -> dict[str, Any]:
     return compose("deploy", [f"robot={file.stem}", *words]).node["robot"]
 
 
-@pytest.mark.parametrize("file", COMPLETE, ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", once_per_class(COMPLETE))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_fits_together(file: Path, check: Check) -> None:
     check(RobotSubject(robot(file)))

@@ -1,4 +1,4 @@
-"""Every teacher YAML keeps the contract: the checks of `embodied check teacher`."""
+"""Teacher YAMLs keep the contract: the checks of `embodied check teacher`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from embodied.checks import teacher, teacher_games
 from embodied.checks.check import Check
 from embodied.checks.teacher import TeacherSubject
 from embodied.checks.teacher_envs import GAME, KINDS, need
+from tests.tiers import once_per_class
 
 FILES = sorted(Path("configs/teacher").glob("*.yaml"))
 NODES = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
 GAMES = [name for name, node in NODES.items() if need(node["_target_"]) == GAME]
 CHOOSERS = [name for name in NODES if name not in GAMES]
+CASES = {case.id: case for case in once_per_class(FILES)}
 LEARNS_NOTHING = ("domain_randomization", "snapshot", "uniform")
 
 
@@ -25,13 +27,13 @@ def test_every_yaml_is_checked() -> None:
     assert {need(NODES[name]["_target_"]) for name in CHOOSERS} == set(KINDS)
 
 
-@pytest.mark.parametrize("name", CHOOSERS)
+@pytest.mark.parametrize("file", [CASES[name] for name in CHOOSERS])
 @pytest.mark.parametrize("check", teacher.CHECKS, ids=lambda check: check.__name__)
-def test_the_contract(name: str, check: Check) -> None:
-    check(TeacherSubject(NODES[name], learns=name not in LEARNS_NOTHING))
+def test_the_contract(file: Path, check: Check) -> None:
+    check(TeacherSubject(NODES[file.stem], learns=file.stem not in LEARNS_NOTHING))
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("file", [CASES[name] for name in GAMES])
 @pytest.mark.parametrize("check", teacher_games.CHECKS, ids=lambda check: check.__name__)
-def test_the_contract_of_a_game(name: str, check: Check) -> None:
-    check(TeacherSubject(NODES[name]))
+def test_the_contract_of_a_game(file: Path, check: Check) -> None:
+    check(TeacherSubject(NODES[file.stem]))

@@ -17,6 +17,7 @@ import traceback
 import urllib.request
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Page:
         self.log.touch()
         self.private = folder / ".robot"
         self.private.mkdir(mode=0o700)
-        self.services: list[subprocess.Popen[bytes]] = []
+        self.services: list[ForkServerProcess] = []
         self.pipe: Connection | None = None
 
     def run(self, step: Step) -> None:
@@ -123,7 +124,7 @@ class Page:
                 shutil.rmtree(self.folder / out, ignore_errors=True)
         return process.exitcode == 0
 
-    def _start(self, target: Callable[..., None], what: Any) -> Any:
+    def _start(self, target: Callable[..., None], what: Any) -> ForkServerProcess:
         process = FORKS.Process(target=target, args=(what, self.folder, self.log, environment()))
         process.start()
         return process
@@ -139,15 +140,11 @@ class Page:
     def _serve(self, words: list[str]) -> None:
         """Start it and wait until it says where it listens; it goes on until the page ends."""
         before = len(self._said(None))
-        with self.log.open("ab") as log:
-            program = [sys.executable, "-m", "embodied.cli", *words[1:]]
-            service = subprocess.Popen(
-                program, cwd=self.folder, env=environment(), stdout=log, stderr=log
-            )
+        service = self._start(_command, words[1:])
         self.services.append(service)
         end = time.monotonic() + LIMIT
         while (found := READY.search(self._said(None)[before:])) is None:
-            assert service.poll() is None and time.monotonic() < end, self._said()
+            assert service.is_alive() and time.monotonic() < end, self._said()
             time.sleep(0.1)
         if found[0].startswith("http"):
             with urllib.request.urlopen(found[0], timeout=LIMIT) as page:
@@ -157,10 +154,10 @@ class Page:
         """End what serves; it must have gone on until now."""
         if self.pipe is not None:
             self.pipe.close()
-        ended = [service.poll() for service in self.services]
+        ended = [service.exitcode for service in self.services]
         for service in self.services:
             service.kill()
-            service.wait()
+            service.join()
         assert ended == [None] * len(ended), self._said()
 
     def _said(self, last: int | None = 3000) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.docs.run import Page
+from tests.once import once
 
 TABLE = yaml.safe_load((Path(__file__).parent / "pages.yaml").read_text())
 
@@ -14,19 +17,19 @@ TABLE = yaml.safe_load((Path(__file__).parent / "pages.yaml").read_text())
 class Shared(dict[str, str]):
     """Folders that several pages need, made when the first one asks."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.factory = factory
 
     def __missing__(self, name: str) -> str:
-        out = self.folder / name
-        command = TABLE["shared"][name].format_map(_With(self, out=str(out)))
-        work = self.folder / f"{name}_work"
-        work.mkdir()
-        page = Page(work)
-        page.command(command)
-        page.close()
-        self[name] = str(out)
+        self[name] = str(once(self.factory, f"shared_{name}", partial(self.make, name)) / "out")
         return self[name]
+
+    def make(self, name: str, folder: Path) -> None:
+        """Run the command that makes the folder `name`, as `folder`/out."""
+        page = Page(folder)
+        out = str(folder / "out")
+        page.command(TABLE["shared"][name].format_map(_With(self, out=out)))
+        page.close()
 
 
 class _With(dict[str, str]):

@@ -12,6 +12,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "study": ("workers=1", "seeds=[0]"),
     "eval": ("episodes=2", "num_envs=2"),
     "demos collect": ("episodes=4",),
+    "model train": ("model.most_updates=100", "model.hidden=[16]"),
     "deploy": (
         *("episodes=1", "seconds=2", "yes=true", "dry=true", "folder={folder}"),
         "robot.fresh={patient}",

@@ -201,7 +201,7 @@ def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
         "_target_": "embodied.envs.process.gymnasium_env.GymnasiumProcess",
         "python": "/tmp/evil",
     }
-    with pytest.raises(ConfigError, match=r"allow=\[\"envs\.process\"\]"):
+    with pytest.raises(ConfigError, match=r"allow=\[\"embodied\.envs\.process\"\]"):
         require_inside(node, "run.yaml")
 
 

@@ -13,7 +13,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from tests.contract import test_learner as contract
 from tests.golden import fingerprint
 
@@ -38,7 +38,7 @@ def make(stem: str, option: str) -> Learner:
         policy = build(contract.node(group, name), Policy, spec=contract.SPEC)
     else:
         policy = contract.steer(contract.CONFIGS / group / f"{name}.yaml")
-    return build(settings, Learner, policy=policy, spec=contract.SPEC, total_steps=100)
+    return build(settings, Learner, policy=policy, spec=contract.SPEC, run=RunPlan(100))
 
 
 def state(stem: str, option: str) -> list[torch.Tensor]:

@@ -20,25 +20,16 @@ from embodied.policies.gaussian import Config as GaussianConfig
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
+from tests.builders import make_learner, make_policy
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
 
 def made(**settings: object) -> Bresa:
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}, Policy, spec=SPEC
-    )
-    node = {
-        "_target_": "embodied.learners.off_policy.bresa.Bresa",
-        "batch_size": 64,
-        "hidden": [32],
-        "risk_lr": 0.01,
-        "recovery_lr": 0.01,
-        "task": {"hidden": [16]},
-        **settings,
-    }
-    return build(node, Bresa, policy=policy, spec=SPEC)
+    small = {"batch_size": 64, "hidden": [32], "risk_lr": 0.01, "recovery_lr": 0.01}
+    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[16])
+    given = {**small, "task": {"hidden": [16]}, **settings}
+    return make_learner("off_policy.bresa.Bresa", policy, **given)
 
 
 def rows(n: int, violated: Tensor | None = None, action: Tensor | None = None) -> Tensors:
@@ -82,7 +73,7 @@ def test_what_was_interrupted_is_decided_anew_and_the_rest_goes_on() -> None:
     learner = made(decision_steps=10**9)
     batch = rows(4, violated=torch.zeros(4, dtype=torch.bool))
     batch["executed"] = torch.where(torch.arange(4)[:, None] < 2, batch["action"], -0.5)
-    risk_rows = learner._risk_rows(batch)
+    risk_rows = learner._risk_transitions(batch)
     assert torch.equal(risk_rows["next_action"][:2], batch["action"][:2])
     assert not torch.equal(risk_rows["next_action"][2:], batch["action"][2:])
     assert torch.equal(risk_rows["executed"], batch["executed"])
@@ -95,7 +86,7 @@ def test_violations_are_remembered_the_newest_of_them() -> None:
         bad[:] = False
         bad[where] = True
         batch = rows(64, violated=bad, action=torch.full((64, 1), number / 10))
-        learner._remember(learner._risk_rows(batch))
+        learner._remember(learner._risk_transitions(batch))
     assert learner.stored == 8 and learner.cursor == 2
     kept = torch.tensor([0.4, 0.4, 0.2, 0.2, 0.2, 0.3, 0.3, 0.4])
     assert torch.allclose(learner.done[:, 0], kept)
@@ -292,7 +283,7 @@ def test_n_steps_for_the_task_and_single_steps_for_the_risk() -> None:
     single = {f"single/{k}": torch.randn_like(v) for k, v in batch.items() if "next_obs" in k}
     single["single/discount"] = torch.zeros(n)
     learner.update(batch | single)
-    rows_ = learner._risk_rows(learner._single(batch | single))
+    rows_ = learner._risk_transitions(learner._single(batch | single))
     assert torch.equal(rows_["next_seen"], single["single/next_obs/joints"])
     assert (rows_["goes_on"] == 0).all()
     with pytest.raises(ConfigError, match=r"task\.n_step=3 should be 1, or at least"):

@@ -11,36 +11,20 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, under
+from embodied.core.tensors import under
+from embodied.learners.acceleration import accelerate
 from embodied.learners.critics import Critic
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
+from tests.builders import make_learner, make_policy, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: object) -> DsacT:
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}, Policy, spec=spec
-    )
+    policy = make_policy("gaussian.Gaussian", spec, hidden=[32])
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build(
-        {"_target_": "embodied.learners.off_policy.dsac_t.DsacT", **given},
-        Learner,
-        policy=policy,
-        spec=spec,
-    )
-
-
-def batch_of(n: int) -> Tensors:
-    return {
-        "obs/state": torch.randn(n, 3),
-        "action": torch.rand(n, 2) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        "next_obs/state": torch.randn(n, 3),
-    }
+    return make_learner("off_policy.dsac_t.DsacT", policy, **given)
 
 
 def raw(sigma: float) -> float:
@@ -61,7 +45,7 @@ def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample comes from the critic of the smaller mean; e is cut off at 3; the end is r."""
     learner = make(initial_temperature=0.5)
     constant(learner.target, [(4.0, 1.0), (3.0, 2.0)])
-    following = under(batch_of(3), "next_obs")
+    following = under(transitions(3, SPEC), "next_obs")
     monkeypatch.setattr(
         learner.target_policy,
         "sample",
@@ -130,7 +114,7 @@ def test_switches() -> None:
     learner = make(expected=False, twin=False, adjust=False)
     assert learner.critic.ensemble.n == 1
     assert learner.scale.shape == (1,)
-    learner.update(batch_of(4))
+    learner.update(transitions(4, SPEC))
     assert learner.scale.item() == 0  # not used
     # without `expected` the means learn the sample
     for expected, wanted in ((True, 2.0), (False, 5.0)):
@@ -140,8 +124,10 @@ def test_switches() -> None:
         constant(learner.critic, [(1.0, 1e-3), (1.0, 1e-3)])
         for _ in range(400):
             learner.optims["critic"].param_groups[0]["lr"] = 0.02
-            learner.update(batch_of(4))
-            seen.append(learner.critic(under(batch_of(1), "obs"), torch.zeros(1, 2))[0, 0, 0])
+            learner.update(transitions(4, SPEC))
+            seen.append(
+                learner.critic(under(transitions(1, SPEC), "obs"), torch.zeros(1, 2))[0, 0, 0]
+            )
         assert seen[-1].item() == pytest.approx(wanted, abs=0.3)
 
 
@@ -151,7 +137,7 @@ def test_everything_but_the_critic_moves_at_every_second_update() -> None:
         old = copy.deepcopy([p.detach() for p in learner.target_params])
         weight, actor = learner.critic_params[0].detach().clone(), copy.deepcopy(learner.policy)
         alpha = learner.log_alpha.item()
-        metrics = learner.update(batch_of(4))
+        metrics = learner.update(transitions(4, SPEC))
         moved = not torch.equal(next(actor.parameters()), next(learner.policy.parameters()))
         assert moved == (update % 2 == 0) == (learner.log_alpha.item() != alpha)
         assert not torch.equal(weight, learner.critic_params[0])
@@ -177,7 +163,7 @@ def learned_sigma(form: str, discount: float, updates: int = 600) -> tuple[float
     for update in range(updates):
         if update > 0.7 * updates:
             learner.optims["critic"].param_groups[0]["lr"] = 5e-4
-        batch = batch_of(256)
+        batch = transitions(256, SPEC)
         zeros = torch.zeros(256, 3)
         learner.update(
             {
@@ -244,7 +230,5 @@ def test_refusals() -> None:
             policy=policy,
             spec=SPEC,
         )
-    with pytest.raises(ConfigError, match="delay=0"):
-        make(delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        make(cuda_graph=True).update(batch_of(4))
+        accelerate(make(cuda_graph=True)).update(transitions(4, SPEC))

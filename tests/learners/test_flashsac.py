@@ -11,10 +11,11 @@ from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
+from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
 from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, transitions
 from tests.learners.test_sac import score
 from tests.toy_envs import Reach
 
@@ -22,22 +23,9 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: object) -> Flashsac:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 16, "depth": 1}
-    policy = build(node, Policy, spec=spec)
+    policy = make_policy("block_gaussian.BlockGaussian", spec, width=16, depth=1)
     given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
-    node = {"_target_": "embodied.learners.off_policy.flashsac.Flashsac", **given}
-    return build(node, Learner, policy=policy, spec=spec)
-
-
-def batch_of(n: int) -> Tensors:
-    return {
-        "obs/state": torch.randn(n, 3),
-        "action": torch.rand(n, 2) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        "next_obs/state": torch.randn(n, 3),
-    }
+    return make_learner("off_policy.flashsac.Flashsac", policy, **given)
 
 
 def test_target_by_hand() -> None:
@@ -63,7 +51,7 @@ def test_critics_start_near_zero() -> None:
     learner = make(high=5.0)
     with torch.no_grad():
         learner.critic.net.head.zero_()
-    batch = batch_of(4)
+    batch = transitions(4, SPEC)
     chances = learner.critic({"state": batch["obs/state"]}, batch["action"], False).softmax(-1)
     atoms = learner.support.atoms()
     torch.testing.assert_close(chances @ atoms, torch.zeros(2, 4), atol=1e-5, rtol=0)
@@ -98,7 +86,7 @@ def test_both_halves_of_a_pass_share_their_statistics() -> None:
     mean = learner.critic.net.norms[0].mean
     assert not mean.any()
     torch.manual_seed(1)
-    batch = batch_of(4)
+    batch = transitions(4, SPEC)
     learner.update(batch)
     seen = torch.cat([batch["obs/state"], batch["next_obs/state"]]).mean(0)
     torch.testing.assert_close(mean[0, 0, :3], 0.01 * seen)
@@ -109,7 +97,7 @@ def test_weights_keep_their_norm_and_the_policy_waits() -> None:
     for update in range(1, 5):
         before = learner.policy.net.head.detach().clone()
         alpha = learner.log_alpha.item()
-        metrics = learner.update(batch_of(4))
+        metrics = learner.update(transitions(4, SPEC))
         moved = not torch.equal(before, learner.policy.net.head)
         assert moved == (update % 2 == 0) == (alpha != learner.log_alpha.item())
         assert ("actor_loss" in metrics) == (update >= 2)
@@ -125,7 +113,7 @@ def test_value_of_a_constant_reward() -> None:
     still: dict[str, object] = {"initial_temperature": 1e-6, "temperature_lr": 0.0}
     learner = make(SPEC, tau=0.05, critic_lr=3e-3, batch_size=64, headroom=3.0, **still)
     for _ in range(300):
-        batch = batch_of(64)
+        batch = transitions(64, SPEC)
         rewards = {"reward": torch.full((64,), 8.0), "discount": torch.full((64,), 0.5)}
         metrics = learner.update(batch | rewards)
     assert learner.scale.item() == pytest.approx(3 * 16 / 5)
@@ -186,7 +174,5 @@ def test_refusals() -> None:
             policy=policy,
             spec=SPEC,
         )
-    with pytest.raises(ConfigError, match="policy_delay"):
-        make(policy_delay=0)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        make(cuda_graph=True).update(batch_of(4))
+        accelerate(make(cuda_graph=True)).update(transitions(4, SPEC))

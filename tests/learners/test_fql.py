@@ -10,52 +10,23 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, under
+from embodied.core.tensors import under
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.learners.learner import Learner
 from embodied.learners.offline.fql import Fql, value_loss
+from tests.builders import make_learner, make_policy
+from tests.learners.bandit import slopes, two_modes
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
 
 
 def make(chunk: int = 1, **settings: Any) -> Fql:
-    torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.generative.one_step.OneStep",
-        "flow": FLOW,
-        "hidden": [32, 32],
-    }
-    policy = build({**node, "chunk": chunk}, Policy, spec=SPEC)
-    given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
-    return build(
-        {"_target_": "embodied.learners.offline.fql.Fql", **given},
-        Learner,
-        policy=policy,
-        spec=SPEC,
+    policy = make_policy(
+        "generative.one_step.OneStep", SPEC, flow=FLOW, hidden=[32, 32], chunk=chunk
     )
-
-
-def two_modes(n: int) -> Tensors:
-    """Actions near -0.5 and 0.5, as often; the world ends, and pays for the latter."""
-    side = (torch.rand(n) > 0.5).float() * 2 - 1
-    action = (0.5 * side + 0.05 * torch.randn(n))[:, None]
-    zeros = torch.zeros(n, 1)
-    return {
-        "obs/state": zeros,
-        "action": action,
-        "reward": (action[:, 0] > 0).float(),
-        "discount": torch.zeros(n),
-        "next_obs/state": zeros,
-    }
-
-
-@torch.no_grad()
-def slopes(critic: Any, values: list[float]) -> None:
-    """Make linear critic i answer values[i] * a."""
-    critic.ensemble.weights[0].zero_()
-    critic.ensemble.biases[0].zero_()
-    critic.ensemble.weights[0][:, -1, 0] = torch.tensor(values)
+    given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
+    return make_learner("offline.fql.Fql", policy, **given)
 
 
 def test_value_loss_by_hand() -> None:
@@ -116,7 +87,8 @@ def test_what_each_term_moves() -> None:
 
 
 def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
-    learner = make(tau=0.3, critic_lr=0.0)
+    learner = make(tau=0.3)
+    learner.optims["critic"].param_groups[0]["lr"] = 0.0
     before = [weight.detach().clone() for weight in learner.critic_params]
     torch._foreach_add_(learner.target_params, 1.0)
     learner.update(two_modes(16))

@@ -13,14 +13,15 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config, cosine
+from embodied.learners.learner import RunPlan
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(kind: str = "gaussian.Gaussian", steps: int = 100, **settings: float) -> BehaviorCloning:
     torch.manual_seed(0)
-    node = {"_target_": f"policies.{kind}", "chunk": 2}
-    return BehaviorCloning(Config(**settings), build(node, Policy, spec=SPEC), total_steps=steps)
+    node = {"_target_": f"embodied.policies.{kind}", "chunk": 2}
+    return BehaviorCloning(Config(**settings), build(node, Policy, spec=SPEC), run=RunPlan(steps))
 
 
 def batches(count: int, n: int = 32) -> list[Tensors]:

@@ -14,9 +14,11 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.acceleration import accelerate, native_obstacle
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
+from tests.builders import require_same
 
 TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
 GAUSSIAN = "embodied.policies.diagonal_gaussian.DiagonalGaussian"
@@ -51,7 +53,7 @@ def make(learner: dict[str, Any], policy: dict[str, Any], seed: int = 0, **build
     node = {**usual, **policy}
     given = {"_target_": PPO, "horizon": TIMES, "batch_size": 20, "epochs": 10, **learner}
     made = build(node, Policy, spec=spec)
-    return build(given, Learner, policy=made, spec=spec, total_decisions=4000, **build_with)
+    return build(given, Learner, policy=made, spec=spec, run=RunPlan(decisions=4000), **build_with)
 
 
 def batch(learner: Ppo, some: bool = False) -> Tensors:
@@ -87,8 +89,8 @@ def distance(one: Tensor, other: Tensor) -> float:
 def both(learner: Ppo, updates: int, some: bool = False) -> tuple[Ppo, Ppo, list[Any]]:
     """The learner by the reference and by native code, from the same batches and generator."""
     fast = copy.deepcopy(learner)
-    fast.native = True
-    assert fast.native_obstacle() is None
+    accelerate(fast, native=True)
+    assert native_obstacle(fast) is None
     found: list[Any] = []
     for i in range(updates):
         torch.manual_seed(100 + i)
@@ -112,22 +114,7 @@ def test_parameters_and_metrics_equal_the_reference_after_300_updates(name: str,
         assert expected.keys() == metrics.keys()
         for key, value in expected.items():
             torch.testing.assert_close(metrics[key], value, rtol=1e-3, atol=1e-5, msg=key)
-    same(slow.get_state(), fast.get_state())
-
-
-def same(one: Any, other: Any) -> None:
-    """Also Adam's moments and count, and the learning rates."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, list):
-        for a, b in zip(one, other, strict=True):
-            same(a, b)
-    elif isinstance(one, Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    else:
-        assert one == other
+    require_same(slow.get_state(), fast.get_state())
 
 
 def test_at_the_edge_of_the_clip_rounding_decides_in_the_reference_too() -> None:
@@ -195,12 +182,12 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_is_not_supported_says_so(name: str) -> None:
     settings, policy, reason = UNSUPPORTED[name]
-    assert reason in (make(settings, policy).native_obstacle() or "")
+    assert reason in (native_obstacle(make(settings, policy)) or "")
 
 
 def test_an_unsupported_learner_is_trained_by_the_reference() -> None:
     slow, fast = (make({}, {"activation": "gelu"}) for _ in range(2))
-    fast.native = True
+    accelerate(fast, native=True)
     rows = batch(slow)
     for learner in (slow, fast):
         torch.manual_seed(0)
@@ -212,10 +199,10 @@ def test_without_a_compiler_the_reason_is_one_line(monkeypatch: pytest.MonkeyPat
     native.load.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     learner = make({}, {})
-    assert learner.native_obstacle() == "no C++ compiler was found (no-such-compiler)"
+    assert native_obstacle(learner) == "no C++ compiler was found (no-such-compiler)"
     monkeypatch.undo()
     native.load.cache_clear()
-    assert learner.native_obstacle() is None
+    assert native_obstacle(learner) is None
 
 
 def test_a_compiler_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

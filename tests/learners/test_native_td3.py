@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.nn import native
+from tests.builders import require_same
 
 OBS, ACT, UPDATES = 5, 3, 300
 DETERMINISTIC = "embodied.policies.deterministic.Deterministic"
@@ -71,8 +72,8 @@ def distance(one: Learner, other: Learner) -> float:
 
 def update_both(slow: Td3, fast: Td3, updates: int, first: int = 0) -> list[tuple[Any, Any]]:
     """Update by the reference and by native code, from the same batches and generator."""
-    fast.native = True
-    assert fast.native_obstacle() is None
+    accelerate(fast, native=True)
+    assert native_obstacle(fast) is None
     found = []
     for i in range(first, first + updates):
         torch.manual_seed(100 + i)
@@ -83,21 +84,6 @@ def update_both(slow: Td3, fast: Td3, updates: int, first: int = 0) -> list[tupl
             metrics.append(learner.update(dict(rows)))
         found.append(tuple(metrics))
     return found
-
-
-def same(one: Any, other: Any) -> None:
-    """Also Adam's moments and count, and the number of updates."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, list):
-        for a, b in zip(one, other, strict=True):
-            same(a, b)
-    elif isinstance(one, Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    else:
-        assert one == other
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -111,7 +97,7 @@ def test_parameters_and_metrics_equal_the_reference_after_300_updates(name: str,
         assert expected.keys() == metrics.keys()
         for key, value in expected.items():
             torch.testing.assert_close(metrics[key], value, rtol=1e-3, atol=1e-5, msg=key)
-    same(slow.get_state(), fast.get_state())
+    require_same(slow.get_state(), fast.get_state())
 
 
 def test_normalized_observations_and_unbounded_actions() -> None:
@@ -124,14 +110,14 @@ def test_normalized_observations_and_unbounded_actions() -> None:
 
 def test_resumed_updates_are_exact() -> None:
     whole = make(TANH, TANH)
-    whole.native = True
+    accelerate(whole, native=True)
     half = copy.deepcopy(whole)
     for learner in (whole, half):
         for i in range(5):
             torch.manual_seed(i)
             learner.update(batch(learner))
     resumed = make(TANH, TANH, seed=9)
-    resumed.native = True
+    accelerate(resumed, native=True)
     resumed.update(batch(resumed))  # so that it has looked where its tensors are
     resumed.set_state(copy.deepcopy(half.get_state()))
     for learner in (whole, resumed):
@@ -139,7 +125,7 @@ def test_resumed_updates_are_exact() -> None:
             torch.manual_seed(i)
             learner.update(batch(learner))
     assert distance(whole, resumed) == 0
-    same(whole.get_state(), resumed.get_state())
+    require_same(whole.get_state(), resumed.get_state())
 
 
 def test_either_continues_from_the_state_of_the_other() -> None:
@@ -170,9 +156,9 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_what_is_not_supported_says_so_and_runs_the_reference(name: str) -> None:
     settings, policy, reason = UNSUPPORTED[name]
     slow, fast = make(settings, policy), make(settings, policy)
-    assert reason in (fast.native_obstacle() or "")
+    assert reason in (native_obstacle(fast) or "")
     if name != "compile":
-        fast.native = True
+        accelerate(fast, native=True)
         rows = batch(slow)
         for learner in (slow, fast):
             torch.manual_seed(0)
@@ -184,8 +170,8 @@ def test_without_a_compiler_the_reference_learns(monkeypatch: pytest.MonkeyPatch
     native.load.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     slow, fast = make({}, {}), make({}, {})
-    fast.native = True
-    assert "no C++ compiler" in str(fast.native_obstacle())
+    accelerate(fast, native=True)
+    assert "no C++ compiler" in str(native_obstacle(fast))
     rows = batch(slow)
     for learner in (slow, fast):
         torch.manual_seed(0)

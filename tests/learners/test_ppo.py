@@ -18,7 +18,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.gae import value_loss
 from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
@@ -50,7 +50,11 @@ def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: 
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
     learner = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **given}
     return build(
-        learner, Learner, policy=build(node, Policy, spec=spec), spec=spec, total_decisions=240
+        learner,
+        Learner,
+        policy=build(node, Policy, spec=spec),
+        spec=spec,
+        run=RunPlan(decisions=240),
     )
 
 

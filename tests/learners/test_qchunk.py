@@ -19,6 +19,8 @@ from embodied.learners.imitation.bc_rows import behaviour
 from embodied.learners.learner import Learner
 from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy
+from tests.learners.bandit import slopes, two_modes
 from tests.toy_envs import Config, Counter
 
 GAMMA = 0.9
@@ -28,21 +30,12 @@ CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
 
 
 def make(chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings: Any) -> QChunking:
-    torch.manual_seed(0)
     critic = {**CRITIC, "hidden": list(hidden)}
-    node = {
-        "_target_": "embodied.policies.wrappers.best_of_n.BestOfN",
-        "base": FLOW,
-        "critic": critic,
-        "n": n,
-    }
-    policy = build({**node, "chunk": chunk}, Policy, spec=SPEC)
-    given = {"batch_size": 16, "gamma": GAMMA, **settings}
-    return build(
-        {"_target_": "embodied.learners.offline.qchunking.QChunking", **given},
-        Learner,
-        policy=policy,
+    policy = make_policy(
+        "wrappers.best_of_n.BestOfN", SPEC, base=FLOW, critic=critic, n=n, chunk=chunk
     )
+    given = {"batch_size": 16, "gamma": GAMMA, **settings}
+    return make_learner("offline.qchunking.QChunking", policy, **given)
 
 
 class Known(nn.Module):
@@ -130,14 +123,6 @@ def test_only_executed_steps_are_imitated(source: str) -> None:
     assert (imitated.int().diff(dim=1) <= 0).all()  # from the first one on
 
 
-@torch.no_grad()
-def slopes(critic: Any, values: list[float]) -> None:
-    """Make linear critic i answer values[i] * a."""
-    critic.ensemble.weights[0].zero_()
-    critic.ensemble.biases[0].zero_()
-    critic.ensemble.weights[0][:, -1, 0] = torch.tensor(values)
-
-
 @pytest.mark.parametrize(
     ("aggregate", "of"), [("mean", lambda a: 4 * a), ("min", lambda a: torch.minimum(2 * a, 6 * a))]
 )
@@ -155,20 +140,6 @@ def test_learning_critics_choose_and_their_averages_value(aggregate: str, of: An
     backup = learner._backup(reward, discount, following)
     torch.testing.assert_close(backup, reward + discount * of(candidates.amin(1)))
     assert candidates.amin(1).max() < candidates.amax(1).min()
-
-
-def two_modes(n: int) -> Tensors:
-    """Actions near -0.5 and 0.5, as often; the world ends, and pays for the latter."""
-    side = (torch.rand(n) > 0.5).float() * 2 - 1
-    action = (0.5 * side + 0.05 * torch.randn(n))[:, None]
-    zeros = torch.zeros(n, 1)
-    return {
-        "obs/state": zeros,
-        "action": action,
-        "reward": (action[:, 0] > 0).float(),
-        "discount": torch.zeros(n),
-        "next_obs/state": zeros,
-    }
 
 
 def test_keeps_both_modes_and_acts_in_the_better_one() -> None:

@@ -9,40 +9,24 @@ import pytest
 import torch
 import yaml
 
-from embodied.core.build import build
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
+from tests.builders import make_learner, make_policy, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
 
 
 def make(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
-    torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [32]},
-        Policy,
-        spec=SPEC,
-    )
-    given = {"hidden": [32], "batch_size": 4, **settings}
-    node = {"_target_": f"embodied.learners.{target}", **given}
-    return build(node, Learner, policy=policy, spec=SPEC)
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
+    return make_learner(target, policy, **{"hidden": [32], "batch_size": 4, **settings})
 
 
 def batch_of(n: int) -> Tensors:
     torch.manual_seed(1)
-    return {
-        "obs/state": torch.randn(n, 3),
-        "action": torch.rand(n, 2) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        "next_obs/state": torch.randn(n, 3),
-        "next_action": torch.rand(n, 2) * 2 - 1,
-    }
+    return {**transitions(n, SPEC), "next_action": torch.rand(n, 2) * 2 - 1}
 
 
 @torch.no_grad()
@@ -55,7 +39,7 @@ def constant_targets(learner: Td3, values: list[float]) -> None:
 def test_the_actor_loss_by_hand() -> None:
     q, apart = torch.tensor([2.0, -4.0]), torch.tensor([1.0, 3.0])
     # 0.1 * 2 - (-1) / 3
-    assert behaved_loss(q, apart, 0.1).item() == pytest.approx(0.2 + 1 / 3)
+    assert behaved_loss(q, 0.1 * apart.mean()).item() == pytest.approx(0.2 + 1 / 3)
 
 
 def test_values_count_in_their_own_units() -> None:
@@ -63,7 +47,7 @@ def test_values_count_in_their_own_units() -> None:
     slopes = []
     for scale in (1.0, 1000.0):
         q.grad = None
-        behaved_loss(scale * q, apart, 0.1).backward()
+        behaved_loss(scale * q, 0.1 * apart.mean()).backward()
         assert q.grad is not None
         slopes.append(q.grad.tolist())
     assert slopes[0] == pytest.approx(slopes[1])

@@ -14,43 +14,27 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
+from embodied.learners.acceleration import accelerate
 from embodied.learners.actor_critic import actor_loss, temperature_gradient
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.sac import Sac, critic_loss
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, transitions
 from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, zero_head: bool = False, **settings: object) -> Sac:
-    torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.gaussian.Gaussian",
-        "hidden": [32],
-        "zero_head": zero_head,
-    }
-    policy = build(node, Policy, spec=spec)
+    policy = make_policy("gaussian.Gaussian", spec, hidden=[32], zero_head=zero_head)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return build(
-        {"_target_": "embodied.learners.off_policy.sac.Sac", **given},
-        Learner,
-        policy=policy,
-        spec=spec,
-    )
+    return make_learner("off_policy.sac.Sac", policy, **given)
 
 
 def batch_of(n: int, spec: Spec = SPEC) -> Tensors:
-    obs = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
-    return {
-        **{f"obs/{name}": leaf for name, leaf in obs.items()},
-        "action": torch.rand(n, spec.act.size) * 2 - 1,
-        "reward": torch.arange(float(n)),
-        "discount": torch.full((n,), 0.9),
-        **{f"next_obs/{name}": leaf + 0.1 for name, leaf in obs.items()},
-    }
+    return transitions(n, spec, shift=0.1)
 
 
 @torch.no_grad()
@@ -273,7 +257,7 @@ def test_refusals() -> None:
             {"_target_": "embodied.learners.off_policy.sac.Sac"}, Learner, policy=policy, spec=SPEC
         )
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        make(cuda_graph=True).update(batch_of(4))
+        accelerate(make(cuda_graph=True)).update(batch_of(4))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -281,7 +265,7 @@ def test_a_recorded_update_learns_like_a_plain_one() -> None:
     spec = SPEC
     for settings in ({}, {"critics": 4, "layer_norm": True, "utd": 2}):
         learner = make(spec, cuda_graph=True, entropy_in_backup=False, tau=0.05, **settings)
-        learner.to("cuda")
+        accelerate(learner.to("cuda"))
         for _ in range(900):
             batch = batch_of(learner.batch_size)
             batch |= {"reward": torch.ones(learner.batch_size)}

@@ -13,7 +13,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
 from embodied.training.logger import Log
 from embodied.training.train import train
@@ -36,7 +36,11 @@ def make(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **CLONE}
     node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", **given, **settings}
     learner: PpoDemos = build(
-        node, PpoDemos, policy=build(NODES[name], Policy, spec=spec), spec=spec, total_decisions=240
+        node,
+        PpoDemos,
+        policy=build(NODES[name], Policy, spec=spec),
+        spec=spec,
+        run=RunPlan(decisions=240),
     )
     if rows:
         learner.set_demonstrations(demos(name, rows))

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from embodied.core.build import ConfigError
 from embodied.llm.chat import ChatError, Message
 from embodied.llm.client import ChatClient, Config
 from embodied.llm.limits import DeadlinePassed, Limits
@@ -168,12 +167,3 @@ def test_a_failed_answer_gives_its_room_back() -> None:
         with pytest.raises(ChatError, match="400"):
             model.ask(ASK)
         assert model.ask(ASK).text == "yes"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"deadline": 0.0}, {"in_flight": 0}, {"retries": -1}, {"per_minute": 0.0}, {"read": -1.0}],
-)
-def test_limits_without_a_meaning_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"chat\.limits\.{next(iter(wrong))}="):
-        Limits(**wrong)

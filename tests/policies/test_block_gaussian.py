@@ -9,19 +9,17 @@ import pytest
 import torch
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.block_gaussian import BlockGaussian
 from embodied.policies.networks.residual_blocks import BatchNorm, Blocks
+from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(**settings: object) -> BlockGaussian:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 16, **settings}
-    return build(node, Policy, spec=SPEC)
+    return make_policy("block_gaussian.BlockGaussian", SPEC, **{"width": 16, **settings})
 
 
 def test_blocks_are_the_equation() -> None:

@@ -12,16 +12,17 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import NORMALIZED, Leaf, Spec
+from embodied.learners.acceleration import accelerate, native_obstacle
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
+from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(spec: Spec = SPEC, **settings: Any) -> DiagonalBeta:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.diagonal_beta.DiagonalBeta", "hidden": [8], **settings}
-    return build(node, DiagonalBeta, spec=spec)
+    return make_policy("diagonal_beta.DiagonalBeta", spec, **{"hidden": [8], **settings})
 
 
 def theirs(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distributions.Distribution:
@@ -124,9 +125,9 @@ def test_ppo_trains_it_without_native_code() -> None:
     policy = make()
     settings = {"horizon": 1, "batch_size": 256, "epochs": 4, "lr": 0.01, "value": {"hidden": [8]}}
     node = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **settings}
-    learner = build(node, Ppo, policy=policy, spec=SPEC, total_decisions=1)
-    learner.native = True
-    assert learner.native_obstacle() == "the policy is DiagonalBeta, not DiagonalGaussian"
+    learner = build(node, Ppo, policy=policy, spec=SPEC, run=RunPlan(decisions=1))
+    accelerate(learner, native=True)
+    assert native_obstacle(learner) == "the policy is DiagonalBeta, not DiagonalGaussian"
     obs = torch.zeros(1, 256, 3)
     flags = {"ended": torch.ones(1, 256, dtype=torch.bool)}
     flags |= {"valid": flags["ended"], "first": flags["ended"]}

@@ -9,23 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.generative.diffusion import Config, Diffusion
+from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 
 def make(**settings: float) -> Diffusion:
-    torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.generative.diffusion.Diffusion",
-        "chunk": 3,
-        "width": 16,
-        **settings,
-    }
-    return build(node, Policy, spec=SPEC)
+    given = {"chunk": 3, "width": 16, **settings}
+    return make_policy("generative.diffusion.Diffusion", SPEC, **given)
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])

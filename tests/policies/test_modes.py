@@ -12,6 +12,7 @@ from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning, Config
+from embodied.learners.learner import RunPlan
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 SHARE, ROWS = 0.3, 4096
@@ -35,7 +36,7 @@ def trained(node: dict[str, Any], updates: int) -> tuple[Tensor, float]:
         "valid": torch.ones(ROWS, 1, dtype=torch.bool),
     }
     policy = build({**node, "chunk": 1, "width": 64}, Policy, spec=SPEC)
-    learner = BehaviorCloning(Config(batch_size=256, lr=2e-3), policy, total_steps=updates)
+    learner = BehaviorCloning(Config(batch_size=256, lr=2e-3), policy, run=RunPlan(updates))
     learner.fit(rows)
     for _ in range(updates):
         index = torch.randint(ROWS, (256,))

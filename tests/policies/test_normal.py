@@ -13,22 +13,14 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
+from tests.builders import make_policy
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
 
 
 def make(**settings: Any) -> DiagonalGaussian:
-    torch.manual_seed(0)
-    return build(
-        {
-            "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-            "hidden": [8],
-            **settings,
-        },
-        Policy,
-        spec=SPEC,
-    )
+    return make_policy("diagonal_gaussian.DiagonalGaussian", SPEC, **{"hidden": [8], **settings})
 
 
 def test_density_and_entropy_by_hand() -> None:

@@ -17,6 +17,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
+from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 KINDS = ("flow.Flow", "shortcut.Shortcut", "consistency.Consistency", "diffusion.Diffusion")
@@ -24,14 +25,8 @@ STEPS = 3
 
 
 def make(kind: str, **settings: Any) -> Any:
-    torch.manual_seed(0)
-    node = {
-        "_target_": f"embodied.policies.generative.{kind}",
-        "chunk": 2,
-        "width": 16,
-        "obs_steps": STEPS,
-    }
-    return build({**node, **settings}, Policy, spec=SPEC)
+    given = {"chunk": 2, "width": 16, "obs_steps": STEPS, **settings}
+    return make_policy(f"generative.{kind}", SPEC, **given)
 
 
 def episode(policy: Policy, states: Tensor, execute: int) -> tuple[list[Tensors], list[int]]:

@@ -23,7 +23,7 @@ from embodied.policies.generative.guidance import SamplerStep, sample
 from embodied.policies.wrappers.real_time_chunking import (
     PreviousPlan,
     RealTimeChunking,
-    pulled,
+    guided_step,
     weights,
 )
 
@@ -129,7 +129,7 @@ def test_the_pull_is_the_gradient(name: str) -> None:
         gain = 4.0 * stride.remain
         if stride.keep > 0:
             gain = min(gain, (stride.keep**2 + stride.remain**2) / stride.keep)
-        found = pulled(stride, goal, weight, 4.0).clean(x)
+        found = guided_step(stride, goal, weight, 4.0).clean(x)
         torch.testing.assert_close(found, clean + gain * numeric, rtol=1e-5, atol=1e-7)
     assert all(p.grad is None for p in policy.parameters())
 
@@ -153,7 +153,7 @@ def test_no_velocity_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_of_it.base.net, "at", lambda x, time, features: 0 * x)
     whole = carried(all_of_it, 4, followed=0, delay=6)
     torch.testing.assert_close(all_of_it.act(obs, whole, noise)[0], whole["plan"])
-    pulled_only = all_of_it.continued(obs, noise, PreviousPlan(whole["plan"], *columns(6, 6)))
+    pulled_only = all_of_it.guided_plan(obs, noise, PreviousPlan(whole["plan"], *columns(6, 6)))
     torch.testing.assert_close(pulled_only, whole["plan"])
 
 
@@ -186,7 +186,7 @@ def test_what_is_free_follows_what_is_not() -> None:
     def mean(guided: bool) -> Tensor:
         x, strides = torch.randn(4000, 2), [stride(i, 50) for i in range(50)]
         for each in strides:
-            step = pulled(each, goal, weight, 50.0) if guided else each
+            step = guided_step(each, goal, weight, 50.0) if guided else each
             x = step.onward(x, step.clean(x))
         return x.mean(0)
 
@@ -209,8 +209,8 @@ def test_diffusion_is_pulled_as_the_flow_that_it_is() -> None:
     x, goal, weight = torch.randn(5, 2), torch.rand(5, 2), torch.rand(5, 2)
     for beta in (0.5, 100.0):
         torch.testing.assert_close(
-            pulled(diffusion, goal, weight, beta).clean(x),
-            pulled(flow, goal, weight, beta).clean(x / total),
+            guided_step(diffusion, goal, weight, beta).clean(x),
+            guided_step(flow, goal, weight, beta).clean(x / total),
         )
 
 

@@ -81,7 +81,7 @@ class Fuzz:
         bench.there.chunk.send()
         bench.run(1)
         fault = bench.fault
-        assert not bench.control.broken, fault
+        assert not bench.control.internal_error, fault
         assert "internal error" not in fault and "\n" not in fault
         if bad and mode in FOLLOWS:
             assert bench.mode == Mode.ESTOP, (mode, record)
@@ -91,7 +91,7 @@ class Fuzz:
             assert bench.mode == mode and not (fault and mode == Mode.IDLE), fault
         if not bad and mode in FOLLOWS:
             bench.run(int(self.random.integers(0, 8)) if self.random.random() < 0.5 else 0)
-            assert not bench.control.broken, bench.fault
+            assert not bench.control.internal_error, bench.fault
         self.told[self._outcome(bad, mode)] += 1
 
     def finish(self) -> None:

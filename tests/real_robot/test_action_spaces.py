@@ -58,18 +58,18 @@ def test_parity(robot: str, controller: str) -> None:
     for k in range(30):
         action = random.uniform(-1, 1, (1, len(env.spec.act.names))).astype(np.float32)
         follower.take(Chunk(action.astype(float), k * made.step, k * made.step))
-        follower.old = None  # one step is one chunk here: nothing is blended
+        follower.previous = None  # one step is one chunk here: nothing is blended
         follower(env.batch.qpos[0, :n].copy(), (k + 0.01) * made.step, out)
         step = env.step(torch.from_numpy(action))
         if bool(step.terminated[0]):
             break
-        assert follower.after == pytest.approx(env.batch.ctrl[0, :n], abs=1e-9)
+        assert follower.step_end == pytest.approx(env.batch.ctrl[0, :n], abs=1e-9)
         hand = env.batch.ctrl[0, n] * (2 if robot == "sim" else 1)
         assert follower.width == pytest.approx(hand, abs=1e-9)
         there = step.next_obs["state"][0]
         q, dq = env.batch.qpos[0, :n], env.batch.qvel[0, :n]
         open_by = dict(zip(names, there.tolist(), strict=True))["width"]
-        here = seen(q, dq, target(follower.after), open_by)["state"]
+        here = seen(q, dq, target(follower.step_end), open_by)["state"]
         if controller != "cartesian_delta":  # its reference is ahead of what the joints reach
             assert here == pytest.approx(there.numpy(), abs=1e-6)
     assert k >= 10

@@ -14,9 +14,7 @@ from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from tests.adopt.checkpoints import ENV as OBJECTS
 from tests.adopt.checkpoints import STATE, random_weights, resized, two_gap_mapping
-from tests.real_robot.test_deploy import CROWDED, folder, said, start
-
-__all__ = ["folder"]  # a fixture
+from tests.real_robot.test_deploy import CROWDED, said, start
 
 
 def adopted(where: Path, case: str) -> Path:

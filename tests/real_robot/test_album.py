@@ -65,14 +65,14 @@ def test_an_episode_ends_before_a_row_without_a_new_picture() -> None:
     episode = said[-1]
     assert said[:-1] == [None] * 6 and episode is not None
     # Ages of the rows: 5 ms, 15 ms: the second one is stale, and there is no step before the first.
-    assert episode.rows == {} and "at step 1; 0 steps before it are kept" in episode.lost
+    assert episode.steps == {} and "at step 1; 0 steps before it are kept" in episode.lost
     writes.frames = album(10.005, 10.012, 10.03, age=0.0105)
     said = [writes.add_tick(tick) for tick in made]
     episode = said[-1]
     assert episode is not None and episode.fault == "why" and episode.success is False
     # 5, 8, 0 ms, then 10 and (the end, of the same tick) 20: the fifth row is stale.
     assert "for 0.02 s at step 4; 3 steps before it are kept" in episode.lost
-    rows = episode.rows
+    rows = episode.steps
     assert rows["obs/front"][:, 0, 0, 0].tolist() == [1, 2, 3]
     assert rows["stamp/front"].tolist() == [10.005, 10.012, 10.03]
     assert int(rows["next_obs/front"].max()) == 3, "the end is the last moment that was seen"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, fitted
 from embodied.real_robot.cameras.sources import (
     Folder,
@@ -18,6 +18,7 @@ from embodied.real_robot.cameras.sources import (
     Video,
     VideoConfig,
 )
+from tests.builders import Clock
 
 PATIENT = 60.0
 
@@ -49,13 +50,6 @@ class Fake(Source):
         self.closed = True
 
 
-class Clock:
-    now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Wall(Scene):
     """A world whose picture counts."""
 
@@ -68,7 +62,7 @@ class Wall(Scene):
 
 
 def test_newest_and_its_stamp() -> None:
-    fake, clock = Fake(), Clock()
+    fake, clock = Fake(), Clock(5.0)
     with Camera(fake, clock=clock) as camera:
         clock.now = 5.2
         with pytest.raises(CameraError, match=r"nothing new for 0.20 s"):
@@ -92,7 +86,7 @@ def test_newest_and_its_stamp() -> None:
 
 def test_frozen_and_thawed() -> None:
     fake = Fake()
-    with Camera(fake, repeats=3, clock=Clock()) as camera:
+    with Camera(fake, repeats=3, clock=Clock(5.0)) as camera:
         for k in range(3):
             fake.show(7)
             camera.next(k, PATIENT)
@@ -112,7 +106,7 @@ def test_frozen_and_thawed() -> None:
 
 def test_the_end_is_said() -> None:
     fake = Fake()
-    with Camera(fake, clock=Clock()) as camera:
+    with Camera(fake, clock=Clock(5.0)) as camera:
         fake.show(1)
         camera.next(0, PATIENT)
         fake.show(None)
@@ -170,8 +164,8 @@ def test_a_folder_without_pictures(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CameraError, match="no PNG or JPEG files"):
             Folder(FolderConfig(str(place))).open()
-    with pytest.raises(ConfigError, match="fps"):
-        FolderConfig(str(tmp_path), fps=0)
+    with pytest.raises(ConfigError, match="fps=0 should be above 0"):
+        parse(FolderConfig, {"path": str(tmp_path), "fps": 0}, "camera")
 
 
 def test_a_device_that_is_not_there() -> None:

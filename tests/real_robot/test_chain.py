@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
+from embodied.real_robot.assemble import build_chain
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import (
     Enabled,
@@ -95,7 +97,9 @@ def test_nothing_outside_the_limits_is_ever_sent(parts: list[tuple[float, float,
 def test_what_the_planner_rounds_does_not_lead_out() -> None:
     """From a state of a long run (seed 7) it met the limit 1.8e-9 rad too late."""
     limiter, now = Limiter(LIMITS, DT), [0.8701405348150533, 1.9999890864090468]
-    limiter._set(now, [0.07014174101312856, 0.00369580623555039], [3.76395, -0.6900662092774654])
+    limiter._set_state(
+        now, [0.07014174101312856, 0.00369580623555039], [3.76395, -0.6900662092774654]
+    )
     for k in range(20):  # another target of the other joint makes it plan again
         assert limiter(np.array([0.9 - 0.1 * (k % 2), 2.1]))[1] <= 2.0
 
@@ -256,6 +260,31 @@ def test_torque_has_patience_and_counts_nan_as_too_large() -> None:
         made(START, 0.0, arm(tau=tau), 0.0)
         assert bool(made.fault) == fault
     assert "joint 1 measures nan" in made.fault
+
+
+def test_a_deployed_arm_stops_at_the_third_torque_in_a_row_above_its_limit() -> None:
+    """At 100 Hz a collision may last 20 ms before the stop is latched; one peak is no fault."""
+    limits = Limits(
+        tuple(fr3.LOWER), tuple(fr3.UPPER), (0.0,) * 7, tuple(fr3.VELOCITY), (10.0,) * 7,
+        (5000.0,) * 7, (20.0,) * 7, (1.0,) * 7,
+    )  # fmt: skip
+    made = build_chain(
+        Deployment(
+            driver={}, controller={}, kinematics="embodied.embodiments.fr3.forward", policy="",
+            hertz=100.0, step=0.05, limits=limits, fresh=FreshConfig(1.0, 2.0, 1.0),
+        )
+    )  # fmt: skip
+    q = fr3.HOME.copy()
+    made.begin(arm(q))
+    made.required(Enabled).on = True
+    blow = np.array([0.0, 0.0, 0.0, -20.1, 0.0, 0.0, 0.0])
+    for tau, fault in ((blow, False), (blow, False), (0 * blow, False), (blow, False)):
+        made(q, 0.0, arm(q, tau=tau), 0.0)
+        assert bool(made.fault) == fault
+    made(q, 0.0, arm(q, tau=blow), 0.0)
+    assert not made.fault, "two in a row are not three"
+    made(q, 0.0, arm(q, tau=blow), 0.0)
+    assert "joint 3 measures -20.1 N m, its limit is 20.0" in made.fault
 
 
 def test_an_arm_that_does_not_follow_is_a_fault() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,6 @@ from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.envs.quadrotor.goto_env import Config, QuadrotorGoto
 from tests.real_robot.test_deploy import robot, said, start
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "d"
-    made.mkdir(mode=0o700)
-    yield made
 
 
 def test_a_drone_flies_to_its_goal_and_comes_down(tmp_path: Path, folder: Path) -> None:

@@ -43,13 +43,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "d"
-    place.mkdir(mode=0o700)
-    return place
-
-
-@pytest.fixture
 def bridge(folder: Path, deployed: Deployment) -> Iterator[Bridge]:
     deployed.write(folder)
     bridge = Bridge(folder)

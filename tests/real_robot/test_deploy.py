@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ PATIENTLY = ("robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}",)
 SLOW_WIRE = ("demonstrator=reach", "robot.driver.timeout=0.3")
 FAR = "robot.given={goal_x: 0.9, goal_y: 0.0, goal_z: 0.1}"  # nobody gets there
 CROWDED = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"  # nor there
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "d"
-    made.mkdir(mode=0o700)
-    yield made
 
 
 def start(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -12,8 +12,9 @@ from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.safety.chain import Chain, Tick
 from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
-from embodied.real_robot.safety.energy_tank import Held, Impedance, Tank, TankConfig
+from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
 from embodied.real_robot.safety.limits import Limiter
+from tests.real_robot.filtered_springs import FilteredSprings
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}
 ONE = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))
@@ -101,7 +102,7 @@ def test_stiffness_is_paid_for_by_how_far_the_spring_is_stretched() -> None:
     for power, share in ((2.0, 0.02), (20.0, 0.4), (50.0, 1.0)):
         config = TankConfig(**{**TANK, "power": power})
         held = Held(np.array([50.0]), np.zeros(1), np.array([np.inf]))
-        arm = Impedance(config, held, np.zeros(1), 0.01)
+        arm = FilteredSprings(config, held, np.zeros(1), 0.01)
         here, place = np.array([0.1]), np.zeros(1)
         assert arm(here, 0.0, place, np.array([150.0])) == pytest.approx(share)
         assert arm.stiffness == pytest.approx(50 + share * 100)
@@ -116,7 +117,7 @@ def oscillate(filtered: bool, damping: float = 0.0, wall: float = 0.0) -> tuple[
     on its way back, in 3 s of 0.5 ms, the tank counted where there is one; and its least level.
     `wall`: N/m of an elastic one, 2 cm away."""
     mass, dt, soft = 2.0, 5e-4, np.array([50.0])
-    spring = Impedance(TankConfig(**TANK), springs(50.0, damping), np.array([0.05]), dt)
+    spring = FilteredSprings(TankConfig(**TANK), springs(50.0, damping), np.array([0.05]), dt)
     spring.tank.command(np.zeros(1))
     x, v, totals, least = np.array([0.05]), np.zeros(1), [], np.inf
     for k in range(6000):

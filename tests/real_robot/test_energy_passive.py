@@ -12,8 +12,9 @@ import pytest
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.energy_stage import Config, Energy
-from embodied.real_robot.safety.energy_tank import Held, Impedance, TankConfig
+from embodied.real_robot.safety.energy_tank import Held, TankConfig
 from embodied.real_robot.safety.limits import Limiter
+from tests.real_robot.filtered_springs import FilteredSprings
 from tests.real_robot.two_link import TwoLink
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}
@@ -113,7 +114,7 @@ def rollouts(case: Case, count: int, seed: int = 0) -> Floats:
     stiff = np.broadcast_to(held.stiffness, batch)
     arm = TwoLink(start, random.normal(0, 0.5, batch), stiff, held.damping, case.on_tool)
     measured, place = Measured(random, case.noise, case.delay, dt), arm.place
-    springs, scale = Impedance(case.config(), held, place, dt), 0.2 if case.on_tool else 0.5
+    springs, scale = FilteredSprings(case.config(), held, place, dt), 0.2 if case.on_tool else 0.5
     books = np.stack([np.full(count, -np.inf), np.full(count, np.inf), np.zeros(count)])
     first, before = arm.energy() + TANK["start"], arm.place
     for k in range(ticks):

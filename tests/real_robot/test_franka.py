@@ -41,6 +41,7 @@ from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from embodied.real_robot.safety.limits import Limiter
+from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 
 PATIENT = 90.0  # s for something to become so, on a machine that does much else
@@ -60,13 +61,6 @@ def limits_of(name: str) -> Limits:
 def node(**more: Any) -> dict[str, Any]:
     """The driver as configs/robot/franka_sim.yaml has it; patient on a slow machine."""
     return yaml_of("franka_sim")["driver"] | {"silence": 5.0, "patience": 30.0} | more
-
-
-def until(so: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENT
-    while not so():
-        assert time.monotonic() < deadline, f"never so: {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +99,21 @@ def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
 def test_things_are_laid_out_again(arm: Franka) -> None:
     before = arm.sense().copy()
     arm.renew()
-    until(lambda: (arm.read(), abs(arm.sense()[0] - before[0]) > 1e-3)[1], "another cube")
+    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - before[0]) > 1e-3)[1], "another cube")
+
+
+def robot_time(arm: Franka) -> float:
+    """The robot's own clock at the last `read`, s: a simulated one may go slower than ours."""
+    return arm._tick / 1000
 
 
 def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
     """Lead the arm to `to`, `until` a share of the way, in time of its own."""
     start = arm.read().q
-    began, share = arm.robot_time, 0.0
+    began, share = robot_time(arm), 0.0
     while share < until:
         arm.read()
-        share = min(1.0, (arm.robot_time - began) / seconds)
+        share = min(1.0, (robot_time(arm) - began) / seconds)
         arm.write(start + share * (to - start), arm.width)
         time.sleep(0.002)
 
@@ -122,7 +121,7 @@ def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
 def test_follows_a_move(arm: Franka) -> None:
     to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
     follow(arm, to, 0.5)
-    until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
+    wait_until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
 
 
 def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
@@ -136,13 +135,13 @@ def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
         def away() -> float:
             return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
 
-        until(lambda: away() < 0.01, "the tool there")
+        wait_until(lambda: away() < 0.01, "the tool there")
         follow(arm, to - 0.2, 1.0, until=0.4)
         arm.stop()
-        until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
+        wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
         place = fr3.forward(arm.read().q[None])[0][0]
-        began = arm.robot_time
-        until(lambda: (arm.read(), arm.robot_time > began + 0.2)[1], "later")
+        began = robot_time(arm)
+        wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.2)[1], "later")
         assert away() < 0.01
     with pytest.raises(ConfigError, match="tool: stiffness"):
         Tool(stiffness=0.0)
@@ -159,8 +158,8 @@ def test_becomes_softer_while_it_holds(
         arm.stiffen(0.3 * high)
         gains = arm._motion.get_gains().stiffness
         assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
-        began, here = arm.robot_time, arm.read().q
-        until(lambda: (arm.read(), arm.robot_time > began + 0.3)[1], "later")
+        began, here = robot_time(arm), arm.read().q
+        wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.3)[1], "later")
         assert np.abs(arm.read().q - here).max() < 0.02
         with pytest.raises(DriverError, match="was asked for a stiffness"):
             arm.stiffen(1.1 * high)
@@ -174,10 +173,10 @@ def test_released_it_carries_its_weight_and_follows_nothing(
     with build(node(**settings, tool=tool), Franka) as arm:
         assert not arm.falls_when_released
         arm.release()
-        start, began = arm.read().q, arm.robot_time
-        until(lambda: (arm.read(), arm.robot_time > began + 0.3)[1], "later")
+        start, began = arm.read().q, robot_time(arm)
+        wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.3)[1], "later")
         arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
-        until(lambda: (arm.read(), arm.robot_time > began + 1.0)[1], "a second later")
+        wait_until(lambda: (arm.read(), robot_time(arm) > began + 1.0)[1], "a second later")
         here = arm.read().q
         assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
         arm.engage()
@@ -188,7 +187,7 @@ def test_released_it_carries_its_weight_and_follows_nothing(
         def away() -> float:
             return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
 
-        until(lambda: away() < 0.01, "it follows again")
+        wait_until(lambda: away() < 0.01, "it follows again")
 
 
 def test_a_latched_stop_lets_go_of_the_table(tmp_path: Path) -> None:
@@ -254,11 +253,11 @@ def test_stop_holds(arm: Franka) -> None:
     assert np.abs(arm.read().dq).max() > 0.1  # it moves
     arm.stop()
     arm.stop()
-    until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
+    wait_until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
     rest = arm.read().q
     assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
-    began = arm.robot_time
-    until(lambda: (arm.read(), arm.robot_time > began + 0.2)[1], "later")
+    began = robot_time(arm)
+    wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.2)[1], "later")
     assert np.abs(arm.read().q - rest).max() < 0.01
 
 
@@ -271,14 +270,14 @@ def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
         here = arm.read()
         return bool(np.abs(here.q - to).max() < 0.01 and np.abs(here.dq).max() < 0.05)
 
-    until(there, "0.3 rad away, at once")
+    wait_until(there, "0.3 rad away, at once")
 
 
 def test_hand_follows_its_wish(arm: Franka) -> None:
     q = arm.read().q
     for width in (0.08, 0.03, 0.0):
         arm.write(q, width)
-        until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
+        wait_until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
     arm.read()
 
 
@@ -286,14 +285,14 @@ def test_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
     """Each thread that waits for an answer that never comes would make all later commands later."""
     q, threads = arm.read().q, threading.active_count()
     for width, past in 2 * [(0.0, 0.055), (0.08, 0.065)]:  # turned round half-way
-        until(
+        wait_until(
             lambda width=width, past=past: (
                 arm.write(q, width),
                 (arm.width < past) == (width < past),
             )[1],
             f"a hand on its way to {width} m",
         )
-    until(lambda: threading.active_count() <= threads + 1, "only its last motion goes on")
+    wait_until(lambda: threading.active_count() <= threads + 1, "only its last motion goes on")
     arm.read()
 
 
@@ -333,7 +332,7 @@ def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:
         control.turn()
         return so()
 
-    until(once, what)
+    wait_until(once, what)
 
 
 def ask(control: Control, folder: Path, wish: Command) -> None:
@@ -378,10 +377,10 @@ def test_frozen_is_said_before_the_library_does() -> None:
     try:
         driver = build(node(**settings, silence=0.2, patience=1.0), Driver)
         driver.connect()
-        until(lambda: driver.read().t > 0, "a state")
+        wait_until(lambda: driver.read().t > 0, "a state")
         os.kill(emulator.pid, signal.SIGSTOP)
         with pytest.raises(DriverError, match=r"has said nothing for 0\.[2-9]"):
-            until(lambda: driver.read() is None, "silence")
+            wait_until(lambda: driver.read() is None, "silence")
         with pytest.raises(DriverError, match="did not answer within 1 s"):
             build(node(**settings, patience=1.0), Driver).connect()
         driver.stop()

@@ -19,6 +19,7 @@ from embodied.real_robot.drivers.sim import Config, Sim
 from embodied.real_robot.drivers.springs import Tool
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Tick
+from tests.builders import Clock
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
 
@@ -38,14 +39,6 @@ def made(node: dict[str, Any]) -> Deployment:
     return Deployment.parse(node)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_pressed_tool_takes_no_more_than_the_tank_has() -> None:
     """The tool is blocked by a stiff hand while its set-point is led 20 cm away: what the springs
     hold in the end is what the tank has paid; without the tank it would be several times that."""
@@ -55,7 +48,7 @@ def test_a_pressed_tool_takes_no_more_than_the_tank_has() -> None:
         # No bound of the pull, and none of tracking: what bounds the energy here is the tank.
         node["limits"]["tracking"] = [2.0] * 7
         node["energy"] = {**node["energy"], "stretch": []} if tank else None
-        chain, clock = build_chain(made(node)), Clock()
+        chain, clock = build_chain(made(node)), Clock(0.0)
         tool = Tool(**{**node["driver"]["tool"], "force": 3000.0, "torque": 3000.0})
         with Sim(Config(tool=tool), clock) as driver:
             arm = driver.read()

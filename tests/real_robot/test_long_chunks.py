@@ -132,7 +132,7 @@ def test_noise_of_a_long_chunk_is_recorded(tmp_path: Path) -> None:
         builder.add_tick(tick)
     made = builder.finish()
     assert made is not None
-    assert np.array_equal(made.rows["noise"][0].numpy(), noise)
+    assert np.array_equal(made.steps["noise"][0].numpy(), noise)
 
 
 def test_flight_records_of_the_version_before_are_read(tmp_path: Path) -> None:

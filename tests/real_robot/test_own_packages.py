@@ -19,9 +19,7 @@ from embodied.core.spec import Spec
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.deployment import Deployment, with_allowed
-from tests.real_robot.test_deploy import ENV, folder, said, start
-
-__all__ = ["folder"]  # a fixture
+from tests.real_robot.test_deploy import ENV, said, start
 
 RUN = "env: {_target_: embodied.envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
 SOURCE = '''

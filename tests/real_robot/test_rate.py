@@ -8,19 +8,12 @@ import time
 import pytest
 
 from embodied.real_robot.control.rate import Rate, ahead_of_others
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.builders import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(100.0)
 
     def sleep(seconds: float) -> None:
         clock.now += seconds + 0.001  # it always wakes a little late

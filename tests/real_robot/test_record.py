@@ -74,7 +74,7 @@ def test_rows_are_the_followers_steps() -> None:
     assert said[:-1] == [None] * 6
     episode = said[-1]
     assert episode is not None and episode.fault == "why" and episode.success is True
-    rows = episode.rows
+    rows = episode.steps
     assert rows["action"].tolist() == [[1.0, -1.0, 0.5, 0.0]] * 2
     for name, value in (("proposed", 1.0), ("filtered", 0.5), ("sent", 0.25)):
         assert rows[f"action/{name}"][0].tolist() == [value] * 7
@@ -99,9 +99,9 @@ def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
     for tick in ticks({"mode": Mode.ARMED}, {**runs, "step": 0}, {**runs, "step": 1}):
         assert scribe.add_tick(tick) is None
     episode = scribe.finish()
-    assert episode is not None and len(episode.rows["action"]) == 2
-    assert "success" not in episode.rows and episode.success is None
-    assert not episode.rows["terminated"].any(), "nobody knows how it would have ended"
+    assert episode is not None and len(episode.steps["action"]) == 2
+    assert "success" not in episode.steps and episode.success is None
+    assert not episode.steps["terminated"].any(), "nobody knows how it would have ended"
 
 
 def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> None:
@@ -116,7 +116,7 @@ def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> Non
     for tick in ticks({"mode": Mode.ARMED}, *steps):
         assert scribe.add_tick(tick) is None
     episode = scribe.finish()
-    assert episode is not None and episode.rows["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert episode is not None and episode.steps["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def flow(folder: Path) -> str:
@@ -181,8 +181,8 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
             chunk["number"], chunk["seen"], chunk["noise_size"] = 1, 10.0, 2
             boxes.chunk.send()
         recorder.update()
-    assert recorder.builder is not None and len(recorder.builder.rows) == 1
-    row = recorder.builder.rows[0]
+    assert recorder.builder is not None and len(recorder.builder.steps) == 1
+    row = recorder.builder.steps[0]
     saw = observe_state(recorder.builder.observer, made[0], lambda q: tool(q[None])[0])["state"]
     assert row["decided/state"] == pytest.approx(saw, abs=1e-6)
 

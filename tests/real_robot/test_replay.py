@@ -14,18 +14,12 @@ from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.replay import Config, Replay
 from embodied.real_robot.ipc.messages import state_record
+from tests.builders import Clock
 
 
 def never_over(steps: int) -> dict[str, torch.Tensor]:
     nothing = torch.zeros(steps, dtype=torch.bool)
     return {"terminated": nothing, "truncated": nothing}
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def black_box(path: Path) -> Path:
@@ -39,7 +33,7 @@ def black_box(path: Path) -> Path:
 
 
 def replay(path: Path, **more: object) -> tuple[Replay, Clock]:
-    clock = Clock()
+    clock = Clock(100.0)
     settings = {"joints": ("a", "b"), "sensed": ("x",)} | more
     driver = Replay(Config(str(path), **settings), clock)  # type: ignore[arg-type]
     driver.connect()

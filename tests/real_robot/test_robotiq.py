@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from embodied.core.build import ConfigError, build
@@ -12,7 +9,8 @@ from embodied.embodiments import fr3
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.robotiq.driver import Config, WithRobotiq
 from embodied.real_robot.drivers.robotiq.wires import Modbus, crc
-from embodied.real_robot.emulators.robotiq import SerialGripper, SocketGripper
+from tests.builders import wait_until
+from tests.fakes.robotiq import SerialGripper, SocketGripper
 
 ARM = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
 TARGET = "embodied.real_robot.drivers.robotiq.driver.WithRobotiq"
@@ -21,13 +19,6 @@ TARGET = "embodied.real_robot.drivers.robotiq.driver.WithRobotiq"
 def over_serial(gripper: SerialGripper, **more: object) -> WithRobotiq:
     node = {"_target_": TARGET, "arm": ARM, "wire": "serial", "port": gripper.path, **more}
     return build(node, WithRobotiq)
-
-
-def until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_frames_are_the_manuals() -> None:
@@ -42,13 +33,13 @@ def moves(arm: WithRobotiq, gripper: SerialGripper | SocketGripper) -> None:
     with arm:
         for width in (0.0, 0.085, 0.04):
             arm.write(fr3.HOME, width)
-            until(lambda width=width: abs(arm.width - width) < 1e-3)
+            wait_until(lambda width=width: abs(arm.width - width) < 1e-3)
         gripper.gripper.object = 200
         arm.write(fr3.HOME, 0.0)
-        until(lambda: abs(arm.width - 0.085 * 55 / 255) < 1e-3)
+        wait_until(lambda: abs(arm.width - 0.085 * 55 / 255) < 1e-3)
         assert arm.read().q == pytest.approx(fr3.HOME, abs=0.05)
         gripper.gripper.fault = 0x0E
-        until(lambda: bool(arm._problem))
+        wait_until(lambda: bool(arm._problem))
         with pytest.raises(DriverError, match="fault 0xe") as caught:
             arm.read()
         assert caught.value.measured is not None
@@ -70,7 +61,7 @@ def test_a_gripper_that_falls_silent_is_a_fault_and_comes_back_after_a_reset() -
     with SerialGripper() as gripper:
         with over_serial(gripper, silence=10.0) as arm:
             gripper.deaf = True
-            until(lambda: bool(arm._problem))
+            wait_until(lambda: bool(arm._problem))
             with pytest.raises(DriverError, match="does not answer: look at its 24 V"):
                 arm.read()
             gripper.deaf = False

@@ -83,7 +83,10 @@ class Slow:
         self.step = follower.step
         self.actions.append(follower.action.copy())
         middle = follower.origin + (follower.step + 0.5) * follower.dt
-        new, old = follower._of(follower.chunk, middle), follower._of(follower.old, middle)
+        new, old = (
+            follower._action_of(follower.chunk, middle),
+            follower._action_of(follower.previous, middle),
+        )
         if follower.chunk is not self.chunk and new is not None and old is not None:
             self.apart.append(float(np.abs(new - old).max()))
         self.chunk = follower.chunk

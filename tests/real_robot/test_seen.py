@@ -10,17 +10,11 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
-
-
-class Clock:
-    now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.builders import Clock
 
 
 def test_newest_values_and_their_age(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     writer = ExternalStateWriter(tmp_path, ("cube_x", "cube_y"))
     seen = ExternalStateReader(Config(str(tmp_path), ("cube_x", "cube_y"), age=0.5), clock)
     seen.connect()

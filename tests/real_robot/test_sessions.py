@@ -61,13 +61,6 @@ def made(place: Path, **changed: Any) -> Deployment:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "d"
-    place.mkdir(mode=0o700)
-    return place
-
-
-@pytest.fixture
 def first(tmp_path: Path, folder: Path, deployed: Deployment) -> Iterator[Session]:
     """A session whose arm is held and idle."""
     out = tmp_path / "first"

@@ -22,10 +22,10 @@ from embodied.real_robot.teleop.operator_thread import DaemonMailbox
 from embodied.real_robot.teleop.takeover import Takeover
 from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within
 from tests.real_robot.test_daemon import until
-from tests.real_robot.test_deploy import CROWDED, folder, robot, said, start, status
+from tests.real_robot.test_deploy import CROWDED, robot, said, start, status
 from tests.real_robot.test_record import deployment
 
-__all__ = ["deployment", "folder"]  # fixtures
+__all__ = ["deployment"]  # a fixture
 UP = np.array([0.0, 0.0, 1.0, -1.0])
 
 

@@ -30,10 +30,9 @@ from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.teleop.episode_keys import EpisodeKeys, keys
 from tests.real_robot.test_daemon import PATIENT, until
-from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, folder, said
+from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, said
 from tests.real_robot.test_filmed import files
 
-__all__ = ["folder"]  # a fixture
 RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"
 
 

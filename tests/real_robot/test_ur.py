@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
 from embodied.real_robot.drivers.ur.driver import UR, Config, program
+from tests.builders import wait_until
 from tests.fakes.rtde import FakeUR
 
 PATIENT = 60.0
@@ -34,13 +35,6 @@ def fake() -> Iterator[FakeUR]:
 def config(fake: FakeUR, **more: Any) -> Config:
     calm = {"frequency": 125.0, "watchdog": 20.0, "silence": 20.0, "patience": PATIENT}
     return Config(fake.host, **(calm | more))
-
-
-def until(so: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENT
-    while not so():
-        assert time.monotonic() < deadline, f"never so: {what}"
-        time.sleep(0.005)
 
 
 def test_by_hand() -> None:
@@ -117,9 +111,9 @@ def test_reads_and_follows(fake: FakeUR) -> None:
         assert here.q.tolist() == fake.q and here.t <= time.monotonic()
         to = here.q + 0.1
         arm.write(to, 0.0)
-        until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "0.1 rad away")
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "0.1 rad away")
         assert arm.width == 0.0
-    until(lambda: fake.halted, "a program that was told to leave")
+    wait_until(lambda: fake.halted, "a program that was told to leave")
     assert fake.halted == "told"
 
 
@@ -127,26 +121,26 @@ def test_split_packets(fake: FakeUR) -> None:
     fake.split = True
     with UR(config(fake)) as arm:
         arm.write(arm.read().q + 0.05, 0.0)
-        until(lambda: abs(arm.read().q[0] - 0.05) < 1e-9, "0.05 rad away")
+        wait_until(lambda: abs(arm.read().q[0] - 0.05) < 1e-9, "0.05 rad away")
 
 
 def test_stop_holds(fake: FakeUR) -> None:
     with UR(config(fake)) as arm:
         arm.write(arm.read().q + 3.0, 0.0)
-        until(lambda: arm.read().q[0] > 0.1, "moving")
+        wait_until(lambda: arm.read().q[0] > 0.1, "moving")
         arm.stop()
         arm.stop()
-        until(lambda: np.abs(arm.read().dq).max() == 0, "at rest")
+        wait_until(lambda: np.abs(arm.read().dq).max() == 0, "at rest")
         assert arm.read().q[0] < 2.9
 
 
 def test_silent_hands_stop_it(fake: FakeUR) -> None:
     with UR(config(fake, watchdog=0.1)) as arm:
         arm.write(arm.read().q + 3.0, 0.0)
-        until(lambda: fake.halted, "its own watchdog")
+        wait_until(lambda: fake.halted, "its own watchdog")
         assert fake.halted == "the watchdog" and fake.q[0] < 2.9
         with pytest.raises(DriverError, match="its program has stopped"):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +154,7 @@ def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
         else:
             setattr(fake, fault, True)
         with pytest.raises(DriverError, match=said):
-            until(lambda: arm.read() is None, fault)
+            wait_until(lambda: arm.read() is None, fault)
         arm.stop()
 
 
@@ -170,7 +164,7 @@ def test_a_protective_stop_waits_for_an_operator(fake: FakeUR) -> None:
         with pytest.raises(
             DriverError, match=r"a protective stop: .*then reset \(it said: hello\)"
         ):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
         assert fake.asked == []
         arm.recover()
         assert fake.asked == ["close safety popup", "unlock protective stop"]
@@ -182,10 +176,10 @@ def test_what_an_earlier_session_left_is_not_followed(fake: FakeUR) -> None:
     fake.registers.values.update(left, input_int_register_24=500)
     with UR(config(fake)) as arm:
         before = arm.read()
-        until(lambda: arm.read().t > before.t + 0.1, "later")
+        wait_until(lambda: arm.read().t > before.t + 0.1, "later")
         assert arm.read().q.tolist() == before.q.tolist()
         arm.write(before.q + 0.01, 0.0)
-        until(lambda: abs(arm.read().q[0] - 0.01) < 1e-9, "0.01 rad away")
+        wait_until(lambda: abs(arm.read().q[0] - 0.01) < 1e-9, "0.01 rad away")
 
 
 def test_what_does_not_start(fake: FakeUR) -> None:
@@ -251,7 +245,7 @@ def test_every_bit_of_its_safety_system_that_stops_it_is_named(
                 return reason in str(error)
             return False
 
-        until(said, reason)
+        wait_until(said, reason)
         fake.bits = 1
 
 
@@ -259,7 +253,7 @@ def test_a_more_exact_reason_comes_before_a_stop_by_the_safety_system(fake: Fake
     with UR(config(fake)) as arm:
         fake.bits = 1 << 10 | 1 << 5
         with pytest.raises(DriverError, match="system's emergency stop"):
-            until(lambda: arm.read() is None, "a stop")
+            wait_until(lambda: arm.read() is None, "a stop")
 
 
 def test_a_program_arrives_at_a_controller_that_reads_late_and_says_much(fake: FakeUR) -> None:
@@ -273,27 +267,27 @@ def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
     with UR(config(fake)) as arm:
         here = arm.read().q
         arm.write(here, 0.0)
-        until(lambda: fake.program is not None and arm.read() is not None, "it follows")
+        wait_until(lambda: fake.program is not None and arm.read() is not None, "it follows")
         assert not arm.falls_when_released
         arm.release()
-        until(lambda: (arm.read(), fake.free)[1], "freedrive")
+        wait_until(lambda: (arm.read(), fake.free)[1], "freedrive")
         led = here + 0.2
         fake.joints.q = led.tolist()  # by hand
-        until(lambda: np.abs(arm.read().q - led).max() < 1e-9, "led away")
+        wait_until(lambda: np.abs(arm.read().q - led).max() < 1e-9, "led away")
         arm.engage()
-        until(lambda: (arm.read(), not fake.free)[1], "held")
+        wait_until(lambda: (arm.read(), not fake.free)[1], "held")
         arm.write(led, 0.0)
         assert fake.q == pytest.approx(led.tolist()) and not fake.halted
         arm.release()
-        until(lambda: (arm.read(), fake.free)[1], "freedrive again")
+        wait_until(lambda: (arm.read(), fake.free)[1], "freedrive again")
         arm.stop()
-        until(lambda: (arm.read(), not fake.free)[1], "a stop holds it")
+        wait_until(lambda: (arm.read(), not fake.free)[1], "a stop holds it")
 
 
 def test_freedrive_ends_where_nobody_is_heard_any_more(fake: FakeUR) -> None:
     with UR(config(fake, watchdog=0.5)) as arm:
         arm.write(arm.read().q, 0.0)
         arm.release()
-        until(lambda: (arm.read(), fake.free)[1], "freedrive")
-        until(lambda: fake.halted == "the watchdog", "its watchdog")
+        wait_until(lambda: (arm.read(), fake.free)[1], "freedrive")
+        wait_until(lambda: fake.halted == "the watchdog", "its watchdog")
         assert not fake.free

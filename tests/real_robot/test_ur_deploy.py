@@ -17,9 +17,8 @@ from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
 from embodied.real_robot.emulators.ur.joints import SPEED, UrJoints
 from embodied.real_robot.emulators.ur.process import Config, UrArm
 from tests.real_robot.test_daemon import until
-from tests.real_robot.test_deploy import folder, said, start, status
+from tests.real_robot.test_deploy import said, start, status
 
-__all__ = ["folder"]  # a fixture
 HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
 # For a machine that does much else at the same time.
 SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"))

@@ -95,7 +95,7 @@ def test_each_caption_is_asked_about_once(tmp_path: Path) -> None:
     for _ in range(5):
         noted(reward, rows)
         reward.update(rows)
-    assert reward.annotator.asked == 2
+    assert reward.pool.asked == 2
 
 
 def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path:
     for _ in range(9):
         noted(reward, rows)
         metrics = reward.update(rows)
-        asked.append(reward.annotator.asked)
+        asked.append(reward.pool.asked)
     assert asked == [1, 2, 2, 3, 3, 3, 3, 4, 4]
     assert float(reward(rows)) == 0 and float(metrics["labels"]) == 0
     assert float(metrics["abstained"]) == 4 and float(metrics["coverage"]) == 0.0
@@ -245,17 +245,15 @@ def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> N
         env = reward.augment_env(MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4)))
         env.reset(0)
         play(reward, env, moves[:40])
-        reward.annotator.stop()
+        reward.pool.stop()
         play(reward, env, moves[40:])
-        assert reward.annotator.drain(20)
+        assert reward.pool.drain(20)
         reward.set_step(0)
         values.append(reward.model.get_state()["value"])
     assert values[0] == values[1] and len(values[0]) >= 8
 
 
 def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batch=0"):
-        made(tmp_path, batch=0)
     with pytest.raises(ConfigError, match=r"reward\.goal"):
         made(tmp_path, goal="")
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step
-from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
@@ -27,10 +26,10 @@ from embodied.rewards.success.calibration import (
     reliability,
     threshold_for,
 )
-from embodied.rewards.success.classifier import Classifier
+from embodied.rewards.success.classifier import Classifier, RecentBuffer
 from embodied.rewards.success.labels import Training, load_labelled, split
-from embodied.rewards.success.recent_buffer import RecentBuffer
 from embodied.rewards.wrappers.render_caption import PICTURE
+from tests.builders import make_reward
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
@@ -71,8 +70,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def made(folder: Path, **settings: Any) -> Classifier:
-    context = {"spec": SPEC, "device": torch.device("cpu"), "seed": 0, "folder": folder}
-    return build(NODE | settings, Reward, **context)
+    return make_reward(NODE | settings, SPEC, folder)
 
 
 def rows(x: list[float], discount: list[float]) -> Tensors:
@@ -212,8 +210,8 @@ def test_what_ends_the_world_is_no_negative(tmp_path: Path, data: list[str]) -> 
     reward.observe_step(
         rows([1.05, 0.3], [0.0, 0.9]), torch.arange(2), ended([True, False], [True, False])
     )
-    assert reward.own.kept()["state"][:, 0].tolist() == pytest.approx([0.3])
-    assert reward.won.seen == 0
+    assert reward.recent.kept()["state"][:, 0].tolist() == pytest.approx([0.3])
+    assert reward.recent_successes.seen == 0
 
 
 def test_marked_successes_are_learned(tmp_path: Path, data: list[str]) -> None:

@@ -151,7 +151,7 @@ def test_ends_are_hidden_from_the_learner() -> None:
     [
         ({"picture": "state"}, "is not an image observation"),
         ({"picture": "back"}, "there are \\['front'\\]"),
-        ({"alpha": 1.5}, "between 0 and 1"),
+        ({"alpha": 1.5}, "alpha=1.5 should be at least 0, at most 1"),
         ({"prompt": None}, "no goal"),
         ({"model": "/no/such"}, "no model at /no/such"),
     ],

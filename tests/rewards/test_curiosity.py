@@ -72,9 +72,9 @@ def test_the_bonus_is_divided_by_the_deviation_of_its_returns() -> None:
         sums = 0.9 * sums + reward.errors(rows).detach()
         seen.append(sums.clone())
     unit = torch.cat(seen).std(correction=0)
-    assert reward.spread.std.item() == pytest.approx(unit.item(), rel=1e-4)
+    assert reward.scale.std.item() == pytest.approx(unit.item(), rel=1e-4)
     rows = drawn(2, 9)
-    torch.testing.assert_close(reward(rows), reward.errors(rows).detach() / reward.spread.std)
+    torch.testing.assert_close(reward(rows), reward.errors(rows).detach() / reward.scale.std)
 
 
 def test_a_share_of_the_rows_slows_the_predictor() -> None:

@@ -63,7 +63,9 @@ def test_the_model_ranks_as_the_order_does() -> None:
     fresh = drawn(512, 10_000)
     values = torch.stack([factor(fresh) for factor in reward.factors], 1)
     first, second = torch.arange(512), (torch.arange(512) + 200) % 512
-    wins, level = preferences(values[first], values[second], reward.margins * reward.spread.std)
+    wins, level = preferences(
+        values[first], values[second], reward.margins * reward.factor_moments.std
+    )
     paid = reward.score(fresh)
     right = ((paid[first] - paid[second]) * wins > 0)[wins != 0].float().mean()
     assert right > 0.9

@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,8 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
             "swap": False,
             "chat": chat,
         }
-        reward, env = ready(Drawn(), size=32, every=20, pairs=20, labeller=judge, ties=1.0)
+        settings = {"every": 20, "pairs": 20, "ties": 1.0, "synchronous": True}
+        reward, env = ready(Drawn(), size=32, labeller=judge, **settings)
         with caplog.at_level(logging.WARNING):
             _, tape = play(reward, env, 15, env.reset(0))
     assert reward.done == "the budget of 9 calls of m is spent"
@@ -250,6 +252,38 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
     assert len(reward.ranker) > 0
     assert reward(tape[-1]).isfinite().all()
     assert sum("is spent" in record.message for record in caplog.records) == 1  # one clear line
+
+
+def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
+    """While the model thinks, steps are taken and no second session begins; a stopped run submits
+    the pairs again; the labels are learned at the first step after all have arrived."""
+    torch.manual_seed(0)
+    gate = threading.Event()
+    slow = says('{"nearer": "first"}')
+    slow.event = gate
+    with serving(slow) as server:
+        chat = {"_target_": "embodied.llm.client.ChatClient", "url": server.url, "model": "m"}
+        judge = {
+            "_target_": "embodied.rewards.preferences.labellers.VisionLanguageLabeller",
+            "goal": "go to the middle",
+            "swap": False,
+            "chat": chat,
+            "parallel": 4,
+        }
+        settings = {"every": 20, "pairs": 6, "labels": 6, "ties": 1.0}
+        reward, env = ready(Drawn(), size=32, labeller=judge, **settings)
+        obs, tape = play(reward, env, 12, env.reset(0))
+        assert len(reward.ranker) == 0 and len(reward.pairs) == 6
+        assert reward(tape[0]).tolist() == [0] * 4
+        state = reward.get_state()
+        other, _ = ready(Drawn(), size=32, labeller=judge, **settings)
+        other.set_state(state)
+        assert len(other.pairs) == other.labeller.pool.pending == 6
+        gate.set()
+        assert reward.labeller.pool.drain(20)
+        play(reward, env, 1, obs)
+    assert len(reward.ranker) == 6 and reward.labeller.counts.asked == 6
+    assert reward(tape[0]).isfinite().all() and reward(tape[0]).abs().sum() > 0
 
 
 def test_a_leaf_that_is_not_there_is_said() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.lerobot.writer import EpisodeWriter
@@ -21,6 +21,7 @@ from embodied.rewards.demonstrations.progress_hops import linear_progress
 from embodied.rewards.demonstrations.rewind import Rewind
 from embodied.rewards.demonstrations.rewind_model import FitConfig, Window, draw
 from embodied.rewards.wrappers.progress_observation import PROGRESS
+from tests.builders import make_reward
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter
 
@@ -35,8 +36,7 @@ HOW = FitConfig(1, 500, 1e-3, rewind=0.0, mismatch=0.0, noise=0.0)
 
 
 def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> Rewind:
-    context = {"spec": spec, "device": torch.device("cpu"), "seed": 0, "folder": folder}
-    return build(NODE | settings, Rewind, **context)
+    return make_reward(NODE | settings, spec, folder)
 
 
 @pytest.fixture(scope="module")
@@ -257,8 +257,6 @@ def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
     [
         ({}, "reward.demos=DIR"),
         ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
-        ({"history": 0}, "reward.history=0"),
-        ({"rewind": 1.5}, "reward.rewind=1.5"),
     ],
 )
 def test_what_is_missing_is_said(

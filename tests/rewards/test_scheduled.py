@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.buffers.relabel import Relabel
 from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.source import Relabel
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward, Scheduled
 from embodied.envs.quadrotor.rewards import hover_rows

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import build
 from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -138,8 +138,3 @@ def test_a_probability_that_is_never_reached_never_ends(trained: str) -> None:
     env = build(node | settings, Wrapper, env=Walker(Config(ends=(30, 30))))
     env.reset(0)
     assert not any(bool(env.step(STAY).ended.any()) for _ in range(29))
-
-
-def test_no_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1 step"):
-        SuccessDetector(Counter(Config()), at(1), 0)

@@ -223,7 +223,7 @@ def test_a_slow_server_does_not_stop_training() -> None:
         rows = played(reward, 4, reward.augment_env(Filmed(Config(ends=(3, 9)))))
         assert not reward(rows[0]).any() and int(reward.update({})["queue"]) == 1
         gate.set()
-        assert reward.annotator.drain(10)
+        assert reward.pool.drain(10)
         reward.set_step(5)
     torch.testing.assert_close(reward(rows[0]), torch.tensor([0.33, 0.0]))
 
@@ -278,7 +278,6 @@ def test_images_are_shrunk_to_their_limit() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"frames": 1}, "reward.frames=1"),
         ({"picture": "rear"}, "reward.picture=rear"),
         ({"target": SUCCESS, "prefixes": 9}, "reward.prefixes=9"),
     ],

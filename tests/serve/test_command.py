@@ -106,7 +106,7 @@ def test_an_evaluation_over_the_wire_takes_a_mapping(run: Path, tmp_path: Path) 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     assert "name the run to serve" in line("serve")
     assert 'no setting "prt" (did you mean "port"?)' in line("serve", str(run), "prt=1")
-    assert "port should be in" in line("serve", str(run), "port=70000")
+    assert "port=70000 should be at least 0, at most 65535" in line("serve", str(run), "port=70000")
     assert "message_mb" in line("serve", str(run), "message_mb=0")
     assert "holds no checkpoint" in line("serve", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -114,7 +114,7 @@ def test_bounds_that_reached_the_box_may_be_left_alone() -> None:
         (GROW, {"easy": {"z": 0.1}}, '"z" is no task parameter'),
         (ADR, {"easy": {"x": 0.9}, "box": {"x": [0.0, 0.5]}}, "outside its box"),
         (ADR, {"low": 0.9}, "low < high"),
-        (GROW, {"width": 0.0}, "0 < width"),
+        (GROW, {"shrink": 0.8}, "shrink < grow"),
     ],
 )
 def test_settings_that_cannot_be(target: str, settings: dict[str, object], message: str) -> None:

@@ -158,7 +158,6 @@ def test_riac_samples_as_its_shares_say() -> None:
     ("target", "settings", "message"),
     [
         ("tasks.alpgmm.AlpGmm", {"every": 3}, "two episodes a component"),
-        ("tasks.alpgmm.AlpGmm", {"memory": -1}, "memory"),
         ("tasks.riac.Riac", {"random": 0.95}, "random \\+ mutated"),
     ],
 )

@@ -268,9 +268,6 @@ def test_what_cannot_be(target: str) -> None:
         made(target, env, run="RUN")
     with pytest.raises(ConfigError, match="needs env"):
         build({"_target_": target, "player": SCRIPT}, Curriculum, spec=env.spec)
-    for wrong in ({"episodes": 0}, {"every": 0}, {"usual": 1.5}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            made(target, env, **wrong)
 
 
 @pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])

@@ -7,20 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import yaml
 from numpy.typing import NDArray
 
-from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
 from embodied.viewer.scene.cameras import fitted
 from embodied.viewer.server.server import PageServer
+from tests.builders import run_folder
 from tests.viewer.browser import Browser, program, until
 from tests.viewer.sessions import alone
 
@@ -45,16 +42,7 @@ WIDE, PHONE = (1100, 720), (390, 760)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run folder with two checkpoints of an untrained flow policy."""
-    folder = tmp_path_factory.mktemp("clone")
-    env = build(LIFT | {"num_envs": 1}, VecEnv)
-    for step in (10, 20):
-        torch.manual_seed(step)
-        name = folder / "checkpoints" / f"{step:08d}"
-        checkpoint.save(name, build(FLOW, Policy, spec=env.spec), step)
-    env.close()
-    (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
-    return folder
+    return run_folder(tmp_path_factory.mktemp("clone"), LIFT, FLOW, steps=(10, 20))
 
 
 @pytest.fixture(scope="module")

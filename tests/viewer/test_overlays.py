@@ -12,7 +12,7 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.html_replay_charts import Lane, charts
 from embodied.viewer.launch import open_session
@@ -32,7 +32,7 @@ def make_run(folder: Path, **more) -> Path:
     env = build(REACH, VecEnv)
     torch.manual_seed(1)
     policy = build(ACTS, Policy, spec=env.spec)
-    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, total_steps=1, execute=2)
+    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, run=RunPlan(1, execute=2))
     loop = {"loop": {"reward": None}}
     state = learner.get_state()
     checkpoint.save(folder / "checkpoints" / "00000010", policy, 10, state, loop)
@@ -49,7 +49,7 @@ def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
         session.advance()
     env = build(REACH, VecEnv)
     policy = build(ACTS, Policy, spec=env.spec)
-    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, total_steps=1, execute=2)
+    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, run=RunPlan(1, execute=2))
     learner.set_state(checkpoint.load_state(tmp_path, "learner"))
     moments = session.episode.moments
     for at in (0, 2, 4):

@@ -11,18 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.viewer import ViewerError
 from embodied.viewer.export.export import export, replay_of
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.plan_preview import tip_of
 from embodied.viewer.session.session import Session
 from tests import toy_envs
+from tests.builders import run_folder
 from tests.viewer.sessions import alone
 
 LIFT = {
@@ -43,14 +41,7 @@ FLOW = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run folder with an untrained flow policy."""
-    folder = tmp_path_factory.mktemp("clone")
-    env = build(LIFT | {"num_envs": 1}, VecEnv)
-    torch.manual_seed(0)
-    checkpoint.save(folder / "checkpoints" / "00000010", build(FLOW, Policy, spec=env.spec), 10)
-    env.close()
-    (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
-    return folder
+    return run_folder(tmp_path_factory.mktemp("clone"), LIFT, FLOW, steps=(10,))
 
 
 @pytest.fixture(scope="module")

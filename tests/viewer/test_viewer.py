@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,11 +22,11 @@ from websockets.sync.client import connect
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.viewer import ViewerError, serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.panels.plots import reward_range, thinned
 from tests import toy_envs
+from tests.builders import run_folder, wait_until
 from tests.viewer.sessions import alone
 
 LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
@@ -41,18 +41,7 @@ FLOW = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run folder with two checkpoints of an untrained flow policy."""
-    import yaml
-
-    folder = tmp_path_factory.mktemp("run")
-    env = build(LIFT | {"num_envs": 1}, VecEnv)
-    for step in (10, 20):
-        torch.manual_seed(step)
-        name = folder / "checkpoints" / f"{step:08d}"
-        checkpoint.save(name, build(FLOW, Policy, spec=env.spec), step)
-    env.close()
-    (folder / "run.yaml").write_text(yaml.safe_dump({"env": LIFT, "execute": 2}))
-    return folder
+    return run_folder(tmp_path_factory.mktemp("run"), LIFT, FLOW, steps=(10, 20))
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +77,6 @@ def require_same_poses(viewer: Viewer) -> None:
         handle = viewer.server.scene.get_handle_by_name(frames[model.body(body).name])
         np.testing.assert_allclose(handle.position, data.xpos[body], atol=2e-6)
         np.testing.assert_allclose(handle.wxyz, data.xquat[body], atol=2e-6)
-
-
-def until(what: Callable[[], bool], limit: float = 20.0) -> None:
-    end = time.monotonic() + limit
-    while not what():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 def test_frames_in_the_page_are_mujocos_poses(viewer: Viewer) -> None:
@@ -141,7 +123,7 @@ def test_it_acts_as_the_actor_of_the_checkpoint_would(viewer: Viewer, run: Path)
 def test_playing_goes_on_and_pausing_stops(viewer: Viewer) -> None:
     viewer.set_speed(5.0)
     viewer.play()
-    until(lambda: viewer.session.episode.steps >= 5)
+    wait_until(lambda: viewer.session.episode.steps >= 5)
     viewer.pause()
     steps = viewer.session.episode.steps
     time.sleep(0.1)
@@ -276,19 +258,19 @@ def test_a_browser_gets_the_scene_and_its_presses_count(viewer: Viewer) -> None:
             send(GuiUpdateMessage(control._impl.uuid, {"value": value}))
 
         send(CAMERA)
-        until(lambda: len(viewer.server.get_clients()) == 1)
+        wait_until(lambda: len(viewer.server.get_clients()) == 1)
 
         press(page.speed, 2.0)
-        until(lambda: viewer.speed == 2.0)
+        wait_until(lambda: viewer.speed == 2.0)
         press(page.play, True)
-        until(lambda: viewer.playing and viewer.session.episode.steps > 2)
+        wait_until(lambda: viewer.playing and viewer.session.episode.steps > 2)
         press(page.sliders[1], 0.2)
-        until(lambda: viewer.session.task is not None)
+        wait_until(lambda: viewer.session.task is not None)
         assert viewer.session.task[1] == pytest.approx(1.0)
         # Nobody on this page may open a tunnel to the internet.
         send(ShareUrlRequest())
         press(page.play, True)
-        until(lambda: not viewer.playing)
+        wait_until(lambda: not viewer.playing)
         assert viewer.server._share_tunnel is None
     viewer.set_speed(1.0)
 
@@ -322,7 +304,7 @@ def test_an_environment_that_fails_stops_the_play_and_says_why() -> None:
     with pytest.raises(RuntimeError, match="on fire"):
         viewer.step()
     viewer.play()
-    until(lambda: not viewer.playing)
+    wait_until(lambda: not viewer.playing)
     assert "**Stopped:** the table is on fire" in viewer.page.status_text()
     viewer.close()
 

@@ -87,16 +87,14 @@ def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
 
 def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
     """The demonstrator that has the name of the environment or of its task."""
-    import yaml
-
-    from embodied.compose import options, search_folders
+    from embodied.compose import option, options, search_folders
 
     search = search_folders(folders)
     envs, known = options("env", search), options("demonstrator", search)
     env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
     if env not in envs:
         return next(iter(known))  # compose() reports the error in env
-    names = [env, str(yaml.safe_load(envs[env].read_text()).get("task"))]
+    names = [env, str(option(envs[env]).get("task"))]
     for name in names:
         if name in known:
             return name

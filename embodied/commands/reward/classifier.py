@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from embodied.rewards.success.labels import Training, load_labelled
-    from embodied.rewards.success.model import fingerprint, made, write
+    from embodied.rewards.success.model import made, mark_of, write
 
     folders = [word for word in args.words if "=" not in word]
     given = _settings([word for word in args.words if "=" in word])
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     whole, leaves = load_labelled(folders, how, seed)
     net, calibration = made(whole, leaves, how, seed)
-    mark = fingerprint(whole, how, seed)
+    mark = mark_of(whole, how, seed)
     facts = {"version": 1, "fingerprint": mark, "data": folders, "training": asdict(how)}
     write(Path(out), net, leaves, calibration, json.loads(json.dumps(facts)))
     _report(out, calibration)

@@ -85,16 +85,14 @@ def run(args: argparse.Namespace) -> None:
 
 def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]:
     """`words`, plus the demonstrator of the environment or of its task, if one exists."""
-    import yaml
-
-    from embodied.compose import options, search_folders
+    from embodied.compose import option, options, search_folders
 
     if any(word.startswith("demonstrator=") for word in words):
         return list(words)
     search = search_folders(folders)
     env = next((word.partition("=")[2] for word in words if word.startswith("env=")), "")
     file, known = options("env", search).get(env), options("demonstrator", search)
-    task = str((yaml.safe_load(file.read_text()) or {}).get("task")) if file else ""
+    task = str(option(file).get("task")) if file else ""
     found = [name for name in (env, task) if name in known]
     return [*words, *(f"demonstrator={name}" for name in found[:1])]
 

@@ -87,7 +87,7 @@ def filming(robot: Node) -> Node:
     """`robot` with all its cameras recorded, as films unless it says another thing."""
     cameras = robot.get("cameras") or {}
     filmed = {name: list(FILMED) for name in cameras} | (robot.get("filmed") or {})
-    return {"images": "mp4", **robot, "filmed": filmed}
+    return {**robot, "images": robot.get("images") or "mp4", "filmed": filmed}
 
 
 def _composed(primary: str, args: argparse.Namespace) -> Node:
@@ -132,7 +132,7 @@ def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:
 
     spec = recorded_spec(load_spec(made.policy), made.filmed)
     try:
-        with EpisodeWriter(dataset, spec, made.robot, made.images) as writer:
+        with EpisodeWriter(dataset, spec, made.robot, made.images or "png") as writer:
             there = len(writer)
     except (DatasetError, SpecMismatch) as error:
         raise ConfigError(str(error)) from error

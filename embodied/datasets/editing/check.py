@@ -17,11 +17,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 
+from embodied.core.bounds import Bound, NonNegative, Number
 from embodied.datasets.editing.pictures import check_pictures
 from embodied.datasets.editing.source import Source
 from embodied.datasets.lerobot.schema import Column, DatasetError, columns_of_info, spec_of_info
@@ -29,16 +30,13 @@ from embodied.datasets.lerobot.schema import Column, DatasetError, columns_of_in
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """`dark`: mean brightness of a picture, of 255, below which it is dark. `still`: s without
-    motion of a joint or a camera, while others move, that are too long. `gap`: periods between two
-    steps that are a gap. `action`: limits of all elements (null: those of the dataset, if it
-    has some). `pictures`: false leaves the films unread."""
+    """What counts as a fault of a dataset."""
 
-    dark: float = 8.0
-    still: float = 1.0
-    gap: float = 1.5
-    action: tuple[float, float] | None = None
-    pictures: bool = True
+    dark: Annotated[float, Bound(0.0, 255.0)] = 8.0  # a picture of lower mean brightness is dark
+    still: NonNegative = 1.0  # s without motion of a joint or camera, while others move: too long
+    gap: NonNegative = 1.5  # periods between two steps that are a gap
+    action: tuple[Number, Number] | None = None  # limits of all elements (null: the dataset's)
+    pictures: bool = True  # false leaves the films unread
 
 
 @dataclass(frozen=True)

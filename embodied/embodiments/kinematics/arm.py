@@ -59,7 +59,7 @@ class JointLimits:
 
 @dataclass(frozen=True)
 class ArmFile:
-    """What an arm file holds."""
+    """The content of an arm file."""
 
     name: str  # of the arm
     source: str  # file that it was made from
@@ -75,7 +75,8 @@ class ArmFile:
     format: str = FORMAT  # of the file
 
     def __post_init__(self) -> None:
-        n, limits = len(self.joints), self.limits
+        n = len(self.joints)
+        limits = self.limits
         if self.format != FORMAT:
             raise ConfigError(
                 f"the arm file is of format {self.format}; this version reads {FORMAT}: write it "
@@ -84,7 +85,9 @@ class ArmFile:
         rows = (limits.low, limits.high, limits.velocity, limits.effort, self.home)
         if any(len(row) != n for row in rows) or not np.isfinite(rows).all():
             raise ConfigError(f"arm {self.name}: limits and home need {n} finite numbers each")
-        low, high, home = np.array(limits.low), np.array(limits.high), np.array(self.home)
+        low = np.array(limits.low)
+        high = np.array(limits.high)
+        home = np.array(self.home)
         if not ((low < high) & (low <= home) & (home <= high)).all():
             raise ConfigError(f"arm {self.name}: low < high and home between them, of every joint")
         if min(limits.velocity) <= 0 or min(limits.effort) < 0:

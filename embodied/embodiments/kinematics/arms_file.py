@@ -43,7 +43,7 @@ class Placed:
 
     @property
     def joints(self) -> int:
-        """How many numbers of the joint vector are this arm's."""
+        """The number of this arm's elements of the joint vector."""
         return len(load_arm(self.arm)) + self.hand
 
     @property
@@ -67,10 +67,12 @@ class ArmsFile:
                 raise ConfigError(f"arms: {name} should be a plain name, as left or right")
 
     def forward(self, q: Floats) -> tuple[Floats, Floats, Floats]:
-        """Of the first arm's tool, in the common base frame: position [B, 3], rotation [B, 3, 3]
+        """The first arm's tool in the common base frame: position [B, 3], rotation [B, 3, 3]
         and Jacobian [B, 6, n] at joint positions [B, n] of all arms."""
-        xp, first = namespace(q), next(iter(self.arms.values()))
-        arm, base = load_arm(first.arm), constant(first.rotation, q)
+        xp = namespace(q)
+        first = next(iter(self.arms.values()))
+        arm = load_arm(first.arm)
+        base = constant(first.rotation, q)
         place, turn, jacobian = arm.forward(q[:, : len(arm)])
         rest = xp.zeros_like(q[:, None, len(arm) :]) + xp.zeros_like(jacobian[:, :, :1])
         both = xp.concatenate([base @ jacobian[:, :3], base @ jacobian[:, 3:]], 1)

@@ -67,11 +67,13 @@ class Chain:
             raise ConfigError("an arm needs at least one joint between its base and its tip")
         if broken := [j.name for i, j in enumerate(joints) if j.parent != i - 1]:
             raise ConfigError(f"joint {broken[0]} does not follow the one before: no serial arm")
-        self.joints, self.tip = joints, tip
+        self.joints = joints
+        self.tip = tip
         self._places = np.array([each.place for each in joints])
         self._parts = np.stack([_parts(each) for each in joints], 1)
         self._axes = np.array([np.asarray(j.axis) / np.linalg.norm(j.axis) for j in joints])
-        self._tip_place, self._tip_turn = np.array(tip.place), np.reshape(tip.turn, (3, 3))
+        self._tip_place = np.array(tip.place)
+        self._tip_turn = np.reshape(tip.turn, (3, 3))
 
     def __len__(self) -> int:
         return len(self.joints)
@@ -91,15 +93,18 @@ class Chain:
         return xp.stack(turns, 1), xp.stack(places, 1)
 
     def _frames(self, q: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
-        """Of each joint: rotation, place, and its axis in the base frame."""
+        """The rotation and place of each joint, and its axis in the base frame."""
         xp = namespace(q)
         still, with_cos, with_sin = constant(self._parts, q)
         cos, sin = xp.cos(q)[:, :, None, None], xp.sin(q)[:, :, None, None]
         local = still + cos * with_cos + sin * with_sin
-        offsets, own = constant(self._places, q), constant(self._axes, q)
+        offsets = constant(self._places, q)
+        own = constant(self._axes, q)
         turn = xp.broadcast_to(constant(np.eye(3), q), (len(q), 3, 3))
         place = xp.broadcast_to(constant(np.zeros(3), q), (len(q), 3))
-        turns, places, axes = [], [], []
+        turns = []
+        places = []
+        axes = []
         for i, joint in enumerate(self.joints):
             place = place + turn @ offsets[i]
             turn = turn @ local[:, i]

@@ -68,8 +68,8 @@ def compile_spec(spec: Any, path: Path) -> Any:
 
 
 def find_route(mj: Any, base: str | None = None, tip: str | None = None) -> Route:
-    """From `base` (None: what the first joint is mounted on) to `tip` (None: the end of the arm,
-    where there is only one). ConfigError says what to type."""
+    """Find the route from `base` (None: what the first joint is mounted on) to `tip` (None: the end
+    of the arm, where there is only one). ConfigError says what to type."""
     end, site = _tip(mj, tip)
     up = [end]
     while up[-1]:
@@ -122,14 +122,16 @@ def read_arm(
 
 def read_joints(mj: Any, route: Route) -> tuple[tuple[Joint, ...], Frame]:
     """The table of the joints, and the tip in the frame of the last one."""
-    place, turn = np.zeros(3), np.eye(3)
+    place = np.zeros(3)
+    turn = np.eye(3)
     joints: list[Joint] = []
     for b in route.bodies:
         place = place + turn @ mj.body_pos[b]
         turn = turn @ _matrix(mj.body_quat[b])
         for j in range(mj.body_jntadr[b], mj.body_jntadr[b] + mj.body_jntnum[b]):
             joints.append(_joint(mj, j, len(joints), place, turn))
-            place, turn = -mj.jnt_pos[j], np.eye(3)
+            place = -mj.jnt_pos[j]
+            turn = np.eye(3)
     if route.site is not None:
         place = place + turn @ mj.site_pos[route.site]
         turn = turn @ _matrix(mj.site_quat[route.site])
@@ -193,13 +195,15 @@ def _joint(mj: Any, j: int, number: int, place: Array, turn: Array) -> Joint:
     """Joint j in a body whose frame, in that of the joint before, is `place` and `turn`."""
     import mujoco
 
-    name, kinds = mj.joint(j).name or f"joint{number + 1}", mujoco.mjtJoint
+    name = mj.joint(j).name or f"joint{number + 1}"
+    kinds = mujoco.mjtJoint
     slides = mj.jnt_type[j] == kinds.mjJNT_SLIDE
     if not slides and mj.jnt_type[j] != kinds.mjJNT_HINGE:
         raise ConfigError(
             f"joint {name} neither turns about an axis nor slides; name another base="
         )
-    axis, start = mj.jnt_axis[j], float(mj.qpos0[mj.jnt_qposadr[j]])
+    axis = mj.jnt_axis[j]
+    start = float(mj.qpos0[mj.jnt_qposadr[j]])
     place = place + turn @ mj.jnt_pos[j]
     if slides:
         place = place - start * (turn @ axis)
@@ -217,7 +221,8 @@ def _ranges(mj: Any, route: Route, names: Sequence[str]) -> tuple[Array, Array]:
         if not mj.jnt_limited[j]:
             if mj.jnt_type[j] == mujoco.mjtJoint.mjJNT_SLIDE:
                 raise ConfigError(f"joint {names[i]} slides without a limit; give it a range")
-            low[i], high[i] = -HALF_TURN, HALF_TURN
+            low[i] = -HALF_TURN
+            high[i] = HALF_TURN
     return low, high
 
 
@@ -260,7 +265,7 @@ def _velocity(path: Path, names: Sequence[str], given: Sequence[float] | None) -
 
 
 def _urdf_velocity(path: Path) -> dict[str, float]:
-    """By joint; empty where the file is no URDF."""
+    """The velocity limits by joint; empty where the file is no URDF."""
     text = path.read_text()
     if "<!ENTITY" in text:  # it can make a small file huge
         raise ConfigError(f"{path} declares XML entities; write them out")

@@ -34,7 +34,7 @@ class Settings:
 def step(arm: Arm, settings: Settings, place: Floats, turn: Floats, q: Floats) -> Floats:
     """One step [B, n] from `q` [B, n] towards tool poses `place` [B, 3], `turn` [B, 3, 3]."""
     error, jacobian = _error(arm, settings, place, turn, q)
-    return _damped(arm, error, jacobian, q, settings.damping, settings.pull)
+    return _damped_step(arm, error, jacobian, q, settings.damping, settings.pull)
 
 
 def within_limits(arm: Arm, q: Floats) -> Floats:
@@ -71,17 +71,21 @@ def descend(
 ) -> Floats:
     """As `follow`; a step is taken only where it leads nearer to the pose (error of place and
     weighted turn, m), so that `q` comes to rest at the nearest that it finds."""
-    xp, start = namespace(q), q
+    xp = namespace(q)
+    start = q
     low, high = constant(arm.lower, q), constant(arm.upper, q)
     for _ in range(iterations):
         error, jacobian = _error(arm, settings, place, turn, q)
-        best, least = q, xp.linalg.norm(error, axis=1)
+        best = q
+        least = xp.linalg.norm(error, axis=1)
         there = least < THERE
         for times, pull in TRIED:
             change = (
                 q
                 - start
-                + _damped(arm, error, jacobian, q, times * settings.damping, pull * settings.pull)
+                + _damped_step(
+                    arm, error, jacobian, q, times * settings.damping, pull * settings.pull
+                )
             )
             # Shortened as a whole: its direction is what leads nearer.
             over = xp.amax(xp.abs(change) / most, 1)
@@ -107,7 +111,7 @@ def _error(
     return error * scale, jacobian * scale[:, None]
 
 
-def _damped(
+def _damped_step(
     arm: Arm,
     error: Floats,
     jacobian: Floats,

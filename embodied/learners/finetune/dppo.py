@@ -22,24 +22,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Fraction, Number, Positive
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.finetune import ppo_on_chain
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy.gae import clip_loss, normalized, value_loss
 from embodied.learners.on_policy.ppo import PIECE, Before, piece
 
 
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
-    """`clip`: clip range of the last denoising step, `first_clip`: of the first, `growth`: c
-    between them; `fade`: discount g of earlier denoising steps; `limits`: bounds of the
-    log-density of each element."""
+    """Settings of DPPO; `clip` is the clip range of the last denoising step."""
 
-    first_clip: float = 0.01
-    growth: float = 3.0
-    fade: float = 0.99
-    limits: tuple[float, float] = (-5.0, 2.0)
+    first_clip: Positive = 0.01  # clip range of the first denoising step
+    growth: Positive = 3.0  # c: how late the clip range grows from `first_clip` to `clip`
+    fade: Fraction = 0.99  # g: discount of the advantage per earlier denoising step
+    limits: tuple[Number, Number] = (-5.0, 2.0)  # bounds of the log-density of each element
 
 
 class Dppo(ppo_on_chain.PpoOnChain):
@@ -50,14 +50,9 @@ class Dppo(ppo_on_chain.PpoOnChain):
     fades: Tensor
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         links = self.policy.links
         clips = clip_schedule(links, config.first_clip, config.clip, config.growth)
         fades = config.fade ** torch.arange(links - 1.0, -1.0, -1.0)
@@ -69,14 +64,15 @@ class Dppo(ppo_on_chain.PpoOnChain):
         """Flatten decisions to denoising steps [N * K, ...]: `action` is the pair (x_k, x_{k+1}),
         `step` is k."""
         decisions, metrics = super()._table(batch, carry)
-        chain, links = decisions.pop("action"), self.policy.links
+        chain = decisions.pop("action")
+        links = self.policy.links
         del decisions["old"]
         table = each(decisions, lambda leaf: leaf.repeat_interleave(links, 0))
         table["action"] = torch.stack([chain[:, :-1], chain[:, 1:]], 2).flatten(0, 1)
         table["step"] = torch.arange(links, device=chain.device).repeat(len(chain))
         places = range(0, len(table["step"]), PIECE)
         pieces = (each(table, partial(piece, at, PIECE)) for at in places)
-        table["old"] = torch.cat([self._evaluate_actions(rows)[0] for rows in pieces])
+        table["old"] = torch.cat([self._evaluate_actions(part)[0] for part in pieces])
         return table, metrics
 
     def _evaluate(self, batch: Tensors, carry: Tensors) -> Before:
@@ -84,31 +80,34 @@ class Dppo(ppo_on_chain.PpoOnChain):
         flat = each(batch, lambda leaf: leaf.flatten(0, 1))
         parts: list[tuple[Tensor, Tensor]] = []
         for at in range(0, len(flat["reward"]), PIECE):
-            rows = each(flat, partial(piece, at, PIECE))
-            parts.append((self._values(rows), self.value(under(rows, "next_obs"))))
+            decisions = each(flat, partial(piece, at, PIECE))
+            parts.append((self._values(decisions), self.value(under(decisions, "next_obs"))))
         value, after = (
             torch.cat(part).view_as(batch["reward"]) for part in zip(*parts, strict=True)
         )
         return torch.zeros_like(value), value, after, {}
 
-    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, minibatch: Tensors) -> tuple[Tensor, Tensor]:
         """Log-densities [N] of single denoising steps, averaged over elements; entropies are
         reported as 0, as the noise is not learned."""
-        x, following = rows["action"].unbind(1)
-        each_element = self.policy.log_prob(under(rows, "obs"), x, following, rows["step"])
+        x, following = minibatch["action"].unbind(1)
+        each_element = self.policy.log_prob(
+            under(minibatch, "obs"), x, following, minibatch["step"]
+        )
         log_prob = each_element[:, : self.part].clamp(*self.config.limits).mean(1)
         return log_prob, torch.zeros_like(log_prob)
 
-    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a minibatch of denoising steps, and the metrics."""
-        log_prob, _ = self._evaluate_actions(rows)
-        advantage, clip = rows["advantage"], self.clips[rows["step"]]
+        log_prob, _ = self._evaluate_actions(minibatch)
+        advantage = minibatch["advantage"]
+        clip = self.clips[minibatch["step"]]
         if self.config.advantage == "minibatch":
             advantage = normalized(advantage, torch.full_like(advantage, 1 / len(advantage)))
-        advantage = advantage * self.fades[rows["step"]]
-        policy_loss, log_ratio = clip_loss(log_prob, rows["old"], advantage, clip)
-        value = self._values(rows)
-        error = value_loss(value, rows["value"], rows["target"], self.config.value_clip)
+        advantage = advantage * self.fades[minibatch["step"]]
+        policy_loss, log_ratio = clip_loss(log_prob, minibatch["old"], advantage, clip)
+        value = self._values(minibatch)
+        error = value_loss(value, minibatch["value"], minibatch["target"], self.config.value_clip)
         loss = policy_loss.mean() + self.config.value_weight * error.mean()
         with torch.no_grad():
             ratio = log_ratio.exp()

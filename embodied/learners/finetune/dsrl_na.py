@@ -15,15 +15,23 @@ chooses noise near the corners of its box. Here a share of z (`actor_share`) com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.actor_critic import ActorCritic, actor_loss
-from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.actor_critic import (
+    ActorCritic,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.steering import dsrl_na
@@ -32,28 +40,17 @@ STEERABLE = 1e-3  # minimum std of the base's actions over its noise, in units o
 
 
 @dataclass(frozen=True)
-class Config:
-    """`distil`: distillation steps per update; `actor_share`: share of their noise samples that
-    come from the actor. `target_entropy`: per element of the noise. With sparse rewards, start the
-    temperature far below the reward or set `entropy_in_backup` to false."""
+class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+    """Settings of DSRL-NA. With sparse rewards, start the temperature far below the reward or leave
+    `entropy_in_backup` false."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    tau: float = 0.005
-    critics: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = True
-    activation: str = "tanh"
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.01
-    target_entropy: float = 0.0
-    entropy_in_backup: bool = False
-    distil: int = 1
-    actor_share: float = 0.5
-    compile: bool = False
-    cuda_graph: bool = False
+    layer_norm: bool = True  # layer normalisation in the critics
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the critics
+    initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
+    target_entropy: Number = 0.0  # entropy that alpha is tuned to, per element of the noise
+    entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
+    distil: Count = 1  # distillation steps per update
+    actor_share: Fraction = 0.5  # of their noise samples, from the actor; the rest are normal
 
 
 class DsrlNa(ActorCritic):
@@ -63,33 +60,25 @@ class DsrlNa(ActorCritic):
     """
 
     data = "off_policy"
+    losses = ("_critic_loss", "_actor_loss", "_distil_loss")
     policy: dsrl_na.DsrlNa  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic
     noise_critic: Critic
 
-    def __init__(self, config: Config, policy: Policy, execute: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, config: Config, policy: Policy, run: RunPlan = UNPLANNED) -> None:
         if not isinstance(policy, dsrl_na.DsrlNa) or not isinstance(policy.inner, Gaussian):
             raise ConfigError("this learner needs finetune=dsrl_na with policy=gaussian")
-        if config.distil < 1 or not 0 <= config.actor_share <= 1:
-            raise ConfigError("distil must be at least 1 and actor_share between 0 and 1")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.execute = policy.chunk if execute is None else execute
-        self.add_critic(self._critic(self.execute * policy.spec.act.size))
-        self.noise_critic = self._critic(self.actor.size)
-        self.add_temperature(config.initial_temperature, config.target_entropy * self.actor.size)
+        execute = policy.chunk if run.execute is None else run.execute
+        actor = policy.inner
+        size = execute * policy.spec.act.size
+        critic = ensemble(config, actor.spec, size, config.activation)
+        entropy = config.target_entropy * actor.size
+        super().__init__(config, policy, critic, actor.parameters(), entropy)
+        self.execute = execute
+        self.noise_critic = ensemble(config, actor.spec, actor.size, config.activation)
         self.noise_critic_params: list[Tensor] = list(self.noise_critic.parameters())
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "noise_critic": Adam(self.noise_critic_params, config.critic_lr),
-            "actor": Adam(self.actor.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.compile_losses()
-        self._distil = self.compiled(self._distil_loss)
-        self.steps = self.recorded(self._steps)
+        self.optims["noise_critic"] = Adam(self.noise_critic_params, config.critic_lr)
 
     @property
     def actor(self) -> Gaussian:
@@ -97,25 +86,11 @@ class DsrlNa(ActorCritic):
         assert isinstance(self.policy.inner, Gaussian)
         return self.policy.inner
 
-    def _critic(self, size: int) -> Critic:
-        config, spec = self.config, self.policy.inner.spec
-        return Critic(
-            spec,
-            size,
-            config.critics,
-            config.hidden,
-            layer_norm=config.layer_norm,
-            activation=config.activation,
-        )
-
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.steps(batch)
-
-    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch, self.config.tau)
         obs = under(batch, "obs")
         for _ in range(self.config.distil):
-            distilled = self._distil(obs)
+            distilled = self._distil_loss(obs)
             self.descend("noise_critic", distilled)
         metrics["distil"] = distilled.detach()
         return metrics | self.soft_actor_step(obs, fixed=self.noise_critic_params)
@@ -160,12 +135,12 @@ class DsrlNa(ActorCritic):
         value = self.noise_critic(obs, u).amin(0)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         """Set the normalisers; ConfigError if the base's actions hardly depend on its noise."""
-        self.actor.fit(rows)
+        self.actor.fit(transitions)
         for critic in (self.critic, self.target, self.noise_critic):
-            critic.encoder.fit(rows)
-        spread = self.spread(each(under(rows, "obs"), lambda v: v[:64]))
+            critic.encoder.fit(transitions)
+        spread = self.spread(each(under(transitions, "obs"), lambda v: v[:64]))
         if spread < STEERABLE:
             raise ConfigError(
                 f"the base policy's actions do not depend on its noise (std {spread:.1e}): "

@@ -25,10 +25,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic, actor_loss
+from embodied.learners.actor_critic import (
+    ActorCritic,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
 from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
@@ -38,26 +44,16 @@ from embodied.policies.wrappers.edit import Edit
 
 
 @dataclass(frozen=True)
-class Config:
-    """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
-    of the policy's critics the target uses; `base_tau`: EMA rate of the acting base;
-    `target_entropy`: of an edit in units of its scale, per element. `compile` and `cuda_graph`
-    change speed only and are for GPUs."""
+class Config(OffPolicyConfig, TemperatureConfig):
+    """Settings of EXPO. The numbers of critics and candidates are settings of the policy."""
 
-    batch_size: int = 256
-    utd: int = 1
-    gamma: float = 0.99
-    tau: float = 0.005
-    subset: int = 2
-    base_tau: float = 0.001
-    base_lr: float = 3e-4  # learning rate of the base policy
-    edit_lr: float = 3e-4  # learning rate of the edit policy
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.01
-    target_entropy: float = -0.5
-    compile: bool = False
-    cuda_graph: bool = False
+    utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
+    subset: Count = 2  # of the policy's critics, drawn at random for each minimum
+    base_tau: PositiveFraction = 0.001  # step of the acting base towards the trained one
+    base_lr: Positive = 3e-4  # Adam's learning rate of the base policy
+    actor_lr: Positive = 3e-4  # Adam's learning rate of the edit policy
+    initial_temperature: Positive = 0.01  # alpha at the start, in units of the reward
+    target_entropy: Number = -0.5  # of an edit in units of its scale, per action element
 
 
 class Expo(ActorCritic):
@@ -71,38 +67,25 @@ class Expo(ActorCritic):
     online: Edit
 
     def __init__(self, config: Config, policy: Policy) -> None:
-        super().__init__()
         if not isinstance(policy, Edit):
             raise ConfigError("learner=expo needs policy=edit (or finetune=expo)")
         critics = policy.critic.ensemble.n
         if not 1 <= config.subset <= critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{critics} (critics)")
-        self.config = config
-        self.gamma, self.batch_size = config.gamma, config.utd * config.batch_size
-        self.online = policy.requires_grad_(True)
-        self.policy = twin(policy)
-        self.add_critic(policy.critic)
+        acting = twin(policy.requires_grad_(True))
         entropy = (config.target_entropy + math.log(policy.scale)) * policy.size
-        self.add_temperature(config.initial_temperature, entropy)
+        super().__init__(config, acting, policy.critic, policy.edit.parameters(), entropy)
+        self.batch_size = config.utd * config.batch_size
+        self.online = policy
         self.base_params: list[Tensor] = list(policy.base.parameters())
         self.ema_base_params: list[Tensor] = list(self.policy.base.parameters())
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "base": Adam(self.base_params, config.base_lr),
-            "edit": Adam(policy.edit.parameters(), config.edit_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.compile_losses()
-        self.steps = self.recorded(self._steps)
+        self.optims["base"] = Adam(self.base_params, config.base_lr)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.steps(batch)
-
-    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         for part in self.slices(batch, self.config.batch_size):
             metrics |= self.critic_step(part, self.config.tau)
-        return metrics | self._base_step(part) | self.soft_actor_step(part, "edit")
+        return metrics | self._base_step(part) | self.soft_actor_step(part)
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
@@ -134,19 +117,22 @@ class Expo(ActorCritic):
         return {"base_loss": loss.detach()}
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        obs, action = under(batch, "obs"), batch["action"]
+        obs = under(batch, "obs")
+        action = batch["action"]
         edited, log_prob = self.online.revise(obs, action, torch.randn_like(action))
         value = self.critic(obs, edited).mean(0)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         for part in (self.online, self.policy, self.target.encoder):
-            part.fit(rows)
+            part.fit(transitions)
 
 
 def twin(policy: Edit) -> Edit:
     """A policy with the same edit policy and critics and a frozen copy of the base."""
     other = build(policy.node, Edit, spec=policy.spec)
-    other.edit, other.critic, other.fresh = policy.edit, policy.critic, policy.fresh
+    other.edit = policy.edit
+    other.critic = policy.critic
+    other.fresh = policy.fresh
     other.base = copy.deepcopy(policy.base).requires_grad_(False)
     return other

@@ -6,37 +6,41 @@ its action. States, rewards and advantages are those of whole decisions (action 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.critics import Value, ValueConfig
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.nn.optim import Adam
 from embodied.policies.denoising_mdp.chain import DenoisingMDP
 
+WIDE = ValueConfig((256, 256), "mish")
+
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`warm_up`: critic-only updates before the first policy update. `normalize`: the critic's
-    observations; the policy keeps the normalisers of its base policy."""
+    """Settings of PPO on a denoising chain. `normalize` is of the critic's observations only; the
+    policy keeps the normalisers of its base policy."""
 
-    horizon: int = 16
-    epochs: int = 5
-    batch_size: int = 512
-    clip: float = 0.01
-    lr: float = 1e-4
-    critic_lr: float = 1e-3
-    grad_clip: float = 25.0
-    advantage: Literal["minibatch", "batch", "raw"] = "batch"
-    scale_rewards: bool = True
-    value: ValueConfig = field(default_factory=lambda: ValueConfig((256, 256), "mish"))
-    warm_up: int = 1
+    horizon: Count = 16  # decisions of each parallel environment per update
+    epochs: Count = 5  # passes over a batch
+    batch_size: Count = 512  # decisions (dppo: denoising steps) per minibatch
+    clip: Positive = 0.01  # eps: largest change of the probability ratio that is rewarded
+    lr: Positive = 1e-4  # Adam's learning rate of the policy
+    critic_lr: NonNegative = 1e-3  # Adam's learning rate of the value function; 0: the policy's
+    grad_clip: NonNegative = 25.0  # largest norm of the gradient; 0: no limit
+    advantage: Literal["minibatch", "batch", "raw"] = "batch"  # where it is normalised
+    scale_rewards: bool = True  # divide rewards by the running std of the discounted return
+    value: ValueConfig = WIDE  # the value function
+    warm_up: CountOrZero = 1  # critic-only updates before the first policy update
 
 
 class PpoOnChain(ppo.Ppo):
@@ -46,20 +50,16 @@ class PpoOnChain(ppo.Ppo):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
         if not isinstance(policy, DenoisingMDP):
             raise ConfigError(
                 "this learner fine-tunes the denoising steps of a base policy: set init=RUN and "
                 "policy=noisy_flow or policy=noisy_diffusion"
             )
-        super().__init__(config, policy, spec, total_decisions, execute)
-        self.part, self.played = self.played, None  # the network needs all of x
+        super().__init__(config, policy, spec, run)
+        self.part = self.played
+        self.played = None  # the network needs all of x
         self.updates = 0
         if len(self.optims) == 1:  # critic-only updates need separate optimisers
             actor = [p for p in policy.parameters() if p.requires_grad]
@@ -67,7 +67,8 @@ class PpoOnChain(ppo.Ppo):
             self.optims = {name: Adam(g, config.lr, eps=ppo.EPS) for name, g in groups.items()}
 
     def _critic(self, spec: Spec) -> Value:
-        value, clone = Value(self.config.value, spec), self.policy.encoder
+        value = Value(self.config.value, spec)
+        clone = self.policy.encoder
         if value.encoder.vectors == clone.vectors:
             value.encoder.norm.load_state_dict(clone.norm.state_dict())
         return value

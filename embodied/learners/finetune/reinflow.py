@@ -17,16 +17,18 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Bound, NonNegative, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.finetune import ppo_on_chain
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 
 FALL = 0.3  # of the way from the upper bound of the noise to the lower
@@ -34,15 +36,13 @@ FALL = 0.3  # of the way from the upper bound of the noise to the lower
 
 @dataclass(frozen=True)
 class Config(ppo_on_chain.Config):
-    """`limits`: bounds of a chain's log-density (the authors use -1 to 1, which noise below 0.05
-    exceeds); `stay`: weight w of the squared distance to the base policy's noise-free actions;
-    `narrow`: anneal the noise; `hold`: share of the run before annealing."""
+    """Settings of ReinFlow. The authors' `limits` are -1 and 1, which noise below 0.05 exceeds."""
 
-    entropy: float = 0.03
-    limits: tuple[float, float] = (-5.0, 5.0)
-    stay: float = 0.0
-    narrow: bool = False
-    hold: float = 0.35
+    entropy: NonNegative = 0.03  # weight of the entropy bonus
+    limits: tuple[Number, Number] = (-5.0, 5.0)  # bounds of a chain's log-density
+    stay: NonNegative = 0.0  # w: weight of the squared distance to the base's noise-free actions
+    narrow: bool = False  # anneal the upper bound of the noise
+    hold: Annotated[float, Bound(0.0, below=1.0)] = 0.35  # share of the run before annealing
 
 
 class Reinflow(ppo_on_chain.PpoOnChain):
@@ -51,17 +51,12 @@ class Reinflow(ppo_on_chain.PpoOnChain):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         if not isinstance(policy, NoisyFlow):
             raise ConfigError("learner=reinflow needs policy=noisy_flow (or finetune=reinflow)")
-        if config.narrow and not total_decisions:
+        if config.narrow and not run.decisions:
             raise ConfigError("narrow=true anneals over the run: it needs the length of the run")
         self.clone = copy.deepcopy(policy.inner).requires_grad_(False) if config.stay else None
 
@@ -72,17 +67,17 @@ class Reinflow(ppo_on_chain.PpoOnChain):
             cast(NoisyFlow, self.policy).narrow(bound)
         return metrics
 
-    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, minibatch: Tensors) -> tuple[Tensor, Tensor]:
         log_prob, entropy = self.policy.evaluate_actions(
-            under(rows, "obs"), rows["action"], self.part
+            under(minibatch, "obs"), minibatch["action"], self.part
         )
         return log_prob.clamp(*self.config.limits), entropy
 
-    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = super()._loss(rows)
+    def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = super()._loss(minibatch)
         if self.clone is None:
             return loss, metrics
-        left = self.left(under(rows, "obs"), torch.randn_like(rows["action"][:, 0]))
+        left = self.left(under(minibatch, "obs"), torch.randn_like(minibatch["action"][:, 0]))
         return loss + self.config.stay * left, metrics | {"left_clone": left.detach()}
 
     def left(self, obs: Tensors, z: Tensor) -> Tensor:

@@ -15,29 +15,29 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.bounds import Bound, Count, NonNegative, Positive
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.gradient_learner import soft_update
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.nn.optim import Optimizer
 
 
 @dataclass(frozen=True)
 class Config:
-    """`lr`: decays along a cosine to a tenth over the run; `ema`: decay rate of the moving average
-    (0: no averaging), smaller in the first updates to discount the initial weights."""
+    """Settings of behaviour cloning."""
 
-    batch_size: int = 256
-    lr: float = 1e-3
-    weight_decay: float = 1e-6
-    ema: float = 0.995
-    grad_clip: float = 10.0
+    batch_size: Count = 256  # action chunks per update
+    lr: Positive = 1e-3  # AdamW's learning rate; decays along a cosine to a tenth over the run
+    weight_decay: NonNegative = 1e-6  # of AdamW
+    ema: Annotated[float, Bound(0.0, below=1.0)] = 0.995  # decay of the moving average; 0: none
+    grad_clip: Positive = 10.0  # largest norm of the gradient
 
 
 class BehaviorCloning(Learner):
@@ -45,18 +45,19 @@ class BehaviorCloning(Learner):
 
     data = "offline"
     usual_policy = "flow"
-    usual_discrete_policy = "categorical"
     rows = "chunks"
 
-    def __init__(self, config: Config, policy: Policy, total_steps: int) -> None:
+    def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
         super().__init__()
-        self.config, self.batch_size = config, config.batch_size
+        self.config = config
+        self.batch_size = config.batch_size
         self.online = policy
         self.policy = copy.deepcopy(policy).requires_grad_(False)
         self.adam = torch.optim.AdamW(
             policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
-        self.done, self.total = 0, max(total_steps, 1)
+        self.done = 0
+        self.total = max(run.updates, 1)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.adam.param_groups[0]["lr"] = cosine(self.config.lr, self.done / self.total)
@@ -71,9 +72,9 @@ class BehaviorCloning(Learner):
         soft_update(list(self.policy.parameters()), list(self.online.parameters()), 1 - ema)
         return {"loss": loss.detach(), "grad_norm": norm}
 
-    def fit(self, rows: Tensors) -> None:
-        self.online.fit(rows)
-        self.policy.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        self.online.fit(transitions)
+        self.policy.fit(transitions)
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {"adam": self.adam}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.bounds import Count, Fraction, Positive
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
@@ -24,11 +25,11 @@ from embodied.nn.optim import Optimizer
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma` only affects logged rewards; the method does not learn from rewards."""
+    """Settings of HG-DAgger."""
 
-    batch_size: int = 256
-    lr: float = 1e-3
-    gamma: float = 0.99
+    batch_size: Count = 256  # transitions per update
+    lr: Positive = 1e-3  # Adam's learning rate
+    gamma: Fraction = 0.99  # discount of the logged rewards; nothing is learned from them
 
 
 class HgDagger(Learner):
@@ -36,13 +37,20 @@ class HgDagger(Learner):
     true; if a batch has no such column, all of them."""
 
     data = "off_policy"
-    extra_columns = ("intervened",)
+    extra_columns: tuple[str, ...] = ("intervened",)
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
-        self.config, self.policy, self.spec = config, policy, spec
-        self.batch_size, self.gamma = config.batch_size, config.gamma
+        self.config = config
+        self.policy = policy
+        self.spec = spec
+        self.batch_size = config.batch_size
+        self.gamma = config.gamma
         self.adam = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+
+    @classmethod
+    def imitates(cls) -> bool:
+        return True
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         action = batch["action"].unflatten(1, (self.policy.chunk, -1))

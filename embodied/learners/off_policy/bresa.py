@@ -31,11 +31,22 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from embodied.core.bounds import (
+    Bound,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+    PositiveFraction,
+)
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import load_policy
 from embodied.core.policy import Policy
@@ -48,6 +59,7 @@ from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam
 from embodied.policies.wrappers.reflex_override import Rate, ReflexOverride
 
+Between0And1 = Annotated[float, Bound(above=0.0, below=1.0)]
 SHARE_RATE = 1e-3  # least rate of the running mean of the share of violations
 NEWEST = 8  # at most so many violations of one batch are added to the buffer of violations
 REFLEX_SETTINGS = (
@@ -65,41 +77,31 @@ REFLEX_SETTINGS = (
 
 @dataclass(frozen=True)
 class Config:
-    """`gamma`: per control step; `risk_gamma`: per decision of `decision_steps` control steps.
+    """Settings of BRESA and Recovery RL; those of the reflex are explained in
+    embodied.policies.wrappers.reflex_override."""
 
-    `rate`: how often the safety critic is asked, at every "control" step (BRESA) or once per
-    "decision" (Recovery RL). The reflex (`threshold`, `release_ratio`, `min_duration_steps`,
-    `reflex_obs`, `held_stiffness`: see embodied.policies.wrappers.reflex_override) is active after
-    `reflex_start` updates, or never (`reflex: false`). `violation_fraction`: share of the safety
-    critic's batch that is sampled from the last `violation_buffer` violations.
-    `calibrated`: the critic's risk, and so `threshold`, is a probability (see the module).
-    `violation_penalty`: reward penalty of a violation in the task critic, for comparisons (0:
-    none). `task`: settings of SAC, without batch_size and gamma; its `n_step` is 1 or at least
-    `decision_steps`. `task_run`: a run of this learner whose task policy is used as it is, so that
-    only the safety critic and the recovery policy are trained (None: train all)."""
-
-    batch_size: int = 256
-    gamma: float = 0.99
-    rate: Rate = "control"
-    decision_steps: int = 5
-    reflex: bool = True
-    threshold: float = 0.5
-    release_ratio: float = 0.7
-    min_duration_steps: int = 3
-    reflex_obs: str | None = None
-    held_stiffness: tuple[float, ...] = ()
-    reflex_start: int = 500
-    risk_gamma: float = 0.5
-    risk_tau: float = 0.005  # step of the safety critic's target network
-    risk_lr: float = 3e-4  # learning rate of the safety critic
-    recovery_lr: float = 3e-4  # learning rate of the recovery policy
-    violation_fraction: float = 0.1
-    violation_buffer: int = 2048
-    calibrated: bool = False
-    violation_penalty: float = 0.0
-    hidden: tuple[int, ...] = (128, 128)
-    task: SacConfig = field(default_factory=SacConfig)
-    task_run: str | None = None
+    batch_size: Count = 256  # transitions per update
+    gamma: Fraction = 0.99  # discount of the task per control step
+    rate: Rate = "control"  # when the safety critic is asked: each "control" step or "decision"
+    decision_steps: Count = 5  # control steps of a decision
+    reflex: bool = True  # false: the recovery policy never acts
+    threshold: Between0And1 = 0.5  # risk above which the recovery policy acts
+    release_ratio: PositiveFraction = 0.7  # it stops below this share of the threshold
+    min_duration_steps: Count = 3  # least control steps that it acts for
+    reflex_obs: str | None = None  # observation that only the reflex sees; null: both see all
+    held_stiffness: tuple[Number, ...] = ()  # last action elements, which only the reflex changes
+    reflex_start: CountOrZero = 500  # updates before the reflex can act
+    risk_gamma: Between0And1 = 0.5  # discount of the risk per decision
+    risk_tau: PositiveFraction = 0.005  # step of the safety critic's target network
+    risk_lr: Positive = 3e-4  # Adam's learning rate of the safety critic
+    recovery_lr: Positive = 3e-4  # Adam's learning rate of the recovery policy
+    violation_fraction: Between0And1 = 0.1  # of the safety critic's batch, from the violations
+    violation_buffer: Annotated[int, Bound(NEWEST)] = 2048  # newest violations that are kept
+    calibrated: bool = False  # train the risk, and so `threshold`, to be a probability
+    violation_penalty: NonNegative = 0.0  # taken from the task's reward at a violation
+    hidden: tuple[Count, ...] = (128, 128)  # units of the safety critic and the recovery policy
+    task: SacConfig = field(default_factory=SacConfig)  # SAC; n_step 1, or >= decision_steps
+    task_run: str | None = None  # run whose task policy is used as it is; null: train it too
 
 
 class Held(Sac):
@@ -109,9 +111,11 @@ class Held(Sac):
     held_steps: int
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        action, following = batch["action"], under(batch, "next_obs")
+        action = batch["action"]
+        following = under(batch, "next_obs")
         q = self.critic(under(batch, "obs"), action)
-        reward, discount = batch["reward"], batch["discount"]
+        reward = batch["reward"]
+        discount = batch["discount"]
         new = self._backup(reward, discount, following)
         with torch.no_grad():
             same = reward + discount * self.target(following, action).amin(0)
@@ -134,23 +138,20 @@ class Bresa(GradientLearner):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__()
-        if not 0 < config.violation_fraction < 1 or not 0 < config.risk_gamma < 1:
-            raise ConfigError("violation_fraction and risk_gamma must be between 0 and 1")
-        if config.violation_buffer < NEWEST:
-            raise ConfigError(
-                f"violation_buffer={config.violation_buffer} should be at least {NEWEST}"
-            )
         task = replace(config.task, batch_size=config.batch_size, gamma=config.gamma)
         if task.utd != 1:
             raise ConfigError("task.utd must be 1; set data.utd_ratio instead")
-        self.config, self.batch_size, self.gamma = config, config.batch_size, config.gamma
+        self.config = config
+        self.batch_size = config.batch_size
+        self.gamma = config.gamma
         self.policy = policy if isinstance(policy, ReflexOverride) else reflexive(policy, config)
         if config.task_run is not None:
             self.policy.use_task_of(load_policy(config.task_run, spec))
         self.held_steps = self.policy.held_calls
         """Transitions that a decision lasts."""
         self.task = Held(task, self.policy.base, self.policy.base.spec)
-        self.n_step, self.keep_single = task.n_step, task.n_step > 1
+        self.n_step = task.n_step
+        self.keep_single = task.n_step > 1
         if self.keep_single and (
             task.n_step < self.held_steps or config.rate == "decision" or config.violation_penalty
         ):
@@ -187,10 +188,10 @@ class Bresa(GradientLearner):
         chosen = batch["action"][:, : self.policy.base.spec.act.size]
         task = {**batch, "action": chosen, "reward": batch["reward"] - cost}
         metrics = self.task.update(task) if self.config.task_run is None else {}
-        rows = self._risk_rows(self._single(batch))
-        self._remember(rows)
+        transitions = self._risk_transitions(self._single(batch))
+        self._remember(transitions)
         slots = (torch.rand(self.extra, device=self.seen.device) * self.stored).long()
-        metrics |= self._risk_step(rows, slots) | self._recovery_step(rows, slots)
+        metrics |= self._risk_step(transitions, slots) | self._recovery_step(transitions, slots)
         self.updates += 1
         if self.config.reflex:
             self.policy.armed.copy_(self.updates >= self.config.reflex_start)
@@ -205,9 +206,10 @@ class Bresa(GradientLearner):
             raise ConfigError("task.n_step above 1 is for a run's own transitions: demos=null")
         return batch | under(batch, "single")
 
-    def _risk_rows(self, batch: Tensors) -> Tensors:
+    def _risk_transitions(self, batch: Tensors) -> Tensors:
         """The safety critic's batch, with observations as flat vectors."""
-        flat, action = self.policy.encoder.flat, batch["action"]
+        flat = self.policy.encoder.flat
+        action = batch["action"]
         following = under(batch, "next_obs")
         executed = batch.get("executed", action)  # demonstrations: same as the proposed action
         with torch.no_grad():
@@ -224,25 +226,25 @@ class Bresa(GradientLearner):
             "next_action": torch.where(again[:, None], new, action),
         }
 
-    def _remember(self, rows: Tensors) -> None:
+    def _remember(self, transitions: Tensors) -> None:
         """Add violations to their buffer; no device synchronisation, so their number stays
         unknown here."""
-        bad, at = rows["violated"].topk(min(NEWEST, self.batch_size))
+        bad, at = transitions["violated"].topk(min(NEWEST, self.batch_size))
         slots = (self.cursor + torch.arange(len(at), device=at.device)) % len(self.seen)
-        for kept, new in ((self.seen, rows["seen"]), (self.done, rows["executed"])):
+        for kept, new in ((self.seen, transitions["seen"]), (self.done, transitions["executed"])):
             kept[slots] = torch.where(bad[:, None] > 0, new[at], kept[slots])
         count = bad.sum().long()
         self.cursor.copy_((self.cursor + count) % len(self.seen))
         self.stored.copy_((self.stored + count).clamp(max=len(self.seen)))
 
-    def _risk_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
+    def _risk_step(self, transitions: Tensors, slots: Tensor) -> dict[str, Tensor]:
         policy = self.policy
-        seen = policy.encoder.norm(torch.cat([rows["seen"], self.seen[slots]]))
-        action = torch.cat([rows["executed"], self.done[slots]])
-        target = self._risk_target(rows)
+        seen = policy.encoder.norm(torch.cat([transitions["seen"], self.seen[slots]]))
+        action = torch.cat([transitions["executed"], self.done[slots]])
+        target = self._risk_target(transitions)
         target = torch.cat([target, torch.ones_like(target[:1]).expand(self.extra)])
         logits = policy.risk_logits(seen, action)
-        weight = self._risk_weights(rows["violated"])
+        weight = self._risk_weights(transitions["violated"])
         risk = torch.sigmoid(logits)
         loss = (
             cross_entropy(logits, target, weight)
@@ -265,24 +267,25 @@ class Bresa(GradientLearner):
         return torch.cat([torch.where(violated > 0, each, 1.0), each * known])
 
     @torch.no_grad()
-    def _risk_target(self, rows: Tensors) -> Tensor:
+    def _risk_target(self, transitions: Tensors) -> Tensor:
         """Targets y_risk [n] of the safety critic."""
-        x = torch.cat([self.policy.encoder.norm(rows["next_seen"]), rows["next_action"]], 1)
+        seen = self.policy.encoder.norm(transitions["next_seen"])
+        x = torch.cat([seen, transitions["next_action"]], 1)
         later = torch.sigmoid(self.target(x).squeeze(-1)).amax(0)
         gamma = self.config.risk_gamma ** (1 / self.held_steps)
-        return risk_target(rows["violated"], rows["goes_on"], gamma, later)
+        return risk_target(transitions["violated"], transitions["goes_on"], gamma, later)
 
-    def _recovery_step(self, rows: Tensors, slots: Tensor) -> dict[str, Tensor]:
+    def _recovery_step(self, transitions: Tensors, slots: Tensor) -> dict[str, Tensor]:
         with frozen(self.critic_params):
-            seen = self.policy.encoder.norm(torch.cat([rows["seen"], self.seen[slots]]))
+            seen = self.policy.encoder.norm(torch.cat([transitions["seen"], self.seen[slots]]))
             loss = self.policy.risks_of(seen, self.policy.recover(seen)).amax(0).mean()
             self.descend("recovery", loss)
         return {"recovery_risk": loss.detach()}
 
-    def fit(self, rows: Tensors) -> None:
+    def fit(self, transitions: Tensors) -> None:
         if self.config.task_run is None:
-            self.task.fit(rows)
-        self.policy.encoder.fit(rows)
+            self.task.fit(transitions)
+        self.policy.encoder.fit(transitions)
 
 
 def reflexive(base: Policy, config: Config) -> ReflexOverride:

@@ -31,14 +31,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import SOFT_METRICS, DelayedActorCritic, actor_loss
+from embodied.learners.actor_critic import (
+    DelayedActorCritic,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
 from embodied.learners.critics import Critic
 from embodied.learners.gradient_learner import soft_update
-from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
@@ -47,35 +52,21 @@ NEAR = 3.0  # samples are clipped to so many standard deviations
 
 
 @dataclass(frozen=True)
-class Config:
-    """Each of the three refinements has a switch: `expected` (the means are trained on y_q, not on
-    the sample y_z), `twin` (the smaller of two critics, not one critic) and `adjust` (S_i in the
-    bound and in the weight; without it the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)).
+class Config(OffPolicyConfig, TemperatureConfig):
+    """Settings of DSAC-T. Each of the three refinements has a switch: `expected`, `twin`, `adjust`;
+    without `adjust` the bound is `bound` and w_i = 1 / (sigma_i^2 + 0.1)."""
 
-    `delay`: updates between two steps of the policy, the temperature and the targets.
-    `target_entropy`: per action element. `compile` and `cuda_graph` change speed only and are for
-    GPUs."""
-
-    batch_size: int = 256
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.2
-    target_entropy: float = -1.0
-    delay: int = 2
-    form: Literal["huber", "squares"] = "huber"
-    expected: bool = True
-    twin: bool = True
-    adjust: bool = True
-    bound: float = 10.0
-    scale_tau: float = 0.005  # step of the running means of sigma, for `adjust`
-    compile: bool = False
-    cuda_graph: bool = False
+    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
+    initial_temperature: Positive = 0.2  # alpha at the start, in units of the reward
+    target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
+    delay: Count = 2  # updates per step of the policy, the temperature and the targets
+    form: Literal["huber", "squares"] = "huber"  # the authors' later loss, or that of the paper
+    expected: bool = True  # train the means on y_q; false: on the sample y_z
+    twin: bool = True  # the smaller of two critics; false: one critic
+    adjust: bool = True  # S_i in the bound and in the weight; false: `bound`
+    bound: Positive = 10.0  # largest |y_z - Q| without `adjust`, as a return
+    scale_tau: PositiveFraction = 0.005  # step of the running means S_i of sigma
 
 
 class DsacT(DelayedActorCritic):
@@ -91,38 +82,27 @@ class DsacT(DelayedActorCritic):
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, Gaussian):
             raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
-        if config.delay < 1:
-            raise ConfigError(f"delay={config.delay} must be at least 1 (every update)")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        critics, activation = 2 if config.twin else 1, config.activation
+        critics = 2 if config.twin else 1
+        activation = config.activation
         critic = Critic(spec, policy.size, critics, config.hidden, activation=activation, out=2)
-        self.add_critic(critic)
+        entropy = config.target_entropy * policy.size
+        super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         self.register_buffer("scale", torch.zeros(critics))  # S; 0 until the first batch
-        self.add_temperature(config.initial_temperature, config.target_entropy * policy.size)
-        self.online_params: list[Tensor] = [*self.critic_params, *policy.parameters()]
+        self.online_params: list[Tensor] = [*self.critic_params, *self.actor_params]
         self.target_params: list[Tensor] = [
             *self.target.parameters(),
             *self.target_policy.parameters(),
         ]
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.count_updates([(False,), (True,)])
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
-        act = self.updates % self.config.delay == 0
-        return self.delayed((act,), batch, SOFT_METRICS)
+        return self.with_last_actor(self._step(self.is_due(self.config.delay), batch))
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
-        loss, q, sigma, clipped = self._critic_loss_fn(batch)
+        loss, q, sigma, clipped = self._critic_loss(batch)
         self.descend("critic", loss)
         metrics = {
             "critic_loss": loss.detach(),
@@ -179,9 +159,9 @@ class DsacT(DelayedActorCritic):
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.target_policy.fit(transitions)
 
 
 RIM = (0.1, 10.0)  # bounds of the weights w_i in the Huber form
@@ -210,7 +190,8 @@ def value_loss(
 ) -> Tensor:
     """Sum over critics of the mean of L_i; `q`, `sigma`, `weight` [E, N], `mean`, `sample` [N],
     `bound` [E, 1]. `weight` multiplies the loss of the mean."""
-    error, fixed = q - mean, sigma.detach()
+    error = q - mean
+    fixed = sigma.detach()
     near = (sample - q.detach()).clamp(-bound, bound)
     if form == "squares":
         # S^2 from weight = S^2 / (sigma^2 + eps)

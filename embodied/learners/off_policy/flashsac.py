@@ -24,50 +24,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Bound, Count, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import SOFT_METRICS, DelayedActorCritic, actor_loss
+from embodied.learners.actor_critic import (
+    DelayedActorCritic,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import soft_update
-from embodied.nn.optim import Adam
 from embodied.policies.block_gaussian import BlockGaussian
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.networks.residual_blocks import Blocks
 
 
 @dataclass(frozen=True)
-class Config:
-    """`width`, `depth`, `expansion`: of the critics' residual blocks; `atoms`: number of atoms from
-    -`high` to `high`; `headroom`: upper end of the support in units of the mean return; `scale`: s
-    (None: estimated). `target_std`: see above; `target_entropy`: per action element, replaces
-    `target_std` if given. `compile` and `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig, TemperatureConfig):
+    """Settings of FlashSAC."""
 
-    batch_size: int = 512
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.01
-    width: int = 256
-    depth: int = 2
-    expansion: int = 4
-    atoms: int = 101
-    high: float = 5.0
-    headroom: float = 2.0
-    scale: float | None = None
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.01
-    target_std: float = 0.15
-    target_entropy: float | None = None
-    policy_delay: int = 2
-    compile: bool = False
-    cuda_graph: bool = False
+    batch_size: Count = 512  # transitions per critic step
+    tau: PositiveFraction = 0.01  # step of the target critics towards the trained ones
+    width: Count = 256  # units of the critics' residual blocks
+    depth: Count = 2  # residual blocks of each critic
+    expansion: Count = 4  # hidden units of a block per unit of `width`
+    atoms: Annotated[int, Bound(2)] = 101  # atoms of the critics, from -`high` to `high`
+    high: Positive = 5.0  # upper end of the support, as a scaled return
+    headroom: Positive = 2.0  # upper end of the support in units of the mean return
+    scale: Positive | None = None  # s, by which rewards are divided; null: estimated
+    initial_temperature: Positive = 0.01  # alpha at the start, in units of the scaled reward
+    target_std: Positive = 0.15  # std of the normal distribution with the target entropy
+    target_entropy: Number | None = None  # per action element; null: that of `target_std`
+    policy_delay: Count = 2  # updates per step of the policy and the temperature
 
 
 class BlockCritic(nn.Module):
@@ -105,30 +101,18 @@ class Flashsac(DelayedActorCritic):
     scale: Tensor
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, BlockGaussian):
             raise ConfigError("learner=flashsac needs policy=block_gaussian")
-        if config.policy_delay < 1:
-            raise ConfigError("policy_delay must be at least 1 (every update)")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        self.support = Support(-config.high, config.high, config.atoms)
         critic = BlockCritic(spec, policy.size, 2, config)
-        self.add_critic(critic)
+        entropy = policy.size * target_entropy(config)
+        super().__init__(config, policy, critic, policy.parameters(), entropy)
+        self.support = Support(-config.high, config.high, config.atoms)
         start = 0.0 if config.scale is None else config.scale  # 0 until the first batch
         self.register_buffer("scale", torch.tensor(start))
-        self.add_temperature(config.initial_temperature, policy.size * target_entropy(config))
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.count_updates([(False,), (True,)])
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
-        act = self.updates % self.config.policy_delay == 0
-        return self.delayed((act,), batch, SOFT_METRICS)
+        return self.with_last_actor(self._step(self.is_due(self.config.policy_delay), batch))
 
     def _step(self, act: bool, batch: Tensors) -> dict[str, Tensor]:
         self._rescale(batch)
@@ -148,7 +132,8 @@ class Flashsac(DelayedActorCritic):
             self.scale.copy_(torch.maximum(self.scale, seen))
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        n, following = len(batch["reward"]), under(batch, "next_obs")
+        n = len(batch["reward"])
+        following = under(batch, "next_obs")
         with torch.no_grad():
             action, log_prob = self.policy.sample(following, self.policy.sample_noise(n, True))
         obs = {
@@ -183,10 +168,6 @@ class Flashsac(DelayedActorCritic):
         )
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
-
-    def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
 
 
 def target_entropy(config: Config) -> float:

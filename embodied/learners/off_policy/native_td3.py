@@ -7,6 +7,7 @@ The reference is `Td3._step`; parameters agree to 1e-5 after 300 updates
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,31 +76,28 @@ class Networks(ctypes.Structure):
 
 
 class NativeTd3:
-    """Updates of a learner; knows where its tensors are. A copy of it knows nothing yet."""
+    """The updates of `learner`, in place of its `_step`; knows where its tensors are."""
 
-    def __init__(self) -> None:
-        self.usable: bool | None = None  # None: not known yet
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
         self.places: tuple[int, ...] = ()
         self.networks = Networks()
         self.norms: list[tuple[int, ...]] = []
 
     def __deepcopy__(self, memo: Any) -> NativeTd3:
-        return NativeTd3()
-
-    def can_update(self, learner: Learner) -> bool:
-        """Whether there is no obstacle; found out once."""
-        if self.usable is None:
-            self.usable = obstacle(learner) is None
-        return self.usable
+        """A copy for the copied learner, whose tensors are elsewhere."""
+        return NativeTd3(copy.deepcopy(self.learner, memo))
 
     @torch.no_grad()
-    def update(self, learner: Learner, follows: bool, acts: bool, batch: Tensors) -> Tensors:
+    def __call__(self, follows: bool, acts: bool, batch: Tensors) -> Tensors:
         """One update; what it trains besides the critics as in `Td3._step`."""
+        learner = self.learner
         self._find(learner)
-        rows, metrics = table(learner, batch), torch.empty(3)
-        places = (native.address(rows[key]) for key in INPUTS)
+        inputs = table(learner, batch)
+        metrics = torch.empty(3)
+        places = (native.address(inputs[key]) for key in INPUTS)
         native.load(SOURCE).td3_update(
-            ctypes.byref(settings(learner, rows["action"], follows, acts)),
+            ctypes.byref(settings(learner, inputs["action"], follows, acts)),
             ctypes.byref(Table(*places, *self.norms)),
             ctypes.byref(self.networks),
             ctypes.c_void_p(metrics.data_ptr()),
@@ -120,7 +118,8 @@ class NativeTd3:
         places = tuple(tensor.data_ptr() for tensor in tensors)
         if places == self.places:
             return
-        self.places, known = places, moments(learner.optims.values())
+        self.places = places
+        known = moments(learner.optims.values())
         self.networks = Networks(
             network(learner.policy.net, known, OPTIMIZERS.index("actor")),
             network(learner.target_policy.net, {}, 0),
@@ -130,13 +129,18 @@ class NativeTd3:
         self.norms = [norm_places(part.encoder) for part in (learner.policy, learner.critic)]
 
 
+def use(learner: Learner) -> None:
+    """Let native code do the updates of `learner`."""
+    setattr(learner, "_step", NativeTd3(learner))  # noqa: B010 - it replaces a method
+
+
 def is_vectors(encoder: Encoder) -> bool:
     """Whether it only normalizes vectors, which native code does too."""
     return not (encoder.images or encoder.sets or encoder.symbols is not None)
 
 
 def norm_places(encoder: Encoder) -> tuple[int, ...]:
-    """Of its normalizer, or none where `table` has normalized."""
+    """The addresses of the encoder's normaliser; none where `table` has normalised."""
     if not is_vectors(encoder):
         return ()
     return tuple(
@@ -145,7 +149,7 @@ def norm_places(encoder: Encoder) -> tuple[int, ...]:
 
 
 def settings(learner: Learner, action: Tensor, follows: bool, acts: bool) -> Settings:
-    """Of this update."""
+    """The settings of this update as native code reads them."""
     adams = [learner.optims[name] for name in OPTIMIZERS]
     groups = [adam.param_groups[0] for adam in adams]
     betas = [(*group["betas"], group["eps"], group["weight_decay"]) for group in groups]
@@ -159,9 +163,9 @@ def settings(learner: Learner, action: Tensor, follows: bool, acts: bool) -> Set
 
 
 def table(learner: Learner, batch: Tensors) -> Tensors:
-    """What the update reads, one line per transition."""
-    rows: Tensors = {key: batch[key] for key in ("action", "reward", "discount")}
-    rows["noise"] = learner.target_noise(batch["action"])
+    """The inputs of an update [n, ...], one row per transition."""
+    inputs: Tensors = {key: batch[key] for key in ("action", "reward", "discount")}
+    inputs["noise"] = learner.target_noise(batch["action"])
     for prefix, name in (("", "obs"), ("next_", "next_obs")):
         obs = under(batch, name)
         for part, encoder in (
@@ -169,13 +173,14 @@ def table(learner: Learner, batch: Tensors) -> Tensors:
             ("critic", learner.critic.encoder),
         ):
             features = encoder.flat if is_vectors(encoder) else encoder
-            rows[f"{prefix}{part}_input"] = features(obs)
-    return {key: leaf.contiguous() for key, leaf in rows.items()}
+            inputs[f"{prefix}{part}_input"] = features(obs)
+    return {key: leaf.contiguous() for key, leaf in inputs.items()}
 
 
 def obstacle(learner: Learner) -> str | None:
     """Why `learner` cannot be trained by native code; None if it can."""
-    policy, config = learner.policy, learner.config
+    policy = learner.policy
+    config = learner.config
     if type(policy) is not Deterministic:
         return f"the policy is {type(policy).__name__}, not Deterministic"
     if distributed.world() > 1 or torch.get_num_threads() > 1:

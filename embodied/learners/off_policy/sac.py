@@ -19,41 +19,30 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic, actor_loss
-from embodied.learners.critics import Critic, critic_loss
-from embodied.nn.optim import Adam
+from embodied.learners.actor_critic import (
+    ActorCritic,
+    OffPolicyConfig,
+    TemperatureConfig,
+    actor_loss,
+)
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
 from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class Config:
-    """`utd`: critic steps per update, each on its own `batch_size` transitions; `subset`: how many
-    of the `critics` the target uses. `target_entropy`: per action element (the usual -A is -1
-    here). `compile` and `cuda_graph` change speed only and are for GPUs (on a CPU `compile`
-    makes this update 27% slower)."""
+class Config(OffPolicyConfig, CriticConfig, TemperatureConfig):
+    """Settings of SAC, REDQ and RLPD."""
 
-    batch_size: int = 256
-    utd: int = 1
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    critics: int = 2
-    subset: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = False
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 1.0
-    target_entropy: float = -1.0
-    entropy_in_backup: bool = True
-    actor_objective: Literal["min", "mean"] = "min"
-    compile: bool = False
-    cuda_graph: bool = False
+    utd: Count = 1  # critic steps per update, each on its own `batch_size` transitions
+    subset: Count = 2  # critics, drawn at random, whose minimum is the target (REDQ)
+    target_entropy: Number = -1.0  # entropy that alpha is tuned to, per action element
+    entropy_in_backup: bool = True  # whether the critics' target has the entropy bonus
+    actor_objective: Literal["min", "mean"] = "min"  # of the critics; the policy maximises it
 
 
 class Sac(ActorCritic):
@@ -64,32 +53,19 @@ class Sac(ActorCritic):
     policy: Gaussian  # pyright: ignore[reportIncompatibleVariableOverride]
     critic: Critic
     target: Critic
+    priority: Tensor | None = None
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, Gaussian):
             raise ConfigError("this learner needs a policy with log-probabilities: policy=gaussian")
         if not 1 <= config.subset <= config.critics:
             raise ConfigError(f"subset={config.subset} is not in 1..{config.critics} (critics)")
-        self.config, self.policy = config, policy
-        self.gamma, self.n_step = config.gamma, config.n_step
+        critic = ensemble(config, spec, policy.size)
+        entropy = config.target_entropy * policy.size
+        super().__init__(config, policy, critic, policy.parameters(), entropy)
         self.batch_size = config.utd * config.batch_size
-        self.add_critic(
-            Critic(spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm)
-        )
-        self.add_temperature(config.initial_temperature, config.target_entropy * policy.size)
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "temperature": Adam([self.log_alpha], config.temperature_lr),
-        }
-        self.compile_losses()
-        self.steps = self.recorded(self._steps)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.steps(batch)
-
-    def _steps(self, batch: Tensors) -> dict[str, Tensor]:
         metrics: Tensors = {}
         self.td_errors: list[Tensor] = []  # of each slice
         for part in self.slices(batch, self.config.batch_size):
@@ -102,7 +78,7 @@ class Sac(ActorCritic):
         q = self.critic(under(batch, "obs"), batch["action"])
         following = under(batch, "next_obs")
         backup = self._backup(batch["reward"], batch["discount"], following)
-        loss = critic_loss(q, backup, batch.get("weight"))
+        loss = critic_loss(q, backup, batch.get("weight")) + self.critic_terms(batch, q)
         if "weight" in batch:
             self.td_errors.append((q.detach() - backup).abs().mean(0))
         return loss, q.detach().mean()
@@ -117,8 +93,10 @@ class Sac(ActorCritic):
             # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
             scores = torch.rand(self.config.critics, device=q.device)
             q = q.index_select(0, scores.topk(self.config.subset).indices)
-        alpha = self.log_alpha.exp() if self.config.entropy_in_backup else 0.0
-        return reward + discount * (q.amin(0) - alpha * log_prob)
+        value = q.amin(0)
+        if self.config.entropy_in_backup:
+            value = value - self.log_alpha.exp() * log_prob + self.prior(following, action)
+        return reward + discount * value
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
@@ -127,8 +105,16 @@ class Sac(ActorCritic):
         )
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
+        value = value + self.prior(obs, action)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 
-    def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        self.fit_encoders(rows)
+    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
+        """Further terms of the critics' loss, a scalar, from the transitions and their Q-values `q`
+        [E, N]. None by default; a hook for subclasses (Cal-QL)."""
+        return 0.0
+
+    def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
+        """lambda log rho(a|s), [N], of a prior rho over actions: added to their values in the
+        policy's loss and, with `entropy_in_backup`, in the critics' target. None by default; a hook
+        for subclasses."""
+        return 0.0

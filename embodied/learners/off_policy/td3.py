@@ -24,49 +24,34 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import DelayedActorCritic
+from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, critic_loss
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import frozen, soft_update
-from embodied.learners.off_policy.native_td3 import NativeTd3, obstacle
-from embodied.nn.optim import Adam
 from embodied.policies.deterministic import Deterministic
 
 
 @dataclass(frozen=True)
-class Config:
-    """`policy_delay`: the policy is trained at every such update (one critic step each) after the
-    first `actor_start`; `target_delay`: the same for the target critics.
+class Config(OffPolicyConfig):
+    """Settings of TD3 and FastTD3."""
 
-    `weight_decay`: L2, added to the gradient; `target_noise`, `noise_clip`: in units of half the
-    action range; `critic_obs`: the critics' observations (None: all); `atoms` > 0: categorical
-    critics with atoms spaced over `values` (lowest, highest return). `compile` and `cuda_graph`
-    change speed only and are for GPUs."""
-
-    batch_size: int = 256
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"
-    layer_norm: bool = False
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    weight_decay: float = 0.0
-    target_noise: float = 0.2
-    noise_clip: float = 0.5
-    policy_delay: int = 2
-    target_delay: int = 2
-    actor_start: int = 0
-    critic_obs: tuple[str, ...] | None = None
-    atoms: int = 0
-    values: tuple[float, float] = (-10.0, 10.0)
-    compile: bool = False
-    cuda_graph: bool = False
+    hidden: tuple[Count, ...] = (256, 256)  # units of the critics' hidden layers
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the critics
+    layer_norm: bool = False  # layer normalisation in the critics
+    weight_decay: NonNegative = 0.0  # L2 penalty, added to the gradients
+    target_noise: NonNegative = 0.2  # std on target actions, in units of half the action range
+    noise_clip: NonNegative = 0.5  # largest size of that noise, in the same unit
+    policy_delay: Count = 2  # updates per step of the policy
+    target_delay: Count = 2  # updates per step of the target critics
+    actor_start: CountOrZero = 0  # updates before the policy's first step
+    critic_obs: tuple[str, ...] | None = None  # observations of the critics; null: all
+    atoms: CountOrZero = 0  # atoms of a categorical critic, 2 or more; 0: one number
+    values: tuple[Number, Number] = (-10.0, 10.0)  # lowest and highest atom, as a return
 
 
 class Td3(DelayedActorCritic):
@@ -81,13 +66,8 @@ class Td3(DelayedActorCritic):
     target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, Deterministic):
             raise ConfigError("this learner needs a deterministic policy: policy=deterministic")
-        if min(config.policy_delay, config.target_delay) < 1:
-            raise ConfigError("policy_delay and target_delay must be at least 1 (every update)")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
         critic = Critic(
             spec,
             policy.size,
@@ -98,32 +78,19 @@ class Td3(DelayedActorCritic):
             obs=config.critic_obs,
             out=max(config.atoms, 1),
         )
-        self.add_critic(critic)
+        decay = config.weight_decay
+        super().__init__(config, policy, critic, policy.parameters(), weight_decay=decay)
         self.support = Support(*config.values, config.atoms) if config.atoms else None
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
-        self.actor_params: list[Tensor] = list(policy.parameters())
         self.target_actor_params: list[Tensor] = list(self.target_policy.parameters())
-        decay = config.weight_decay
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr, weight_decay=decay),
-            "actor": Adam(self.actor_params, config.actor_lr, weight_decay=decay),
-        }
-        self.count_updates(KINDS)
-        self.native_step = NativeTd3()
-
-    def native_obstacle(self) -> str | None:
-        return obstacle(self) if type(self) is Td3 else ""
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         self.updates += 1
-        due = self.updates % self.config.policy_delay == 0
-        act = due and self.updates > self.config.actor_start
-        follows = self.updates % self.config.target_delay == 0
-        return self.delayed((follows, act), batch, ["actor_loss"])
+        act = self.is_due(self.config.policy_delay) and self.updates > self.config.actor_start
+        follows = self.is_due(self.config.target_delay)
+        return self.with_last_actor(self._step(follows, act, batch))
 
     def _step(self, follows: bool, act: bool, batch: Tensors) -> dict[str, Tensor]:
-        if self.native and type(self) is Td3 and self.native_step.can_update(self):
-            return self.native_step.update(self, follows, act, batch)
         metrics = self.critic_step(batch)
         if act:
             metrics |= self._actor_step(batch)
@@ -138,8 +105,9 @@ class Td3(DelayedActorCritic):
         following = under(batch, "next_obs")
         backup = self._backup(batch["reward"], batch["discount"], following)
         if self.support is None:
-            return critic_loss(q, backup), q.detach().mean()
-        return cross_entropy(q, backup), self.support.mean(q.detach()).mean()
+            return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+        loss = cross_entropy(q, backup) + self.critic_terms(batch, q)
+        return loss, self.support.mean(q.detach()).mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
@@ -157,19 +125,30 @@ class Td3(DelayedActorCritic):
 
     def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
         with frozen(self.critic_params):
-            loss = self._actor_loss_fn(batch)
+            loss = self._actor_loss(batch)
             self.descend("actor", loss)
         return {"actor_loss": loss.detach()}
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
+        action = self.policy(obs)
         if self.support is None:
-            return -self.critic(obs, self.policy(obs), 1).mean()
-        return -self.support.mean(self.critic(obs, self.policy(obs))).amin(0).mean()
+            value = self.critic(obs, action, 1)
+        else:
+            value = self.support.mean(self.critic(obs, action)).amin(0)
+        return -(value + self.prior(obs, action)).mean()
 
-    def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.target_policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
+    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
+        """Further terms of the critics' loss, a scalar, from the transitions and their Q-values `q`
+        [E, N] (categorical critics: logits [E, N, atoms]). None by default; a hook for subclasses.
+        """
+        return 0.0
 
+    def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
+        """lambda log rho(a|s), [N], of a prior rho over actions: added to the value of the policy's
+        actions in its loss. None by default; a hook for subclasses."""
+        return 0.0
 
-KINDS = [(follows, act) for follows in (False, True) for act in (False, True)]
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.target_policy.fit(transitions)

@@ -20,22 +20,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
-from embodied.learners.critics import critic_loss
 from embodied.learners.off_policy import sac
 
 
 @dataclass(frozen=True)
 class Config(sac.Config):
-    """The settings of SAC and: `conservative`: alpha; `samples`: actions of each of the three
-    kinds; `calibrate`: bound the policy's Q-values below by the dataset's returns (false: CQL)."""
+    """Settings of Cal-QL and CQL: those of SAC and of the conservative loss."""
 
-    entropy_in_backup: bool = False
-    conservative: float = 5.0
-    samples: int = 10
-    calibrate: bool = True
+    entropy_in_backup: bool = False  # whether the critics' target has the entropy bonus
+    conservative: NonNegative = 5.0  # weight alpha of the conservative loss
+    samples: Count = 10  # actions of each of the three kinds per transition
+    calibrate: bool = True  # keep the policy's values above the data's returns; false: CQL
 
 
 class CalQl(sac.Sac):
@@ -46,25 +45,21 @@ class CalQl(sac.Sac):
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
         super().__init__(config, policy, spec)
-        self.settings = config
         self.columns = ("returns",) if config.calibrate else ()
 
-    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        obs, following = under(batch, "obs"), under(batch, "next_obs")
-        q = self.critic(obs, batch["action"])
-        backup = self._backup(batch["reward"], batch["discount"], following)
-        actions, log_prob = self._elsewhere(obs, following)
-        floor = batch["returns"] if self.settings.calibrate else None
+    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor:
+        """The conservative loss."""
+        obs = under(batch, "obs")
+        actions, log_prob = self._elsewhere(obs, under(batch, "next_obs"))
+        floor = batch["returns"] if self.config.calibrate else None
         values = calibrated(self.critic.each(obs, actions), log_prob, floor)
-        gap = conservative_gap(values, q)
-        loss = critic_loss(q, backup) + self.settings.conservative * gap
-        return loss, q.detach().mean()
+        return self.config.conservative * conservative_gap(values, q)
 
     @torch.no_grad()
     def _elsewhere(self, obs: Tensors, following: Tensors) -> tuple[Tensor, Tensor]:
         """Sampled actions [N, 3 K, size]: of the policy at s, of the policy at s', and uniform; and
         their log-densities [N, 3 K]."""
-        k = self.settings.samples
+        k = self.config.samples
         actions: list[Tensor] = []
         log_probs: list[Tensor] = []
         for seen in (obs, following):

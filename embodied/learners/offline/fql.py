@@ -23,37 +23,26 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic
-from embodied.learners.critics import Critic, critic_loss
+from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
 from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.nn.optim import Adam
 from embodied.policies.generative.one_step import OneStep
 
 
 @dataclass(frozen=True)
-class Config:
-    """`alpha`: weight of the distillation, the most important setting (with `normalize_q` 0.03 to
-    10, without it 10 to 1,000); `aggregate`: mean or min of the target critics. `compile` and
-    `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig, CriticConfig):
+    """Settings of FQL. `alpha` matters most: 0.03 to 10 with `normalize_q`, 10 to 1,000 without."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    tau: float = 0.005
-    alpha: float = 1.0
-    normalize_q: bool = True
-    aggregate: Literal["mean", "min"] = "mean"
-    critics: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = True
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    compile: bool = False
-    cuda_graph: bool = False
+    alpha: NonNegative = 1.0  # weight of the distillation
+    normalize_q: bool = True  # divide the value by mean |Q|: alpha without the reward's scale
+    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
+    layer_norm: bool = True  # layer normalisation in the critics
 
 
 class Fql(ActorCritic):
@@ -68,28 +57,15 @@ class Fql(ActorCritic):
     target: Critic
 
     def __init__(self, config: Config, policy: Policy, spec: Spec) -> None:
-        super().__init__()
         if not isinstance(policy, OneStep):
             raise ConfigError("learner=fql needs a one-step policy: policy=one_step")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.add_critic(
-            Critic(spec, policy.size, config.critics, config.hidden, layer_norm=config.layer_norm)
-        )
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.requires_grad_(True).parameters(), config.actor_lr),
-        }
-        self.compile_losses()
-        self.step = self.recorded(self._step)
+        critic = ensemble(config, spec, policy.size)
+        super().__init__(config, policy, critic, policy.requires_grad_(True).parameters())
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.step(batch)
-
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch)
         with frozen(self.critic_params):
-            flow, distil, value = self._actor_loss_fn(batch)
+            flow, distil, value = self._actor_loss(batch)
             self.descend("actor", flow + self.config.alpha * distil + value)
         soft_update(self.target_params, self.critic_params, self.config.tau)
         parts = {"flow_loss": flow, "distil_loss": distil, "value_loss": value}
@@ -110,19 +86,15 @@ class Fql(ActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """The three terms of L_pi, without alpha."""
-        obs, rows = under(batch, "obs"), behaviour(batch, self.policy)
+        obs = under(batch, "obs")
         noise = self.policy.sample_noise(batch["reward"].shape[0], True)
         action = self.policy(obs, noise)
         q = self.critic(obs, action.clamp(-1, 1)).mean(0)
         return (
-            self.policy.flow.loss(rows).mean(),
+            self.policy.flow.loss(behaviour(batch, self.policy)).mean(),
             (action - self.policy.teacher(obs, noise)).square().mean(),
             value_loss(q, self.config.normalize_q),
         )
-
-    def fit(self, rows: Tensors) -> None:
-        for part in (self.policy, self.critic.encoder, self.target.encoder):
-            part.fit(rows)
 
 
 def value_loss(q: Tensor, normalize: bool) -> Tensor:

@@ -14,51 +14,38 @@ use regression losses. Each transition has its own discount d (gamma^k, 0 after 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError
-from embodied.core.cuda_graph import Graph
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.gradient_learner import GradientLearner, soft_update
+from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
+from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import valid_steps
+from embodied.learners.learner import RunPlan
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
 
 
 @dataclass(frozen=True)
-class Config:
-    """`expectile`: tau; 0.5 is the mean over dataset actions, towards 1 it approaches the maximum;
-    `beta`: inverse temperature of the policy, in units of 1 / value; `clip`: the largest weight;
-    `cosine`: decay the policy's learning rate to 0 along a cosine over the run. `compile` and
-    `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig, CriticConfig):
+    """Settings of IQL."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    n_step: int = 1
-    tau: float = 0.005
-    expectile: float = 0.7
-    beta: float = 3.0
-    clip: float = 100.0
-    critics: int = 2
-    hidden: tuple[int, ...] = (256, 256)
-    layer_norm: bool = False
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    value_lr: float = 3e-4
-    cosine: bool = True
-    compile: bool = False
-    cuda_graph: bool = False
+    expectile: Annotated[float, Bound(above=0.0, below=1.0)] = 0.7  # tau; 0.5: mean; to 1: maximum
+    beta: Positive = 3.0  # inverse temperature of the policy, in units of 1 / value
+    clip: Positive = 100.0  # largest weight of a transition in the policy's loss
+    value_lr: Positive = 3e-4  # Adam's learning rate of the value function
+    cosine: bool = True  # decay the policy's learning rate to 0 along a cosine over the run
 
 
 class Value(nn.Module):
@@ -73,54 +60,41 @@ class Value(nn.Module):
         return self.net(self.encoder(obs)).flatten()
 
 
-class Iql(GradientLearner):
+class Iql(ActorCritic):
     """`update` is one step of the value function, the policy and the critics on the same
     transitions."""
 
     data = "offline"
+    losses = ("_loss",)
     uses_executed_steps = True
     usual_policy = "deterministic"
     critic: Critic
     target: Critic
 
-    def __init__(self, config: Config, policy: Policy, spec: Spec, total_steps: int) -> None:
-        super().__init__()
+    def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
         if spec.act.dtype != "float32":
             raise ConfigError("this learner needs continuous actions")
         if type(policy).loss is Policy.loss:
             raise ConfigError(
                 "learner=iql extracts the policy by imitation: the policy needs a loss"
             )
-        if not 0 < config.expectile < 1:
-            raise ConfigError(f"expectile={config.expectile} must be between 0 and 1")
-        self.config, self.policy, self.act = config, policy, spec.act
-        self.batch_size, self.gamma, self.n_step = config.batch_size, config.gamma, config.n_step
-        self.done, self.total = 0, max(total_steps, 1)
-        size = policy.chunk * spec.act.size
-        self.critic = Critic(
-            spec, size, config.critics, config.hidden, layer_norm=config.layer_norm
-        )
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        critic = ensemble(config, spec, policy.chunk * spec.act.size)
+        super().__init__(config, policy, critic, policy.parameters())
+        self.act = spec.act
+        self.done = 0
+        self.total = max(run.updates, 1)
         self.value = Value(spec, config.hidden, config.layer_norm)
-        self.critic_params: list[Tensor] = list(self.critic.parameters())
-        self.target_params: list[Tensor] = list(self.target.parameters())
-        self.optims = {
-            "value": Adam(self.value.parameters(), config.value_lr),
-            "actor": Adam(policy.parameters(), config.actor_lr),
-            "critic": Adam(self.critic_params, config.critic_lr),
-        }
-        self._losses = self.compiled(self._loss)
-        self.steps = self.recorded(self._step)
+        self.optims["value"] = Adam(self.value.parameters(), config.value_lr)
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if self.config.cosine:
             self._schedule(self.config.actor_lr * falling(self.done / self.total), batch["reward"])
         self.done += 1
-        return self.steps(batch)
+        return self._step(batch)
 
     def _schedule(self, lr: float, like: Tensor) -> None:
         group = self.optims["actor"].param_groups[0]
-        if not isinstance(self.steps, Graph):
+        if not self.config.cuda_graph:
             group["lr"] = lr
         elif isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -128,7 +102,7 @@ class Iql(GradientLearner):
             group["lr"] = torch.tensor(lr, device=like.device)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
-        losses, metrics = self._losses(batch)
+        losses, metrics = self._loss(batch)
         losses.sum().backward()  # their parameters are disjoint
         for adam in self.optims.values():
             adam.step()
@@ -137,7 +111,8 @@ class Iql(GradientLearner):
 
     def _loss(self, batch: Tensors) -> tuple[Tensor, Tensors]:
         """The losses [3] of value function, policy and critics, and metrics."""
-        obs, config = under(batch, "obs"), self.config
+        obs = under(batch, "obs")
+        config = self.config
         with torch.no_grad():
             best = self.target(obs, batch["action"]).amin(0)
             backup = batch["reward"] + batch["discount"] * self.value(under(batch, "next_obs"))
@@ -147,7 +122,7 @@ class Iql(GradientLearner):
         q = self.critic(obs, batch["action"])
         losses = torch.stack(
             [
-                expectile_loss(best - value, config.expectile),
+                self.value_loss(best, value),
                 (weight * self.policy.loss(self._shown(batch))).mean(),
                 critic_loss(q, backup),
             ]
@@ -163,15 +138,19 @@ class Iql(GradientLearner):
         }
         return losses, metrics
 
+    def value_loss(self, best: Tensor, value: Tensor) -> Tensor:
+        """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]: the
+        expectile loss. Subclasses may use another implicit maximum (f-DVL)."""
+        return expectile_loss(best - value, self.config.expectile)
+
     def _shown(self, batch: Tensors) -> Tensors:
         """The transitions in the form of the policy's imitation loss."""
         action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
         return {**batch, "action": action, "valid": valid_steps(batch, self.policy.chunk)}
 
-    def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        for part in (self.critic, self.target, self.value):
-            part.encoder.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        super().fit(transitions)
+        self.value.encoder.fit(transitions)
 
     def get_state(self) -> dict[str, Any]:
         return {**super().get_state(), "done": self.done}

@@ -24,27 +24,18 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, under
-from embodied.learners.actor_critic import ActorCritic
+from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.nn.optim import Adam
 from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
 
 @dataclass(frozen=True)
-class Config:
-    """`aggregate`: mean or min of the target critics. The numbers of critics and candidates are
-    settings of the policy. `compile` and `cuda_graph` change speed only and are for GPUs."""
+class Config(OffPolicyConfig):
+    """Settings of Q-chunking. The numbers of critics and candidates are settings of the policy."""
 
-    batch_size: int = 256
-    gamma: float = 0.99
-    tau: float = 0.005
-    aggregate: Literal["mean", "min"] = "mean"
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    compile: bool = False
-    cuda_graph: bool = False
+    aggregate: Literal["mean", "min"] = "mean"  # of the target critics
 
 
 class QChunking(ActorCritic):
@@ -56,25 +47,14 @@ class QChunking(ActorCritic):
     policy: BestOfN  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, policy: Policy) -> None:
-        super().__init__()
         if type(policy) is not BestOfN:
             raise ConfigError("learner=qchunking needs candidate chunks: policy=best_of_n")
-        self.config, self.policy = config, policy
-        self.batch_size, self.gamma = config.batch_size, config.gamma
-        self.add_critic(policy.critic.requires_grad_(True))
-        self.optims = {
-            "critic": Adam(self.critic_params, config.critic_lr),
-            "actor": Adam(policy.base.requires_grad_(True).parameters(), config.actor_lr),
-        }
-        self.compile_losses()
-        self.step = self.recorded(self._step)
+        policy.requires_grad_(True)
+        super().__init__(config, policy, policy.critic, policy.base.parameters())
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        return self.step(batch)
-
-    def _step(self, batch: Tensors) -> dict[str, Tensor]:
         metrics = self.critic_step(batch)
-        clone = self._actor_loss_fn(batch)
+        clone = self._actor_loss(batch)
         self.descend("actor", clone)
         soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics | {"clone_loss": clone.detach()}
@@ -98,6 +78,6 @@ class QChunking(ActorCritic):
     def _actor_loss(self, batch: Tensors) -> Tensor:
         return self.policy.base.loss(behaviour(batch, self.policy)).mean()
 
-    def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        self.target.encoder.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        self.policy.fit(transitions)
+        self.target.encoder.fit(transitions)

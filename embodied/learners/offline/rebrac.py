@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
@@ -30,15 +31,13 @@ from embodied.learners.off_policy import td3
 
 @dataclass(frozen=True)
 class Config(td3.Config):
-    """The settings of TD3 and: `actor_bc`, `critic_bc`: weights beta_a, beta_c of the squared
-    distance to the dataset's action, summed over action elements or (`distance: mean`) averaged;
-    `value`: whether the policy maximises the minimum of the critics or the first critic."""
+    """Settings of ReBRAC and TD3+BC: those of TD3 and of the penalties."""
 
-    layer_norm: bool = True
-    actor_bc: float = 0.01
-    critic_bc: float = 0.01
-    distance: Literal["sum", "mean"] = "sum"
-    value: Literal["min", "first"] = "min"
+    layer_norm: bool = True  # layer normalisation in the critics
+    actor_bc: NonNegative = 0.01  # beta_a, weight of the distance to the data's action
+    critic_bc: NonNegative = 0.01  # beta_c, weight of the distance to the data's next action
+    distance: Literal["sum", "mean"] = "sum"  # of the squares over the action's elements
+    value: Literal["min", "first"] = "min"  # of the critics; the policy maximises it
 
 
 class Rebrac(td3.Td3):
@@ -51,40 +50,39 @@ class Rebrac(td3.Td3):
         if config.atoms:
             raise ConfigError("learner=rebrac has no categorical critics: set learner.atoms=0")
         super().__init__(config, policy, spec)
-        self.settings = config
         self.columns = ("next_action",) if config.critic_bc else ()
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
         with torch.no_grad():
             following = under(batch, "next_obs")
-            action = self._explored(self.target_policy(following))
+            action = self.target_policy(following)
+            action = self.target_noise(action).add_(action).clamp_(-1, 1)
             value = self.target(following, action).amin(0)
-            if self.settings.critic_bc:
+            if self.config.critic_bc:
                 # Unknown next actions are NaN: no penalty there.
                 apart = self._distance(action, batch["next_action"]).nan_to_num(0.0)
-                value = value - self.settings.critic_bc * apart
+                value = value - self.config.critic_bc * apart
             backup = torch.addcmul(batch["reward"], batch["discount"], value)
-        return critic_loss(q, backup), q.detach().mean()
-
-    def _explored(self, action: Tensor) -> Tensor:
-        noise = torch.randn_like(action).mul_(self.settings.target_noise)
-        noise.clamp_(-self.settings.noise_clip, self.settings.noise_clip)
-        return noise.add_(action).clamp_(-1, 1)
+        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
 
     def _actor_loss(self, batch: Tensors) -> Tensor:
         obs = under(batch, "obs")
         action = self.policy(obs)
-        q = self.critic(obs, action, 1 if self.settings.value == "first" else None).amin(0)
-        apart = self._distance(action, batch["action"])
-        return behaved_loss(q, apart, self.settings.actor_bc)
+        q = self.critic(obs, action, 1 if self.config.value == "first" else None).amin(0)
+        return behaved_loss(q + self.prior(obs, action), self.actor_penalty(batch, action))
+
+    def actor_penalty(self, batch: Tensors, action: Tensor) -> Tensor:
+        """What holds the policy's `action` [N, size] near the data, a scalar: beta_a times the mean
+        distance to the data's actions. Subclasses may measure it otherwise."""
+        return self.config.actor_bc * self._distance(action, batch["action"]).mean()
 
     def _distance(self, one: Tensor, other: Tensor) -> Tensor:
         apart = (one - other).square()
-        return apart.sum(1) if self.settings.distance == "sum" else apart.mean(1)
+        return apart.sum(1) if self.config.distance == "sum" else apart.mean(1)
 
 
-def behaved_loss(q: Tensor, apart: Tensor, weight: float) -> Tensor:
-    """mean(weight * apart - q / mean |q|), all [N]; the division makes `weight` independent of the
-    reward scale."""
-    return weight * apart.mean() - q.mean() / q.detach().abs().mean()
+def behaved_loss(q: Tensor, penalty: Tensor) -> Tensor:
+    """penalty - mean(q / mean |q|), `q` [N]; the division makes the penalty's weight independent of
+    the reward scale."""
+    return penalty - q.mean() / q.detach().abs().mean()

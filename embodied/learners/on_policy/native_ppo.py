@@ -7,6 +7,7 @@ The reference is `Ppo._step`; parameters agree to 1e-5 after 300 updates
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,26 +59,30 @@ class NativePpo:
     def __init__(self, learner: Learner, table: Tensors) -> None:
         policy = learner.policy
         assert isinstance(policy, DiagonalGaussian)
-        self.learner, self.policy, self.library = learner, policy, native.load(SOURCE)
+        self.learner = learner
+        self.policy = policy
+        self.library = native.load(SOURCE)
         with torch.no_grad():
             obs = under(table, "obs")
             features = {
                 "actor_input": policy.encoder(obs),
                 "critic_input": learner.value.encoder(obs),
             }
-        rows = {**features, **{key: table[key] for key in INPUTS[2:]}}
-        self.rows = {
-            key: leaf.flatten(1).contiguous() for key, leaf in rows.items() if leaf.ndim > 1
+        inputs = {**features, **{key: table[key] for key in INPUTS[2:]}}
+        self.inputs = {
+            key: leaf.flatten(1).contiguous() for key, leaf in inputs.items() if leaf.ndim > 1
         }
-        self.rows |= {key: leaf.contiguous() for key, leaf in rows.items() if leaf.ndim == 1}
+        self.inputs |= {key: leaf.contiguous() for key, leaf in inputs.items() if leaf.ndim == 1}
         for adam in learner.optims.values():
             adam.prepare()
 
-    def epoch(self, order: Tensor, size: int) -> Tensors:
+    def __call__(self, order: Tensor, size: int) -> Tensors:
         """Minibatches of `size` in `order` [N]; returns the metrics of each, [count]."""
-        count, learner = len(order) // size, self.learner
-        metrics, scale = torch.zeros(count, len(METRICS)), ctypes.c_double(learner.lr.scale)
-        places = {key: native.address(leaf) for key, leaf in self.rows.items()}
+        count = len(order) // size
+        learner = self.learner
+        metrics = torch.zeros(count, len(METRICS))
+        scale = ctypes.c_double(learner.lr.scale)
+        places = {key: native.address(leaf) for key, leaf in self.inputs.items()}
         table = Table(**places, order=native.address(order))
         value = learner.value.net
         nets = (self.policy.net, value)
@@ -97,7 +102,7 @@ class NativePpo:
         return found if learner.config.grad_clip else {k: found[k] for k in METRICS[:-1]}
 
     def _finish(self, count: int, scale: float) -> None:
-        """What the reference does after each step, once: the count of Adam, the learning rates."""
+        """Set Adam's count and the learning rates, which the reference does after each step."""
         learner = self.learner
         for adam in learner.optims.values():
             adam.advance(count)
@@ -105,9 +110,11 @@ class NativePpo:
         learner.lr.write(learner.optims.values())
 
     def _settings(self, size: int, count: int) -> Settings:
-        config, learner = self.learner.config, self.learner
+        config = self.learner.config
+        learner = self.learner
         adam = next(iter(learner.optims.values()))
-        group, rates = adam.param_groups[0], learner.lr.base_lrs.tolist()
+        group = adam.param_groups[0]
+        rates = learner.lr.base_lrs.tolist()
         return Settings(
             (*group["betas"], group["eps"], group["weight_decay"]),
             clip=config.clip,
@@ -121,7 +128,7 @@ class NativePpo:
             normalize=config.advantage == "minibatch",
             size=size,
             count=count,
-            played=self.rows["action"].shape[1],
+            played=self.inputs["action"].shape[1],
         )
 
     def _network(self, net: nn.Sequential, rate: int) -> tuple[object, ...]:
@@ -133,9 +140,15 @@ class NativePpo:
         return moments(self.learner.optims.values())
 
 
+def use(learner: Learner) -> None:
+    """Let native code train on the minibatches of `learner`."""
+    setattr(learner, "_epochs", partial(NativePpo, learner))  # noqa: B010 - it replaces a method
+
+
 def obstacle(learner: Learner) -> str | None:
     """Why `learner` cannot be trained by native code; None if it can."""
-    policy, config = learner.policy, learner.config
+    policy = learner.policy
+    config = learner.config
     if not isinstance(policy, DiagonalGaussian) or type(policy) is not DiagonalGaussian:
         return f"the policy is {type(policy).__name__}, not DiagonalGaussian"
     if distributed.world() > 1 or torch.get_num_threads() > 1:

@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
+from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
 from embodied.learners.gradient_learner import GradientLearner
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
 from embodied.learners.on_policy.learning_rates import LearningRates, Schedule, clip_norm
-from embodied.learners.on_policy.native_ppo import NativePpo, obstacle
 from embodied.learners.on_policy.protocols import HasEncoder, RecurrentPolicy, StochasticPolicy
 from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
 from embodied.nn.optim import Adam
@@ -40,42 +42,29 @@ Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
 @dataclass(frozen=True)
-class Config:
-    """A batch has `horizon` decisions of every parallel environment; each of `epochs` divides it
-    into minibatches of `batch_size` decisions (recurrent: of whole sequences of about as many).
+class Config(Acceleration):
+    """Settings of PPO. A batch has `horizon` decisions of every parallel environment."""
 
-    `lam`: of generalised advantage estimation; `clip`: eps; `value_clip`: largest change of a value
-    (0: no limit); `entropy`: weight of the entropy bonus. `schedule` of the learning rates over the
-    run; "adaptive" keeps the KL divergence of an update near `target_kl` (Rudin et al., 2022).
-    `stop_kl`: no more epochs once the divergence is above it (0: all epochs). `advantage`: where
-    advantages are normalised. `normalize`: observations, by running statistics that are updated
-    between updates; `scale_rewards`: divide by the standard deviation of returns, then clip to
-    `reward_clip`. `critic_lr` 0: as the policy's. `compile` and `cuda_graph` change speed only and
-    are for GPUs.
-    """
-
-    horizon: int = 2048
-    epochs: int = 10
-    batch_size: int = 64
-    gamma: float = 0.99
-    lam: float = 0.95
-    clip: float = 0.2
-    value_clip: float = 0.0
-    value_weight: float = 0.5
-    entropy: float = 0.0
-    lr: float = 3e-4
-    critic_lr: float = 0.0
-    schedule: Schedule = "constant"
-    target_kl: float = 0.01
-    stop_kl: float = 0.0
-    grad_clip: float = 0.5
-    advantage: Literal["minibatch", "batch", "raw"] = "minibatch"
-    normalize: bool = True
-    scale_rewards: bool = False
-    reward_clip: float = 10.0
-    value: ValueConfig = field(default_factory=ValueConfig)
-    compile: bool = False
-    cuda_graph: bool = False
+    horizon: Count = 2048  # decisions of each parallel environment per update
+    epochs: Count = 10  # passes over a batch
+    batch_size: Count = 64  # decisions per minibatch; recurrent: of whole sequences, about so many
+    gamma: Fraction = 0.99  # discount per environment step
+    lam: Fraction = 0.95  # lambda of generalised advantage estimation
+    clip: Positive = 0.2  # eps: largest change of the probability ratio that is rewarded
+    value_clip: NonNegative = 0.0  # largest change of a value; 0: no limit
+    value_weight: NonNegative = 0.5  # weight of the value function's loss
+    entropy: NonNegative = 0.0  # weight of the entropy bonus
+    lr: Positive = 3e-4  # Adam's learning rate of the policy
+    critic_lr: NonNegative = 0.0  # Adam's learning rate of the value function; 0: as the policy's
+    schedule: Schedule = "constant"  # of the learning rates; "adaptive": KL near `target_kl`
+    target_kl: Positive = 0.01  # KL divergence of an update, for schedule=adaptive
+    stop_kl: NonNegative = 0.0  # KL divergence above which no more epochs follow; 0: all epochs
+    grad_clip: NonNegative = 0.5  # largest norm of the gradient; 0: no limit
+    advantage: Literal["minibatch", "batch", "raw"] = "minibatch"  # where it is normalised
+    normalize: bool = True  # normalise observations by running statistics
+    scale_rewards: bool = False  # divide rewards by the running std of the discounted return
+    reward_clip: Positive = 10.0  # largest size of a scaled reward
+    value: ValueConfig = field(default_factory=ValueConfig)  # the value function
 
 
 class Ppo(GradientLearner):
@@ -83,15 +72,9 @@ class Ppo(GradientLearner):
 
     data = "on_policy"
     usual_policy = "diagonal_gaussian"
-    usual_discrete_policy = "categorical"
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
         super().__init__()
         if not isinstance(policy, StochasticPolicy | RecurrentPolicy):
@@ -99,22 +82,23 @@ class Ppo(GradientLearner):
                 "this learner needs a policy with log-probabilities: policy=diagonal_gaussian or "
                 "policy=categorical"
             )
-        if config.schedule in ("linear", "cosine") and not total_decisions:
+        if config.schedule in ("linear", "cosine") and not run.decisions:
             raise ConfigError(f"schedule={config.schedule} needs the length of the run")
-        self.config, self.policy = config, policy
-        self.horizon, self.batch_size = config.horizon, config.batch_size
+        self.config = config
+        self.policy = policy
+        self.horizon = config.horizon
+        self.batch_size = config.batch_size
         self.gamma = config.gamma
-        self.total, self.done = total_decisions, 0
+        self.total = run.decisions
+        self.done = 0
         # Steps of a chunk beyond `execute` are not executed and do not affect the reward.
-        self.played = None if execute is None else execute * spec.act.size
+        self.played = None if run.execute is None else run.execute * spec.act.size
         self.recurrent = isinstance(policy, RecurrentPolicy)
         self.value = self._critic(spec)
-        self.actor_stats, self.critic_stats = (
-            ObservationStats(cast(HasEncoder, policy).encoder),
-            ObservationStats(self.value.encoder),
-        )
+        self.actor_stats = ObservationStats(cast(HasEncoder, policy).encoder)
+        self.critic_stats = ObservationStats(self.value.encoder)
         self.returns = RewardScaler(config.reward_clip)
-        self.estimates = None if config.scale_rewards else {}
+        self.estimates: Tensors | None = None if config.scale_rewards else {}
         self.memory = torch.empty(0)  # hidden state of the critic before the next batch, [B, width]
         rates = (config.lr, config.critic_lr or config.lr)
         self.lr = LearningRates(rates, config.schedule)
@@ -124,8 +108,6 @@ class Ppo(GradientLearner):
         if rates[0] != rates[1]:
             pairs = (("actor", actor, rates[0]), ("critic", critic, rates[1]))
             self.optims = {name: Adam(group, rate, eps=EPS) for name, group, rate in pairs}
-        self._loss_fn = self.compiled(self._loss)
-        self.step = self.recorded(self._step)
 
     def _critic(self, spec: Spec) -> Value | RecurrentValue:
         if isinstance(self.policy, RecurrentPolicy):
@@ -150,10 +132,10 @@ class Ppo(GradientLearner):
 
     def _size(self, batch: Tensors) -> int:
         """Size of a minibatch: decisions, or parallel environments if recurrent."""
-        steps, rows = batch["valid"].shape
+        steps, envs = batch["valid"].shape
         if self.recurrent:
-            return min(max(self.batch_size // steps, 1), rows)
-        return min(self.batch_size, self.horizon * rows)
+            return min(max(self.batch_size // steps, 1), envs)
+        return min(self.batch_size, self.horizon * envs)
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:
@@ -161,7 +143,9 @@ class Ppo(GradientLearner):
         table = {**nest(under(batch, "obs"), "obs"), "action": batch["action"]}
         before = self._evaluate_recurrent if self.recurrent else self._evaluate
         old, value, following, kept = before(batch, carry)
-        reward, discount, valid = batch["reward"], batch["discount"], batch["valid"]
+        reward = batch["reward"]
+        discount = batch["discount"]
+        valid = batch["valid"]
         if self.config.scale_rewards:
             reward = self.returns.scale(reward, discount, batch["ended"], valid)
         trace = (batch["ended"], valid, value, following, self.config.lam)
@@ -195,26 +179,27 @@ class Ppo(GradientLearner):
         flat = each(batch, lambda leaf: leaf.flatten(0, 1))
         parts: list[tuple[Tensor, ...]] = []
         for at in range(0, len(flat["reward"]), PIECE):
-            rows = each(flat, partial(piece, at, PIECE))
-            following = self.value(under(rows, "next_obs"))
-            parts.append((self._evaluate_actions(rows)[0], self._values(rows), following))
+            decisions = each(flat, partial(piece, at, PIECE))
+            following = self.value(under(decisions, "next_obs"))
+            parts.append((self._evaluate_actions(decisions)[0], self._values(decisions), following))
         shape = batch["reward"].shape
         old, value, after = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return old, value, after, {}
 
     def _evaluate_recurrent(self, batch: Tensors, carry: Tensors) -> Before:
-        """As `_evaluate`, for recurrent policies; also the initial hidden states of sequences."""
-        first, rows = batch["first"], batch["first"].shape[1]
+        """`_evaluate` for recurrent policies; also the initial hidden states of the sequences."""
+        first = batch["first"]
+        envs = batch["first"].shape[1]
         critic = cast(RecurrentValue, self.value)
-        if len(self.memory) != rows:
-            self.memory = critic.memory.initial(rows)
+        if len(self.memory) != envs:
+            self.memory = critic.memory.initial(envs)
         kept = {**nest(carry, "carry"), "memory": self.memory}
         policy = cast(RecurrentPolicy, self.policy)
         old, _ = policy.evaluate_sequence(under(batch, "obs"), batch["action"], carry, first)
         value, memory = critic(under(batch, "obs"), self.memory, first)
         following = critic.after(under(batch, "next_obs"), memory)
         last = batch["valid"].sum(0).sub(1).clamp(min=0)
-        ahead = memory[last, torch.arange(rows, device=last.device)]
+        ahead = memory[last, torch.arange(envs, device=last.device)]
         self.memory = torch.where(batch["valid"].any(0)[:, None], ahead, self.memory)
         return old, value, following, kept
 
@@ -240,24 +225,17 @@ class Ppo(GradientLearner):
 
     def _epochs(self, table: Tensors) -> Callable[[Tensor, int], Tensors]:
         """A function that trains on the minibatches of one epoch, of an order and a size."""
-        if self.native and self.native_obstacle() is None:
-            return NativePpo(self, table).epoch
         return partial(self._epoch, table)
-
-    def native_obstacle(self) -> str | None:
-        if type(self) is not Ppo:
-            return f"{type(self).__name__} has other losses"
-        return obstacle(self)
 
     def _epoch(self, table: Tensors, order: Tensor, size: int) -> Tensors:
         """The steps of one epoch; returns the metrics of each minibatch, [count]."""
         shuffled = take(table, order)
         places = range(0, len(order) - size + 1, size)
-        seen = [self.step(each(shuffled, partial(piece, at, size))) for at in places]
+        seen = [self._step(each(shuffled, partial(piece, at, size))) for at in places]
         return {key: torch.stack([metrics[key] for metrics in seen]) for key in seen[0]}
 
-    def _step(self, rows: Tensors) -> dict[str, Tensor]:
-        loss, metrics = self._loss_fn(rows)
+    def _step(self, minibatch: Tensors) -> dict[str, Tensor]:
+        loss, metrics = self._loss(minibatch)
         loss.backward()
         weights = [p for adam in self.optims.values() for p in adam.param_groups[0]["params"]]
         if self.config.grad_clip:
@@ -271,17 +249,18 @@ class Ppo(GradientLearner):
             adam.step()
         return metrics
 
-    def _loss(self, rows: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, minibatch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a minibatch, and the metrics."""
-        config, advantage = self.config, rows["advantage"]
-        log_prob, entropy, value = self._evaluate_rows(rows)
+        config = self.config
+        advantage = minibatch["advantage"]
+        log_prob, entropy, value = self._evaluate_minibatch(minibatch)
         weight = torch.full_like(advantage, 1 / advantage.numel())
-        if "valid" in rows:
-            weight = rows["valid"] / rows["valid"].sum().clamp(min=1)
+        if "valid" in minibatch:
+            weight = minibatch["valid"] / minibatch["valid"].sum().clamp(min=1)
         if config.advantage == "minibatch":
             advantage = normalized(advantage, weight)
-        policy_loss, log_ratio = clip_loss(log_prob, rows["old"], advantage, config.clip)
-        error = value_loss(value, rows["value"], rows["target"], config.value_clip)
+        policy_loss, log_ratio = clip_loss(log_prob, minibatch["old"], advantage, config.clip)
+        error = value_loss(value, minibatch["value"], minibatch["target"], config.value_clip)
         ratio = log_ratio.detach().exp()
         parts = {
             "policy_loss": policy_loss,
@@ -299,27 +278,28 @@ class Ppo(GradientLearner):
         loss = parts["policy_loss"] + config.value_weight * parts["value_loss"]
         return loss - config.entropy * parts["entropy"] if config.entropy else loss
 
-    def _evaluate_rows(self, rows: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values of stored decisions."""
-        return *self._evaluate_actions(rows), self._values(rows)
+        return *self._evaluate_actions(minibatch), self._values(minibatch)
 
-    def _evaluate_actions(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, minibatch: Tensors) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of stored actions, [N] or [B, T] if recurrent."""
-        obs = under(rows, "obs")
+        obs = under(minibatch, "obs")
         if not self.recurrent:
-            return cast(StochasticPolicy, self.policy).evaluate_actions(obs, rows["action"])
+            return cast(StochasticPolicy, self.policy).evaluate_actions(obs, minibatch["action"])
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
-        action, first = rows["action"].transpose(0, 1), rows["first"].mT
+        action = minibatch["action"].transpose(0, 1)
+        first = minibatch["first"].mT
         policy = cast(RecurrentPolicy, self.policy)
-        log_prob, entropy = policy.evaluate_sequence(obs, action, under(rows, "carry"), first)
+        log_prob, entropy = policy.evaluate_sequence(obs, action, under(minibatch, "carry"), first)
         return log_prob.mT, entropy.mT
 
-    def _values(self, rows: Tensors) -> Tensor:
-        obs = under(rows, "obs")
+    def _values(self, minibatch: Tensors) -> Tensor:
+        obs = under(minibatch, "obs")
         if not self.recurrent:
             return self.value(obs)
         obs = each(obs, lambda leaf: leaf.transpose(0, 1))
-        return self.value(obs, rows["memory"], rows["first"].mT)[0].mT
+        return self.value(obs, minibatch["memory"], minibatch["first"].mT)[0].mT
 
     def state_values(self, obs: Tensors) -> Tensor:
         """V [N] of observations [N, ...] at the start of episodes."""
@@ -343,9 +323,9 @@ class Ppo(GradientLearner):
         self.lr.schedule(self.done / self.total if self.total else 0.0)
         self.lr.write(self.optims.values())
 
-    def fit(self, rows: Tensors) -> None:
-        self.policy.fit(rows)
-        self.value.encoder.fit(rows)
+    def fit(self, transitions: Tensors) -> None:
+        self.policy.fit(transitions)
+        self.value.encoder.fit(transitions)
 
     def get_state(self) -> dict[str, Any]:
         own = {"done": self.done, "memory": self.memory, "returns": self.returns.running}
@@ -353,7 +333,8 @@ class Ppo(GradientLearner):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.done, self.memory = state["done"], state["memory"]
+        self.done = state["done"]
+        self.memory = state["memory"]
         self.returns.running = state["returns"]
 
 

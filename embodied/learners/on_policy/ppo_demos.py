@@ -22,10 +22,12 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, take
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
@@ -34,15 +36,14 @@ from embodied.nn.optim import Adam, Optimizer
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`bc_pretrain_steps`, `critic_warmup`, `bc_steps`: as above, 0 for none; `bc_decay` 0: no
-    decay; BC uses batches of `bc_batch_size` chunks and the learning rate `bc_lr`."""
+    """Settings of PPO with demonstrations."""
 
-    bc_pretrain_steps: int = 1000
-    critic_warmup: int = 5
-    bc_steps: int = 5
-    bc_decay: float = 0.0
-    bc_lr: float = 1e-3
-    bc_batch_size: int = 256
+    bc_pretrain_steps: CountOrZero = 1000  # BC steps before PPO
+    critic_warmup: CountOrZero = 5  # updates after these that train the value function only
+    bc_steps: CountOrZero = 5  # BC steps after each update
+    bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
+    bc_lr: Positive = 1e-3  # Adam's learning rate of BC
+    bc_batch_size: Count = 256  # action chunks per BC step
 
 
 class PpoDemos(Ppo):
@@ -55,19 +56,14 @@ class PpoDemos(Ppo):
     free: Tensor
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         if self.recurrent or not hasattr(policy, "loss"):
             raise ConfigError(
                 "this learner needs a policy without memory and with an imitation loss"
             )
-        if config.bc_decay and not total_decisions:
+        if config.bc_decay and not run.decisions:
             raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
         self.register_buffer("free", torch.ones(()))  # 0 during critic-only updates
@@ -77,12 +73,13 @@ class PpoDemos(Ppo):
         self.updates = 0
         self.estimates = None  # the first batch is of an untrained policy
 
-    def set_demonstrations(self, rows: Tensors) -> None:
+    def set_demonstrations(self, demonstrations: Tensors) -> None:
         """Set the demonstrations: `obs/*` [N, ...], `action` [N, H, ...], `valid` [N, H]."""
-        self.shown = {key: value for key, value in rows.items() if key != "episode"}
+        self.shown = {key: value for key, value in demonstrations.items() if key != "episode"}
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
-        first, self.updates = self.updates == 0, self.updates + 1
+        first = self.updates == 0
+        self.updates = self.updates + 1
         if first and self.shown is not None and self.config.bc_pretrain_steps:
             self._observe({key: v for key, v in batch.items() if not key.startswith("carry/")})
             self.done += batch["valid"].numel()
@@ -99,7 +96,8 @@ class PpoDemos(Ppo):
         """Do `steps` BC steps; returns the mean loss."""
         assert self.shown is not None
         device = self.free.device
-        count, losses = tt.length(self.shown), []
+        count = tt.length(self.shown)
+        losses = []
         for _ in range(steps):
             index = torch.randint(count, (self.config.bc_batch_size,))
             loss = self.policy.loss(tt.to(take(self.shown, index), device)).mean()  # type: ignore[attr-defined]

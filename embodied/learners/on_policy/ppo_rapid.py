@@ -24,10 +24,12 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, nest, take, under
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_demos import fit_step, remaining
@@ -38,38 +40,27 @@ DIGEST = 16  # bytes of an observation's hash
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """`size`: decisions in the buffer. `weights`: w_0, w_1, w_2; w_2 = 0 disables counting (counts
-    are useless, and grow with the run, if observations never repeat). `bc_steps` steps on
-    `bc_batch_size` decisions with the learning rate `bc_lr` (0: PPO's), decayed to 0 over the share
-    `bc_decay` of the run (0: no decay). The paper uses 5 steps per episode."""
+    """Settings of RAPID. Counts (w_2) are useless, and grow with the run, if observations never
+    repeat. The paper uses 5 BC steps per episode."""
 
-    size: int = 10_000
-    weights: tuple[float, float, float] = (1.0, 0.1, 0.001)
-    bc_steps: int = 5
-    bc_decay: float = 0.0
-    bc_lr: float = 0.0
-    bc_batch_size: int = 256
+    size: Count = 10_000  # decisions in the buffer of the best episodes
+    weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 0.1, 0.001)  # w_0, w_1, w_2
+    bc_steps: CountOrZero = 5  # BC steps after each update
+    bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
+    bc_lr: NonNegative = 0.0  # Adam's learning rate of BC; 0: PPO's
+    bc_batch_size: Count = 256  # decisions per BC step
 
 
 class PpoRapid(Ppo):
     """RAPID. Checkpoints hold the buffer, the counts and running episodes, for an exact resume."""
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         if self.recurrent:
             raise ConfigError("this learner needs a policy without memory, not a recurrent one")
-        if min(config.size, config.bc_batch_size) < 1:
-            raise ConfigError("learner.size and learner.bc_batch_size must be at least 1")
-        if min(config.bc_steps, *config.weights) < 0:
-            raise ConfigError("learner.bc_steps and learner.weights must not be negative")
-        if config.bc_decay and not total_decisions:
+        if config.bc_decay and not run.decisions:
             raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
         weights = [p for p in policy.parameters() if p.requires_grad]
@@ -95,8 +86,10 @@ class PpoRapid(Ppo):
         if self.played is not None and rows["action"].ndim > 2:
             rows["action"] = rows["action"][..., : self.played]
         valid = batch["valid"] & batch["learn"] if "learn" in batch else batch["valid"]
-        valid, reward = valid.cpu(), batch["reward"].cpu()
-        over, first = batch["ended"].cpu(), batch["first"].cpu()
+        valid = valid.cpu()
+        reward = batch["reward"].cpu()
+        over = batch["ended"].cpu()
+        first = batch["first"].cpu()
         count = valid.shape[1]
         self.open = self.open if len(self.open) == count else [Episode() for _ in range(count)]
         ended: list[Episode] = []
@@ -116,7 +109,8 @@ class PpoRapid(Ppo):
         begun = 0
         for at, (new, end) in enumerate(zip(first, over, strict=True)):
             if new:  # the running episode was aborted
-                self.open[row], begun = Episode(), at
+                self.open[row] = Episode()
+                begun = at
             if end or at == len(first) - 1:
                 piece = slice(begun, at + 1)
                 part = tt.each(mine, lambda leaf, piece=piece: leaf[piece])
@@ -165,7 +159,8 @@ class Episode:
         seen: Tensor | None = None,
     ) -> None:
         self.rows: Tensors = {} if rows is None else rows
-        self.ret, self.local = ret, local
+        self.ret = ret
+        self.local = local
         self.seen = torch.zeros(0, dtype=torch.int64) if seen is None else seen
 
     def __len__(self) -> int:
@@ -186,7 +181,8 @@ class EpisodeBuffer:
     """
 
     def __init__(self, size: int, weights: tuple[float, float, float]) -> None:
-        self.size, self.weights = size, weights
+        self.size = size
+        self.weights = weights
         self.episodes: list[Episode] = []
         self.scores: list[float] = []
         self.table: Tensors = {}
@@ -205,7 +201,9 @@ class EpisodeBuffer:
         known = [*self.episodes, *ended]
         scores = self.rated(known)
         order = sorted(range(len(known)), key=lambda at: (-scores[at], -at))  # ties: newer first
-        self.episodes, self.scores, room = [], [], self.size
+        self.episodes = []
+        self.scores = []
+        room = self.size
         for at in order:
             if room <= 0:
                 break

@@ -56,7 +56,6 @@ class PpoShared(Ppo):
     """As Ppo; ConfigError for a policy without memory, and for observations of the critic's own."""
 
     usual_policy = "recurrent"
-    usual_discrete_policy = "recurrent_categorical"
 
     def _critic(self, spec: Spec) -> Value:
         if not hasattr(self.policy, "evaluate_memory"):
@@ -76,10 +75,10 @@ class PpoShared(Ppo):
         old, _ = self.actor.evaluate_memory(h, batch["action"])
         return old, self._value(h), self._value(after), nest(carry, "carry")
 
-    def _evaluate_rows(self, rows: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        obs = each(under(rows, "obs"), lambda leaf: leaf.transpose(0, 1))
-        h = self.actor.memory.along(obs, rows["carry/h"], rows["first"].mT)
-        log_prob, entropy = self.actor.evaluate_memory(h, rows["action"].transpose(0, 1))
+    def _evaluate_minibatch(self, minibatch: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        obs = each(under(minibatch, "obs"), lambda leaf: leaf.transpose(0, 1))
+        h = self.actor.memory.along(obs, minibatch["carry/h"], minibatch["first"].mT)
+        log_prob, entropy = self.actor.evaluate_memory(h, minibatch["action"].transpose(0, 1))
         return log_prob.mT, entropy.mT, self._value(h).mT
 
     def state_values(self, obs: Tensors) -> Tensor:

@@ -36,7 +36,8 @@ class Moments(nn.Module):
         """Merge the samples of `values` [N, size] where `valid` [N] (bool) is true."""
         weight = valid.double()[:, None]
         values = values.double()
-        new, sums = weight.sum(), (values * weight).sum(0)
+        new = weight.sum()
+        sums = (values * weight).sum(0)
         distributed.add_up([new, sums])
         mean = sums / new.clamp(min=1)
         squares = ((values - mean).square() * weight).sum(0)
@@ -71,7 +72,8 @@ class ObservationStats(Moments):
         if not encoder.vectors:
             return
         self.add(encoder.flat(obs), valid)
-        norm, std = encoder.norm, self.variance.sqrt().float()
+        norm = encoder.norm
+        std = self.variance.sqrt().float()
         norm.mean.copy_(self.mean)
         norm.std.copy_(torch.where(std < 1e-4, torch.ones_like(std), std))
         norm.limit.fill_(norm.clip)

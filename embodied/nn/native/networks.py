@@ -38,7 +38,7 @@ class Network(ctypes.Structure):
 
 
 def moments(optimizers: Iterable[Adam]) -> Moments:
-    """Of all parameters, after `Adam.prepare`."""
+    """The moments of all parameters, after `Adam.prepare`."""
     return {id(p): found for adam in optimizers for p, found in adam.moments()}
 
 
@@ -87,7 +87,7 @@ def activation_of(net: nn.Sequential) -> int:
 
 
 def plain(net: nn.Sequential) -> bool:
-    """Linear layers in float32, with the same supported activation between all of them."""
+    """Whether a network is float32 layers with one supported activation between all of them."""
     linear, between = list(net)[::2], list(net)[1::2]
     right = all(
         isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32 for layer in linear
@@ -97,6 +97,6 @@ def plain(net: nn.Sequential) -> bool:
 
 
 def plain_members(ensemble: Ensemble) -> bool:
-    """The same of an ensemble."""
+    """Whether an ensemble is float32 layers with a supported activation between all of them."""
     floats = all(p.dtype == torch.float32 for p in ensemble.parameters())
     return floats and not ensemble.layer_norm and ensemble.activation in NAMES

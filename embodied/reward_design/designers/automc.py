@@ -12,10 +12,10 @@ stateless.
 from __future__ import annotations
 
 import ast
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from embodied.core.bounds import Count, CountOrZero, NonNegative
+from embodied.llm.ask_pool import ask_all
 from embodied.llm.chat import Chat, ChatError, Message
 from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
@@ -66,12 +66,12 @@ class AutoMc(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
-        self.config, self.chat = config, chat
+        self.config = config
+        self.chat = chat
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         seeds = [board.seed + number * count + i for i in range(count)]
-        with ThreadPoolExecutor(max(1, min(prompts.IN_FLIGHT, count))) as pool:
-            return list(pool.map(lambda seed: self._one(board, number, seed), seeds))
+        return ask_all(lambda seed: self._one(board, number, seed), seeds, prompts.IN_FLIGHT)
 
     def say(self, board: Board, number: int) -> str:
         """The analyser's advice on the round's best policy; "" if no episode failed or no policy

@@ -34,7 +34,8 @@ class Eureka(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
-        self.config, self.chat = config, chat
+        self.config = config
+        self.chat = chat
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
         messages = self.messages(board, number)

@@ -47,7 +47,8 @@ class Text2Reward(Designer):
     """Needs a language model."""
 
     def __init__(self, config: Config, chat: Chat) -> None:
-        self.config, self.chat = config, chat
+        self.config = config
+        self.chat = chat
         self.examples = _examples(config.examples)
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:

@@ -118,56 +118,62 @@ def _without_rounding(canonical: Table, size: float) -> Table:
     return np.where(np.abs(canonical).max() > NOTHING * size, canonical, 0.0)
 
 
-def sampled_epic(rewards: Sequence[Ask], rows: Tensors, gamma: float, means: int = 128) -> Table:
+def sampled_epic(
+    rewards: Sequence[Ask], transitions: Tensors, gamma: float, means: int = 128
+) -> Table:
     """EPIC distances [K, K] of K reward functions, from samples.
 
-    The transitions `rows` [N] are the coverage distribution; `means` of them, evenly spaced, give
+    `transitions` [N] are the coverage distribution; `means` of them, evenly spaced, give
     the actions and successors of the expectations, together with the environment's reward.
     Terminations are ignored, as in the paper.
     """
-    index = torch.linspace(0, tt.length(rows) - 1, means).long()
+    index = torch.linspace(0, tt.length(transitions) - 1, means).long()
     canonical = []
     for ask in rewards:
-        before = _mean_from(ask, rows, "obs", index, gamma)
-        after = _mean_from(ask, rows, "next_obs", index, gamma)
-        reward_of = _evaluate(ask, rows, gamma)
+        before = _mean_from(ask, transitions, "obs", index, gamma)
+        after = _mean_from(ask, transitions, "next_obs", index, gamma)
+        reward_of = _evaluate(ask, transitions, gamma)
         value = reward_of + gamma * after - before - gamma * after[index].mean()
         canonical.append(value.double().cpu().numpy())
     return _table(canonical, pearson_distance)
 
 
 def sampled_dard(
-    rewards: Sequence[Ask], rows: Tensors, gamma: float, successors: Successors, actions: int = 8
+    rewards: Sequence[Ask],
+    transitions: Tensors,
+    gamma: float,
+    successors: Successors,
+    actions: int = 8,
 ) -> Table:
     """DARD distances [K, K], from samples. `successors(obs, action)` predicts the next observation
     (by name, without prefix); `actions` of the sampled actions are tried in every state."""
-    index = torch.linspace(0, tt.length(rows) - 1, actions).long()
+    index = torch.linspace(0, tt.length(transitions) - 1, actions).long()
     canonical = []
     for ask in rewards:
-        value = _evaluate(ask, rows, gamma)
-        for action in rows["action"][index]:
-            value = value + _dard_terms(ask, rows, action, gamma, successors) / actions
+        value = _evaluate(ask, transitions, gamma)
+        for action in transitions["action"][index]:
+            value = value + _dard_terms(ask, transitions, action, gamma, successors) / actions
         canonical.append(value.double().cpu().numpy())
     return _table(canonical, pearson_distance)
 
 
 def _dard_terms(
-    ask: Ask, rows: Tensors, action: Tensor, gamma: float, successors: Successors
+    ask: Ask, transitions: Tensors, action: Tensor, gamma: float, successors: Successors
 ) -> Tensor:
-    now, then = tt.under(rows, "obs"), tt.under(rows, "next_obs")
-    taken = action.expand(rows["action"].shape)
+    now, then = tt.under(transitions, "obs"), tt.under(transitions, "next_obs")
+    taken = action.expand(transitions["action"].shape)
     one, two = successors(now, taken), successors(then, taken)
 
     def reward_of(start: Tensors, end: Tensors) -> Tensor:
         ends = {**tt.nest(start, "obs"), "action": taken, **tt.nest(end, "next_obs")}
-        return _evaluate(ask, {**rows, **ends}, gamma)
+        return _evaluate(ask, {**transitions, **ends}, gamma)
 
     return gamma * reward_of(then, two) - reward_of(now, one) - gamma * reward_of(one, two)
 
 
 def sampled_starc(
     rewards: Sequence[Ask],
-    rows: Tensors,
+    transitions: Tensors,
     features: tuple[Tensor, Tensor],
     ridge: float = 1e-6,
     measure: Measure = "half",
@@ -178,12 +184,12 @@ def sampled_starc(
     squares on temporal differences (Bradtke and Barto, 1996).
     """
     now, then = (part.double() for part in features)
-    then = then * rows["discount"].double()[:, None]
+    then = then * transitions["discount"].double()[:, None]
     scale = ridge * len(now) * torch.eye(now.shape[1], dtype=torch.float64, device=now.device)
     system = now.T @ (now - then) + scale
     canonical = []
     for ask in rewards:
-        reward_of = ask(rows).detach().double()
+        reward_of = ask(transitions).detach().double()
         weight = torch.linalg.solve(system, now.T @ reward_of)
         canonical.append((reward_of + (then - now) @ weight).cpu().numpy())
     return _table(canonical, pearson_distance if measure == "pearson" else half_distance)
@@ -200,17 +206,19 @@ def fourier(states: Tensor, count: int = 256, width: float = 2.0, seed: int = 0)
     return torch.cat([torch.ones_like(states[:, :1]), states, states.square(), waves], 1)
 
 
-def _evaluate(ask: Ask, rows: Tensors, gamma: float) -> Tensor:
+def _evaluate(ask: Ask, transitions: Tensors, gamma: float) -> Tensor:
     with torch.no_grad():
-        return ask({**rows, "discount": torch.full_like(rows["reward"], gamma)}).float()
+        return ask(
+            {**transitions, "discount": torch.full_like(transitions["reward"], gamma)}
+        ).float()
 
 
-def _mean_from(ask: Ask, rows: Tensors, end: str, index: Tensor, gamma: float) -> Tensor:
+def _mean_from(ask: Ask, transitions: Tensors, end: str, index: Tensor, gamma: float) -> Tensor:
     """Mean reward [N] of moving from each transition's state at `end` by the actions of the
     transitions `index` to their successors."""
-    start = tt.nest(tt.under(rows, end), "obs")
-    others = tt.take({k: v for k, v in rows.items() if not k.startswith("obs/")}, index)
-    count, total = tt.length(rows), torch.zeros_like(rows["reward"])
+    start = tt.nest(tt.under(transitions, end), "obs")
+    others = tt.take({k: v for k, v in transitions.items() if not k.startswith("obs/")}, index)
+    count, total = tt.length(transitions), torch.zeros_like(transitions["reward"])
     for j in range(len(index)):
         one = {
             key: value[j : j + 1].expand(count, *value.shape[1:]) for key, value in others.items()

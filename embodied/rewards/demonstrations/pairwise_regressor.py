@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.networks.image_encoders import ImageConfig
@@ -43,47 +45,37 @@ class PairwiseRegressor(nn.Module):
 
 @dataclass(frozen=True)
 class FitConfig:
-    """`updates` of `batch_size` pairs; fractions of `zero` pairs, of pairs of two episodes
-    (`cross`) and of start and goal from another episode (`swap`); `noise` on vectors, in standard
-    deviations; images are shifted by up to `shift` pixels."""
+    """Settings of the fit."""
 
-    updates: int
-    batch_size: int
-    lr: float
-    zero: float
-    cross: float
-    swap: float
-    noise: float
-    shift: int
+    updates: Count = 1000  # gradient steps of the fit
+    batch_size: Count = 256  # pairs of frames per gradient step
+    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
+    zero: Fraction = 0.05  # fraction of pairs of a frame with itself, of progress 0
+    cross: Fraction = 0.5  # fraction of pairs of two episodes
+    swap: Fraction = 0.75  # fraction of pairs with start and goal from another episode
+    noise: NonNegative = 0.1  # noise on vectors, standard deviations
+    shift: CountOrZero = 2  # largest shift of images, pixels
 
 
-def fit(
+def fit_hops(
     net: PairwiseRegressor, moments: Tensors, frames: Frames, won: int, how: FitConfig, seed: int
 ) -> float:
     """Fit `net` to the hops between frames `moments` (leaves [N, ...]). The first `won` episodes of
-    `frames` are demonstrations, which provide start and goal. Returns the mean squared error of the
-    last tenth of the updates."""
+    `frames` are demonstrations, which provide start and goal. Returns the mean squared error."""
     random = torch.Generator().manual_seed(seed)
     net.encoder.fit(tt.nest(moments, "obs"))
-    adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
-    slow = torch.optim.lr_scheduler.CosineAnnealingLR(adam, how.updates)
     first, last = ends(frames, won)
-    late: list[float] = []
-    for update in range(how.updates):
+
+    def loss() -> Tensor:
         drawn = pairs(frames, how.batch_size, how.zero, how.cross, random)
         reference = _references(frames.episode[drawn.after], won, how.swap, random)
         roles = torch.stack([drawn.before, drawn.after, first[reference], last[reference]])
         which, at = torch.unique(roles, return_inverse=True)
         features = net.encoder(shift_images(tt.take(moments, which), how.shift, random))
         given = _noisy(features[at], net.numbers, how.noise, random)
-        loss = (net(*given) - drawn.label).square().mean()
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        slow.step()
-        if update >= int(0.9 * how.updates):
-            late.append(loss.item())
-    return sum(late) / len(late)
+        return (net(*given) - drawn.label).square().mean()
+
+    return fit(net.parameters(), loss, how.updates, how.lr, decreasing=True)
 
 
 def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:

@@ -13,38 +13,25 @@ optimal policy (Ng, Harada and Russell, 1999). The model is fitted once, when th
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
-from embodied.core.build import ConfigError
-from embodied.core.env import VecEnv
-from embodied.core.reward import Reward
+from embodied.core.bounds import Count, Number, Positive
 from embodied.core.seeding import forked
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.transitions import joined
-from embodied.rewards.demonstrations.fitted_once import fitted_once
-from embodied.rewards.demonstrations.observations import (
-    all_frames,
-    read_demonstrations,
-    require_observed,
-    shared_leaves,
-)
+from embodied.rewards.demonstrations.observations import all_frames
 from embodied.rewards.demonstrations.pairwise_regressor import (
     FitConfig,
     PairwiseRegressor,
     ends,
-    fit,
+    fit_hops,
 )
 from embodied.rewards.demonstrations.progress_hops import (
     SHAPINGS,
@@ -54,13 +41,13 @@ from embodied.rewards.demonstrations.progress_hops import (
     integrate,
     linear_progress,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.fitted import FittedReward
 
 MOST = 4096  # batch size of inference
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(FitConfig):
     """Settings of stepwise progress."""
 
     demos: str | tuple[str, ...] | None = None  # datasets of demonstrations; must be given
@@ -74,66 +61,34 @@ class Config:
     between: Count = 1  # anchor frames inside each demonstration
     hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
     channels: tuple[Count, ...] = (16, 32, 32, 32)  # channels of the image encoder
-    updates: Count = 1000  # gradient steps of the fit
-    batch_size: Count = 256  # pairs of frames per gradient step
-    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
-    zero: Fraction = 0.05  # fraction of pairs of a frame with itself, of progress 0
-    cross: Fraction = 0.5  # fraction of pairs of two episodes
-    swap: Fraction = 0.75  # fraction of pairs with start and goal from another episode
-    noise: NonNegative = 0.1  # noise on vectors, standard deviations
-    shift: CountOrZero = 2  # largest shift of images, pixels
-
-    def __post_init__(self) -> None:
-        for name in ("updates", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"reward.{name}={getattr(self, name)} must be at least 1")
 
 
-class StepwiseProgress(nn.Module, Reward):
-    """The fitted model is stored in the run's `folder`; built again with the same settings and
-    demonstrations, it is loaded instead of fitted."""
+class StepwiseProgress(FittedReward):
+    """Progress from anchor frames, whose features the regressor compares with a state's."""
 
-    frozen = True
+    name = "progress"
+    measure = "a hop"
     known: Tensor
 
     def __init__(
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
-        super().__init__()
-        self.config, self.seed = config, seed
-        shown, missed = read_demonstrations(
-            config.demos, config.demo_episodes, config.failures, config.failure_episodes
-        )
-        self.leaves = shared_leaves(config.views, [part.spec for part in shown + missed])
-        require_observed(self.leaves, spec)
-        won, lost = joined(shown), joined(missed) if missed else None
-        self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)
-        self.keep(won)
-        mark = self._fingerprint(won, lost)
-        fitted_once(self, folder, "progress", mark, lambda: self._fit(won, lost))
-        self.to(device).eval().requires_grad_(False)
+        super().__init__(config, seed)
+        shown, failed = self.read(spec, config.failures, config.failure_episodes)
+        with forked(seed):
+            self.net = PairwiseRegressor(self.leaves, config.hidden, config.channels)
+        self.keep(shown)
+        self.fit_once(shown, failed, folder, device)
 
-    def augment_env(self, env: VecEnv) -> VecEnv:
-        """The environment with rendered images, if they are needed and not observed."""
-        if PICTURE not in self.leaves or PICTURE in env.spec.obs:
-            return env
-        return with_render(env, self.leaves[PICTURE].shape[0])
+    def fit_model(self, moments: Tensors, frames: Frames, shown: int) -> float:
+        return fit_hops(self.net, moments, frames, shown, self.config, self.seed)
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        """The environment's reward plus the shaping, [N]."""
-        terms = self.components(rows)
-        return terms["env"] + terms["progress"]
-
-    def components(self, rows: Tensors) -> Tensors:
-        """Both terms, [N] each."""
-        before = self.potential(tt.under(rows, "obs"))
-        after = self.potential(tt.under(rows, "next_obs"))
-        shaping = SHAPINGS[self.config.shaping](before, after, rows["discount"])
-        return {"env": rows["reward"], "progress": self.config.scale * shaping}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Fitted once; nothing to learn."""
-        return {}
+    def components(self, transitions: Tensors) -> Tensors:
+        """The environment's reward and the shaping, [N] each."""
+        before = self.potential(tt.under(transitions, "obs"))
+        after = self.potential(tt.under(transitions, "next_obs"))
+        shaping = SHAPINGS[self.config.shaping](before, after, transitions["discount"])
+        return {"env": transitions["reward"], "progress": self.config.scale * shaping}
 
     def potential(self, obs: Tensors) -> Tensor:
         """Phi [N] in [0, 1] of observations (leaves [N, ...])."""
@@ -181,17 +136,11 @@ class StepwiseProgress(nn.Module, Reward):
         """Store the anchors: evenly spaced frames of each demonstration, both ends included."""
         per = self.config.between + 2
         self.register_buffer("known", torch.linspace(0, 1, per))
-        seen, frames = _moments(won, self.leaves, succeeds=True)
-        first, last = ends(frames, len(won))
+        seen, _ = all_frames(won, self.leaves)
+        first, last = ends(linear_progress(won.length + 1), len(won))
         at = first[:, None] + (self.known * (last - first)[:, None]).round().long()
         for name, value in seen.items():
             self.register_buffer(_buffer(name), value[at.flatten()].clone())
-
-    def get_state(self) -> dict[str, Any]:
-        return {"module": self.state_dict()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.load_state_dict(state["module"])
 
     def _features(self, obs: Tensors) -> Tensor:
         parts = [
@@ -200,41 +149,6 @@ class StepwiseProgress(nn.Module, Reward):
         ]
         return torch.cat(parts)
 
-    def _fit(self, won: Episodes, lost: Episodes | None) -> dict[str, Any]:
-        seen, frames = _moments(won, self.leaves, succeeds=True)
-        if lost is not None:
-            more, after = _moments(lost, self.leaves, succeeds=False)
-            seen = tt.cat([seen, more])
-            frames = frames.followed_by(after)
-        settings = {f: getattr(self.config, f) for f in FitConfig.__dataclass_fields__}
-        with forked(self.seed):
-            self.net = PairwiseRegressor(self.leaves, self.config.hidden, self.config.channels)
-        error = fit(self.net, seen, frames, len(won), FitConfig(**settings), self.seed)
-        print(
-            f"progress: fitted to {len(won)} demonstrations, RMSE of a hop {math.sqrt(error):.3f}"
-        )
-        return {
-            "demonstrations": len(won),
-            "failures": 0 if lost is None else len(lost),
-            "moments": int(won.length.sum()) + len(won),
-            "error": error,
-            "config": asdict(self.config),
-        }
-
-    def _fingerprint(self, won: Episodes, lost: Episodes | None) -> str:
-        """Hash of everything that the fit depends on."""
-        digest = hashlib.sha256(json.dumps([asdict(self.config), self.seed]).encode())
-        for episodes in (won, *([] if lost is None else [lost])):
-            for value in _moments(episodes, self.leaves, succeeds=True)[0].values():
-                digest.update(value.contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
 
 def _buffer(name: str) -> str:
     return "anchor_" + name.replace("/", "__")
-
-
-def _moments(episodes: Episodes, leaves: dict[str, Leaf], succeeds: bool) -> tuple[Tensors, Frames]:
-    """Every observation of every episode, the final one included."""
-    seen, _ = all_frames(episodes, leaves)
-    return seen, linear_progress(episodes.length + 1, succeeds)

@@ -34,10 +34,6 @@ class Config:
     seed: CountOrZero = 0  # seed of the progress model's fit
     rewind: rewind.Config = field(default_factory=rewind.Config)  # the progress model
 
-    def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ConfigError(f"weighting.horizon={self.horizon} must be at least 1")
-
 
 class ProgressGain(Weights):
     """A weight for every step."""

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.policies.networks.encoders import Encoder
@@ -51,15 +53,14 @@ class Window:
 
 @dataclass(frozen=True)
 class FitConfig:
-    """`updates` of `batch_size` windows: fractions of rewound ones (`rewind`) and of mismatched
-    ones (`mismatch`, if there are such episodes); `noise` on features, in standard deviations."""
+    """Settings of the fit."""
 
-    updates: int
-    batch_size: int
-    lr: float
-    rewind: float
-    mismatch: float
-    noise: float
+    updates: Count = 2000  # gradient steps of the fit
+    batch_size: Count = 256  # windows per gradient step
+    lr: Positive = 1e-3  # AdamW's initial learning rate; it falls to 0 as a cosine
+    rewind: Fraction = 0.5  # fraction of windows that are rewound; 0: an ablation
+    mismatch: Fraction = 0.25  # fraction of windows of mismatched episodes, if there are any
+    noise: NonNegative = 0.1  # noise on features, standard deviations
 
 
 class FrameFeatures(nn.Module):
@@ -111,26 +112,19 @@ class ProgressNet(nn.Module):
         return self.head(self.frame(windows).flatten(1))[:, 0].sigmoid()
 
 
-def fit(
+def fit_progress(
     net: ProgressNet, features: Tensor, frames: Frames, won: int, window: Window, how: FitConfig
 ) -> float:
     """Fit `net` to windows of `features` [N, size] of `frames`, whose first `won` episodes are
-    demonstrations and the others mismatched. Returns the mean squared error of the last tenth of
-    the updates. Uses torch's default generator."""
-    adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
-    slow = torch.optim.lr_scheduler.CosineAnnealingLR(adam, how.updates)
-    late: list[float] = []
-    for update in range(how.updates):
+    demonstrations and the others mismatched. Returns the mean squared error. Uses torch's default
+    generator."""
+
+    def loss() -> Tensor:
         index, label = draw(frames, won, window, how)
         seen = features[index]
-        loss = (net(seen + how.noise * torch.randn_like(seen)) - label).square().mean()
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        slow.step()
-        if update >= int(0.9 * how.updates):
-            late.append(loss.item())
-    return sum(late) / len(late)
+        return (net(seen + how.noise * torch.randn_like(seen)) - label).square().mean()
+
+    return fit(net.parameters(), loss, how.updates, how.lr, decreasing=True)
 
 
 def draw(frames: Frames, won: int, window: Window, how: FitConfig) -> tuple[Tensor, Tensor]:

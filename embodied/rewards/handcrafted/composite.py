@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero, NonNegative, Number
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
+from embodied.core.remembered import Remembered
 from embodied.core.reward import (
     AugmentsEnv,
     AugmentsEpisodes,
@@ -28,6 +28,7 @@ from embodied.core.reward import (
     Reward,
     Scheduled,
     Stateful,
+    SummedReward,
     needs_local_env,
 )
 from embodied.core.spec import Spec
@@ -68,9 +69,11 @@ class Record:
     won: list[float] = field(default_factory=list)
 
 
-class CompositeReward(Reward):
+class CompositeReward(Remembered, SummedReward):
     """Frozen if all terms are frozen and none is normalised. It implements the optional protocols
     (`AugmentsEnv`, `ObservesSteps`, `Scheduled`) that one of its terms implements."""
+
+    remembered = ("stateful", "moments", "running", "won", "record", "bad", "warned")
 
     def __init__(
         self,
@@ -98,17 +101,16 @@ class CompositeReward(Reward):
             )
             for number, (name, term) in enumerate(config.terms.items())
         }
+        self.stateful = {n: p for n, p in self.parts.items() if isinstance(p, Stateful)}
         self.moments = {
             n: RunningMeanStd(1, device) for n, t in config.terms.items() if t.normalise
         }
         self.frozen = not self.moments and all(part.frozen for part in self.parts.values())
         self.running = torch.zeros(num_envs, len(self.parts), dtype=torch.float64)
         self.won = torch.zeros(num_envs, dtype=torch.bool)
-        self.record, self.bad, self.warned = (
-            Record(),
-            [0] * len(self.parts),
-            [False] * len(self.parts),
-        )
+        self.record = Record()
+        self.bad = [0] * len(self.parts)
+        self.warned = [False] * len(self.parts)
         self._adopt_protocols()
 
     def _adopt_protocols(self) -> None:
@@ -149,23 +151,20 @@ class CompositeReward(Reward):
             if isinstance(part, Scheduled):
                 part.set_step(step)
 
-    def _observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def _observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         for part in self.parts.values():
             if isinstance(part, ObservesSteps):
-                part.observe_step(rows, who, step)
+                part.observe_step(transitions, env_ids, step)
         if self.config.suspect and "success" in step.log:
-            self._record_episodes(rows, who.cpu(), step)
+            self._record_episodes(transitions, env_ids.cpu(), step)
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
+    def components(self, transitions: Tensors) -> Tensors:
+        parts = {name: self._term(name, transitions) for name in self.parts}
+        return {"env": self.config.env_weight * transitions["reward"], **parts}
 
-    def components(self, rows: Tensors) -> Tensors:
-        parts = {name: self._term(name, rows) for name in self.parts}
-        return {"env": self.config.env_weight * rows["reward"], **parts}
-
-    def _term(self, name: str, rows: Tensors) -> Tensor:
+    def _term(self, name: str, transitions: Tensors) -> Tensor:
         """Term `name`, weighted, [N]."""
-        term, value = self.config.terms[name], self.parts[name](rows)
+        term, value = self.config.terms[name], self.parts[name](transitions)
         counts = torch.ones_like(value)
         if term.threshold is not None:
             counts = (value > term.threshold).to(value.dtype)
@@ -175,37 +174,38 @@ class CompositeReward(Reward):
         if term.clip:
             value = value.clamp(-term.clip, term.clip)
         if term.decay:
-            counts = counts / rows[f"next_obs/{VISITS}"].float().clamp(min=1) ** term.decay
+            counts = counts / transitions[f"next_obs/{VISITS}"].float().clamp(min=1) ** term.decay
         return term.weight * value * counts
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         metrics: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             if not part.frozen:
-                learned = part.update(rows)
+                learned = part.update(transitions)
                 metrics |= {f"{name}_{key}": value for key, value in learned.items()}
-            value = part(rows).detach() if name in self.moments else None
+            value = part(transitions).detach() if name in self.moments else None
             if value is not None:
                 self.moments[name].update(value[:, None])
-            counted = self._term(name, rows).detach()
+            counted = self._term(name, transitions).detach()
             metrics[f"{name}"] = counted.mean()
             metrics[f"{name}_share"] = (counted != 0).float().mean()
-            metrics[f"{name}_corr_env"] = correlation(counted, rows["reward"])
+            metrics[f"{name}_corr_env"] = correlation(counted, transitions["reward"])
         return metrics
 
-    def _record_episodes(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def _record_episodes(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Add the terms to the sums of the running episodes; record finished episodes with their
         success."""
         with torch.no_grad():
-            now = torch.stack([self._term(name, rows) for name in self.parts], 1)
-        self.running.index_add_(0, who, now.cpu().double())
+            now = torch.stack([self._term(name, transitions) for name in self.parts], 1)
+        self.running.index_add_(0, env_ids, now.cpu().double())
         self.won |= step.log["success"].cpu()
         ended = step.ended.cpu()
         if not ended.any():
             return
         self.record.sums += self.running[ended].tolist()
         self.record.won += self.won[ended].double().tolist()
-        self.running[ended], self.won = 0.0, self.won & ~ended
+        self.running[ended] = 0.0
+        self.won = self.won & ~ended
         if len(self.record.won) >= self.config.report:
             self._check_correlations()
 
@@ -223,28 +223,6 @@ class CompositeReward(Reward):
                     f"(reward.terms.{name}.weight=0 removes it)",
                     stacklevel=2,
                 )
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "parts": {n: p.get_state() for n, p in self.parts.items() if isinstance(p, Stateful)},
-            "moments": {name: each.get_state() for name, each in self.moments.items()},
-            "running": self.running.clone(),
-            "won": self.won.clone(),
-            "record": {"sums": list(self.record.sums), "won": list(self.record.won)},
-            "bad": list(self.bad),
-            "warned": list(self.warned),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        for name, kept in state["parts"].items():
-            part = self.parts[name]
-            assert isinstance(part, Stateful), f"the checkpoint has another term {name}"
-            part.set_state(kept)
-        for name, kept in state["moments"].items():
-            self.moments[name].set_state(kept)
-        self.running, self.won = state["running"].clone(), state["won"].clone()
-        self.record = Record(list(state["record"]["sums"]), list(state["record"]["won"]))
-        self.bad, self.warned = list(state["bad"]), list(state["warned"])
 
 
 def correlation(one: Tensor, other: Tensor) -> Tensor:

@@ -107,14 +107,15 @@ class Factor:
         given = {key: argument for key, argument in node.items() if argument is not None}
         if "of" not in given:
             raise ConfigError(f"a factor needs `of` ({', '.join(REGISTRY)}, or a dotted name)")
-        name, self.weight = str(given.pop("of")), float(given.pop("weight", 1.0))
+        name = str(given.pop("of"))
+        self.weight = float(given.pop("weight", 1.0))
         self.function = named_function(name, "factor") if "." in name else _registered(name)
         _require_arguments(name, self.function, given)
         self.arguments = {key: part_of(argument, spec) for key, argument in given.items()}
 
-    def __call__(self, rows: Tensors, end: End = "next_obs") -> Tensor:
+    def __call__(self, transitions: Tensors, end: End = "next_obs") -> Tensor:
         """Weighted values [N] (float32) at the observations `end` of transitions."""
-        given = {k: v(rows, end) if callable(v) else v for k, v in self.arguments.items()}
+        given = {k: v(transitions, end) if callable(v) else v for k, v in self.arguments.items()}
         return self.weight * self.function(**given).float()
 
 
@@ -123,15 +124,17 @@ def part_of(argument: Any, spec: Spec) -> Part | Any:
     is."""
     if isinstance(argument, list | tuple):
         constant = torch.tensor(argument, dtype=torch.float32)
-        return lambda rows, end: constant.to(rows["reward"].device).expand(len(rows["reward"]), -1)
+        return lambda transitions, end: constant.to(transitions["reward"].device).expand(
+            len(transitions["reward"]), -1
+        )
     if not isinstance(argument, str):
         return argument
     if argument in ("action", "reward", "discount"):
-        return lambda rows, end: _matrix(rows[argument])
+        return lambda transitions, end: _matrix(transitions[argument])
     leaf, index = _elements(argument, spec)
     if index is None:
-        return lambda rows, end: _matrix(rows[f"{end}/{leaf}"])
-    return lambda rows, end: _matrix(rows[f"{end}/{leaf}"])[:, index]
+        return lambda transitions, end: _matrix(transitions[f"{end}/{leaf}"])
+    return lambda transitions, end: _matrix(transitions[f"{end}/{leaf}"])[:, index]
 
 
 def _elements(text: str, spec: Spec) -> tuple[str, list[int] | None]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import End, Factor
@@ -38,7 +38,7 @@ class Config:
     join: Literal["krc", "sum"] = "krc"  # geometric mean of factors; "sum": mean, for comparison
 
 
-class Kinesthetic(Reward):
+class Kinesthetic(SummedReward):
     """Applied once, when transitions are stored."""
 
     frozen = True
@@ -50,20 +50,14 @@ class Kinesthetic(Reward):
         }
         self.events = {name: Factor(node, spec) for name, node in config.events.items()}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
-    def components(self, rows: Tensors) -> Tensors:
+    def components(self, transitions: Tensors) -> Tensors:
         gained = {
-            name: rows["discount"] * utility(rows, "next_obs") - utility(rows, "obs")
+            name: transitions["discount"] * utility(transitions, "next_obs")
+            - utility(transitions, "obs")
             for name, utility in self.utilities.items()
         }
-        rewarded = {name: event(rows) for name, event in self.events.items()}
-        return {"env": self.config.env_weight * rows["reward"], **gained, **rewarded}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+        rewarded = {name: event(transitions) for name, event in self.events.items()}
+        return {"env": self.config.env_weight * transitions["reward"], **gained, **rewarded}
 
 
 class Utility:
@@ -80,10 +74,11 @@ class Utility:
             raise ConfigError(f"reward.utilities.{name}.signs={self.signs} must be all or product")
         self.factors = [Factor(each, spec) for each in (node["all"] if together else [node])]
         self.weight = float(node.get("weight", 1.0)) if together else 1.0
-        self.together, self.join = together, join
+        self.together = together
+        self.join = join
 
-    def __call__(self, rows: Tensors, end: End) -> Tensor:
-        values = [factor(rows, end) for factor in self.factors]
+    def __call__(self, transitions: Tensors, end: End) -> Tensor:
+        values = [factor(transitions, end) for factor in self.factors]
         if not self.together:
             return values[0]
         joined = krc(values, self.signs) if self.join == "krc" else torch.stack(values).mean(0)

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -37,7 +35,7 @@ class Config:
     scale: Number = 1.0  # multiplies the whole
 
 
-class Multiplicative(Reward):
+class Multiplicative(SummedReward):
     """Applied once, when transitions are stored. The environment's reward is not used."""
 
     frozen = True
@@ -54,16 +52,9 @@ class Multiplicative(Reward):
                     "a weight in (0, 1]"
                 )
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
-    def components(self, rows: Tensors) -> Tensors:
-        done = self.progress(rows)
+    def components(self, transitions: Tensors) -> Tensors:
+        done = self.progress(transitions)
         for factor in self.factors.values():
-            done = done * factor(rows)
-        lost = {name: -penalty(rows) for name, penalty in self.penalties.items()}
+            done = done * factor(transitions)
+        lost = {name: -penalty(transitions) for name, penalty in self.penalties.items()}
         return {name: self.config.scale * part for name, part in {"progress": done, **lost}.items()}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}

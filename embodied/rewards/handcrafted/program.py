@@ -57,7 +57,9 @@ class Program(Reward):
     frozen = True
 
     def __init__(self, config: Config, spec: Spec, folder: Path | None = None) -> None:
-        self.config, self.folder, self.step = config, folder, 0
+        self.config = config
+        self.folder = folder
+        self.step = 0
         self.source = _source(config)
         self.variables = vs.variables(spec)
         names = vs.known(spec)
@@ -72,19 +74,15 @@ class Program(Reward):
         self.sums: dict[str, list[float]] = {}
         self.written = 0
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        output = self._output(rows)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        output = self._output(transitions)
         if self.folder is not None:
             self._count(output)
         return output.total
 
-    def components(self, rows: Tensors) -> Tensors:
+    def components(self, transitions: Tensors) -> Tensors:
         """The components [N], named by the program."""
-        return self._output(rows).components
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+        return self._output(transitions).components
 
     def set_step(self, step: int) -> None:
         """Write the components' statistics since the last call."""
@@ -99,7 +97,8 @@ class Program(Reward):
     def set_state(self, state: dict[str, Any]) -> None:
         if state["digest"] != self.gated.program.digest:
             raise ConfigError("the reward program changed since this run was started")
-        self.step, self.written = state["step"], state["written"]
+        self.step = state["step"]
+        self.written = state["written"]
         if self.folder is not None:
             kept = [line for line in statistics(self.folder) if line["step"] <= self.step]
             _rewrite(self.folder, kept)
@@ -115,13 +114,13 @@ class Program(Reward):
                 how,
             )
 
-    def _inputs(self, names: tuple[str, ...], rows: Tensors) -> Tensors:
-        found = vs.inputs(self.variables, names, rows)
-        return found or {vs.ACTION: rows[vs.ACTION]}  # gives constants their batch size
+    def _inputs(self, names: tuple[str, ...], transitions: Tensors) -> Tensors:
+        found = vs.inputs(self.variables, names, transitions)
+        return found or {vs.ACTION: transitions[vs.ACTION]}  # gives constants their batch size
 
-    def _output(self, rows: Tensors) -> ProgramOutput:
+    def _output(self, transitions: Tensors) -> ProgramOutput:
         try:
-            return self.gated(self._inputs(self.gated.program.inputs, rows))
+            return self.gated(self._inputs(self.gated.program.inputs, transitions))
         except Rejected as error:
             raise NotFinite(f"the reward program failed in this environment: {error}") from error
 

@@ -30,9 +30,5 @@ class Scaled(Reward):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.config.factor * rows["reward"]
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.config.factor * transitions["reward"]

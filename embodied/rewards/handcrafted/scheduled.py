@@ -39,8 +39,6 @@ class ScheduledWeights(Reward):
     def __init__(self, config: Config) -> None:
         if unknown := ({*config.factor} | {*config.limit}) - {*config.start}:
             raise ConfigError(f"reward.start has no {min(unknown)}; it must name every weight")
-        if config.every < 1:
-            raise ConfigError(f"reward.every={config.every} should be at least 1 step")
         self.config = config
         self.function = named_function(config.function, "scheduled reward")
         self.bumps = -1
@@ -51,16 +49,18 @@ class ScheduledWeights(Reward):
         bumps = step // self.config.every
         if bumps == self.bumps:
             return
-        self.bumps, limit, factor = bumps, self.config.limit, self.config.factor
+        self.bumps = bumps
+        limit = self.config.limit
+        factor = self.config.factor
         self.weights = {
             name: min(limit.get(name, float("inf")), value * factor.get(name, 1.0) ** bumps)
             for name, value in self.config.start.items()
         }
         self.metrics = {name: torch.tensor(value) for name, value in self.weights.items()}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.function(rows, self.weights, **self.config.settings)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.function(transitions, self.weights, **self.config.settings)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing to learn; returns the weights, for the log."""
         return self.metrics

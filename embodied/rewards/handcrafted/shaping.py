@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from embodied.core.bounds import Number
 from embodied.core.build import Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -31,7 +29,7 @@ class Config:
     env_weight: Number = 1.0  # weight of the environment's reward
 
 
-class Shaping(Reward):
+class Shaping(SummedReward):
     """Applied once, when transitions are stored."""
 
     frozen = True
@@ -40,17 +38,10 @@ class Shaping(Reward):
         self.config = config
         self.potential = Factor(config.potential, spec)
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
-    def components(self, rows: Tensors) -> Tensors:
-        now, then = self.potential(rows, "obs"), self.potential(rows, "next_obs")
-        gained = rows["discount"] * then - now
+    def components(self, transitions: Tensors) -> Tensors:
+        now, then = self.potential(transitions, "obs"), self.potential(transitions, "next_obs")
+        gained = transitions["discount"] * then - now
         return {
-            "env": self.config.env_weight * rows["reward"],
+            "env": self.config.env_weight * transitions["reward"],
             "shaping": self.config.weight * gained,
         }
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}

@@ -44,9 +44,9 @@ class Variable:
         """Whether it is a position or a displacement in space."""
         return self.shape == (3,) and len(self.names) == 3 and self.names[0].endswith("_x")
 
-    def of(self, rows: Tensors, end: str) -> Tensor:
+    def of(self, transitions: Tensors, end: str) -> Tensor:
         """Its values [N, *shape] in transitions; `end` is "obs" or "next_obs"."""
-        value = rows[ACTION] if self.leaf == ACTION else rows[f"{end}/{self.leaf}"]
+        value = transitions[ACTION] if self.leaf == ACTION else transitions[f"{end}/{self.leaf}"]
         if self.at is None:
             return value
         if not self.shape:
@@ -75,16 +75,16 @@ def known(spec: Spec) -> list[str]:
     return names + [NEXT + name for name in names if name != ACTION]
 
 
-def inputs(found: Mapping[str, Variable], names: tuple[str, ...], rows: Tensors) -> Tensors:
+def inputs(found: Mapping[str, Variable], names: tuple[str, ...], transitions: Tensors) -> Tensors:
     """The values of a program's parameters `names`."""
-    return {name: value(found, name, rows) for name in names}
+    return {name: value(found, name, transitions) for name in names}
 
 
-def value(found: Mapping[str, Variable], name: str, rows: Tensors) -> Tensor:
+def value(found: Mapping[str, Variable], name: str, transitions: Tensors) -> Tensor:
     """One variable [N, ...]; names starting with `next_` are taken after the step."""
     if name in found:
-        return found[name].of(rows, "obs")
-    return found[name.removeprefix(NEXT)].of(rows, "next_obs")
+        return found[name].of(transitions, "obs")
+    return found[name.removeprefix(NEXT)].of(transitions, "next_obs")
 
 
 def random_transitions(spec: Spec, count: int, seed: int = 0) -> Tensors:

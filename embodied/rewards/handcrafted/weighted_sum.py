@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from embodied.core.bounds import Number
 from embodied.core.build import Node
-from embodied.core.reward import Reward
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import Factor
@@ -26,7 +24,7 @@ class Config:
     env_weight: Number = 1.0  # weight of the environment's reward
 
 
-class WeightedSum(Reward):
+class WeightedSum(SummedReward):
     """Applied once, when transitions are stored."""
 
     frozen = True
@@ -35,13 +33,8 @@ class WeightedSum(Reward):
         self.config = config
         self.factors = {name: Factor(node, spec) for name, node in config.factors.items()}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
-    def components(self, rows: Tensors) -> Tensors:
-        parts = {name: self.config.scale * factor(rows) for name, factor in self.factors.items()}
-        return {"env": self.config.env_weight * rows["reward"], **parts}
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+    def components(self, transitions: Tensors) -> Tensors:
+        parts = {
+            name: self.config.scale * factor(transitions) for name, factor in self.factors.items()
+        }
+        return {"env": self.config.env_weight * transitions["reward"], **parts}

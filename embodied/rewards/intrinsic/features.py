@@ -47,20 +47,20 @@ class ObservationFeatures:
         if not self.size:
             raise ConfigError("no observation to compute the reward from: set reward.leaves=[...]")
 
-    def __call__(self, rows: Tensors, end: str) -> Tensor:
+    def __call__(self, transitions: Tensors, end: str) -> Tensor:
         """Features [N, size] (float32) of the observations `end` ("obs" or "next_obs") of
         transitions."""
-        obs = under(rows, end)
+        obs = under(transitions, end)
         parts = [self.moments.normalize(self._flat(obs))] if self.vectors else []
         parts += [_shrunk(obs[name]) for name in self.pictures]
         if self.symbols is not None:
             parts.append(self.symbols(obs))
         return torch.cat(parts, 1)
 
-    def update(self, rows: Tensors, end: str) -> None:
+    def update(self, transitions: Tensors, end: str) -> None:
         """Update the running statistics with a batch of transitions."""
         if self.vectors:
-            self.moments.update(self._flat(under(rows, end)))
+            self.moments.update(self._flat(under(transitions, end)))
 
     def _flat(self, obs: Tensors) -> Tensor:
         return torch.cat([obs[n].float().reshape(len(obs[n]), -1) for n in self.vectors], 1)

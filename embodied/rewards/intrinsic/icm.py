@@ -11,9 +11,7 @@ every environment and throughout training.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +20,15 @@ from torch.nn import functional
 from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import Step
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
 from embodied.nn.running_stats import RunningMeanStd
 from embodied.rewards.intrinsic.features import ObservationFeatures
-from embodied.rewards.intrinsic.minibatches import minibatches
 
 
 @dataclass(frozen=True)
@@ -47,56 +46,54 @@ class Config:
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 
 
-class Icm(Reward):
+class Icm(Remembered, SummedReward):
     """Applied when transitions are sampled; every stored transition updates the statistics."""
 
     frozen = False
+    remembered = ("nets", "adam", "generator", "scale", "features")
 
     def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
         self.config = config
-        self.seen = ObservationFeatures(spec.obs, config.leaves, device)
+        self.features = ObservationFeatures(spec.obs, config.leaves, device)
         self.actions = _kinds(spec)
         self.width = self.actions or spec.act.size
         with forked(seed):
             size, hidden = config.features, config.hidden
             self.nets = nn.ModuleDict(
                 {
-                    "phi": mlp(self.seen.size, hidden, size),
+                    "phi": mlp(self.features.size, hidden, size),
                     "inverse": mlp(2 * size, hidden, self.width),
                     "forward_model": mlp(size + self.width, hidden, size),
                 }
             ).to(device)
         self.adam = torch.optim.Adam(self.nets.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.spread = RunningMeanStd(1, device, config.memory)
+        self.scale = RunningMeanStd(1, device, config.memory)
 
     @torch.no_grad()
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Update the statistics of observations and of the bonus."""
-        self.seen.update(rows, "next_obs")
-        self.spread.update(self._parts(rows)[1][:, None])
-
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
+        self.features.update(transitions, "next_obs")
+        self.scale.update(self._parts(transitions)[1][:, None])
 
     @torch.no_grad()
-    def components(self, rows: Tensors) -> Tensors:
-        bonus = self.config.weight * self._parts(rows)[1] / self.spread.std
-        return {"env": self.config.env_weight * rows["reward"], "surprise": bonus}
+    def components(self, transitions: Tensors) -> Tensors:
+        bonus = self.config.weight * self._parts(transitions)[1] / self.scale.std
+        return {"env": self.config.env_weight * transitions["reward"], "surprise": bonus}
 
-    def _parts(self, rows: Tensors) -> tuple[Tensor, Tensor]:
+    def _parts(self, transitions: Tensors) -> tuple[Tensor, Tensor]:
         """The inverse model's prediction, and half the squared error [N] of the forward model (its
         gradient trains the forward model only)."""
-        before = self.nets["phi"](self.seen(rows, "obs"))
-        after = self.nets["phi"](self.seen(rows, "next_obs"))
+        before = self.nets["phi"](self.features(transitions, "obs"))
+        after = self.nets["phi"](self.features(transitions, "next_obs"))
         guess = self.nets["inverse"](torch.cat([before, after], 1))
-        given = torch.cat([before.detach(), self._action(rows)], 1)
+        given = torch.cat([before.detach(), self._action(transitions)], 1)
         predicted = self.nets["forward_model"](given)
         return guess, 0.5 * (predicted - after.detach()).square().sum(1)
 
-    def _action(self, rows: Tensors) -> Tensor:
+    def _action(self, transitions: Tensors) -> Tensor:
         """Actions [N, width], one-hot if discrete."""
-        action = rows["action"]
+        action = transitions["action"]
         if self.actions:
             return functional.one_hot(action.flatten().long(), self.actions).float()
         if action.flatten(1).shape[1] != self.width:
@@ -106,37 +103,19 @@ class Icm(Reward):
             )
         return action.flatten(1).float()
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        used = {key: rows[key] for key in rows if key == "action" or "obs/" in key}
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
+        used = {key: transitions[key] for key in transitions if key == "action" or "obs/" in key}
         return minibatches(self._learn, used, self.config.batch_size, self.generator)
 
-    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
-        guess, wrong = self._parts(rows)
+    def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
+        guess, wrong = self._parts(transitions)
         if self.actions:
-            inverse = functional.cross_entropy(guess, rows["action"].flatten().long())
+            inverse = functional.cross_entropy(guess, transitions["action"].flatten().long())
         else:
-            inverse = functional.mse_loss(guess, self._action(rows))
+            inverse = functional.mse_loss(guess, self._action(transitions))
         forward = wrong.mean()
-        self.adam.zero_grad()
-        ((1 - self.config.beta) * inverse + self.config.beta * forward).backward()
-        self.adam.step()
+        gradient_step(self.adam, (1 - self.config.beta) * inverse + self.config.beta * forward)
         return {"inverse_loss": inverse.detach(), "forward_loss": forward.detach()}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "nets": self.nets.state_dict(),
-            "adam": deepcopy(self.adam.state_dict()),
-            "generator": self.generator.get_state(),
-            "scale": self.spread.get_state(),
-            "features": self.seen.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.nets.load_state_dict(state["nets"])
-        self.adam.load_state_dict(state["adam"])
-        self.generator.set_state(state["generator"].cpu())
-        self.spread.set_state(state["scale"])
-        self.seen.set_state(state["features"])
 
 
 def _kinds(spec: Spec) -> int:

@@ -13,23 +13,22 @@ low-dimensional observations the bonus vanishes.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, Number, Positive, PositiveFraction
 from embodied.core.env import Step
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
 from embodied.nn.running_stats import RunningMeanStd
 from embodied.rewards.intrinsic.features import ObservationFeatures
-from embodied.rewards.intrinsic.minibatches import minibatches
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,11 @@ class Config:
     memory: Count | None = 4096  # recent transitions for the bonus's standard deviation; null: all
 
 
-class Rnd(Reward):
+class Rnd(Remembered, SummedReward):
     """Applied when transitions are sampled; every stored transition updates the statistics."""
 
     frozen = False
+    remembered = ("target", "predictor", "adam", "generator", "returns", "scale", "features")
 
     def __init__(
         self,
@@ -61,69 +61,45 @@ class Rnd(Reward):
         device: torch.device,
         seed: int,
     ) -> None:
-        self.config, self.gamma = config, gamma
-        self.seen = ObservationFeatures(spec.obs, config.leaves, device)
+        self.config = config
+        self.gamma = gamma
+        self.features = ObservationFeatures(spec.obs, config.leaves, device)
         with forked(seed):
-            self.target = mlp(self.seen.size, config.hidden[:1], config.features).to(device)
-            self.predictor = mlp(self.seen.size, config.hidden, config.features).to(device)
+            self.target = mlp(self.features.size, config.hidden[:1], config.features).to(device)
+            self.predictor = mlp(self.features.size, config.hidden, config.features).to(device)
         self.generator = torch.Generator(device).manual_seed(seed)
         for layer in [*self.target, *self.predictor]:
             if isinstance(layer, nn.Linear):  # large random features differ more
                 nn.init.orthogonal_(layer.weight, 2**0.5, self.generator)
         self.adam = torch.optim.Adam(self.predictor.parameters(), lr=config.lr)
         self.returns = torch.zeros(num_envs, device=device)
-        self.spread = RunningMeanStd(1, device, config.memory)
+        self.scale = RunningMeanStd(1, device, config.memory)
 
     @torch.no_grad()
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Update the statistics of observations and of the bonus's discounted sums."""
-        self.seen.update(rows, "next_obs")
-        self.returns[who] = self.gamma * self.returns[who] + self.errors(rows)
-        self.spread.update(self.returns[who][:, None])
-
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
+        self.features.update(transitions, "next_obs")
+        self.returns[env_ids] = self.gamma * self.returns[env_ids] + self.errors(transitions)
+        self.scale.update(self.returns[env_ids][:, None])
 
     @torch.no_grad()
-    def components(self, rows: Tensors) -> Tensors:
-        bonus = self.config.weight * self.errors(rows) / self.spread.std
-        return {"env": self.config.env_weight * rows["reward"], "novelty": bonus}
+    def components(self, transitions: Tensors) -> Tensors:
+        bonus = self.config.weight * self.errors(transitions) / self.scale.std
+        return {"env": self.config.env_weight * transitions["reward"], "novelty": bonus}
 
-    def errors(self, rows: Tensors) -> Tensor:
+    def errors(self, transitions: Tensors) -> Tensor:
         """Mean squared error [N] of the predictor."""
-        x = self.seen(rows, "next_obs")
+        x = self.features(transitions, "next_obs")
         with torch.no_grad():
             goal = self.target(x)
         return (self.predictor(x) - goal).square().mean(1)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        used = {key: value for key, value in rows.items() if key.startswith("next_obs/")}
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
+        used = {key: value for key, value in transitions.items() if key.startswith("next_obs/")}
         config = self.config
         return minibatches(self._learn, used, config.batch_size, self.generator, config.share)
 
-    def _learn(self, rows: Tensors) -> dict[str, Tensor]:
-        loss = self.errors(rows).mean()
-        self.adam.zero_grad()
-        loss.backward()
-        self.adam.step()
-        return {"loss": loss.detach(), "bonus": (loss.detach() / self.spread.std).squeeze()}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "target": self.target.state_dict(),
-            "predictor": self.predictor.state_dict(),
-            "adam": deepcopy(self.adam.state_dict()),
-            "generator": self.generator.get_state(),
-            "returns": self.returns.clone(),
-            "scale": self.spread.get_state(),
-            "features": self.seen.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.target.load_state_dict(state["target"])
-        self.predictor.load_state_dict(state["predictor"])
-        self.adam.load_state_dict(state["adam"])
-        self.generator.set_state(state["generator"].cpu())
-        self.returns.copy_(state["returns"])
-        self.spread.set_state(state["scale"])
-        self.seen.set_state(state["features"])
+    def _learn(self, transitions: Tensors) -> dict[str, Tensor]:
+        loss = self.errors(transitions).mean()
+        gradient_step(self.adam, loss)
+        return {"loss": loss.detach(), "bonus": (loss.detach() / self.scale.std).squeeze()}

@@ -24,11 +24,12 @@ from torch import Tensor
 from embodied.core.bounds import Count, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.llm.ask_pool import AskPool
 from embodied.llm.client import open_chat
-from embodied.rewards.language.annotator import Annotator, Label, Question
 from embodied.rewards.language.caption_counts import CaptionCounts
 from embodied.rewards.language.caption_models import (
     CaptionModel,
@@ -36,7 +37,13 @@ from embodied.rewards.language.caption_models import (
     LabelTable,
     Ranking,
 )
-from embodied.rewards.language.prompts import CONTRADICTED, VERSION, CaptionLabeller
+from embodied.rewards.language.prompts import (
+    CONTRADICTED,
+    VERSION,
+    CaptionLabeller,
+    Label,
+    Question,
+)
 from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
 from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
 
@@ -68,11 +75,15 @@ class Config:
     learn_batch: Count = 64  # labels per gradient step of the network
 
 
-class Annotate(Reward):
+class Annotate(Remembered, SummedReward):
     """Labels are appended to `folder/labels.jsonl` with their provenance, and checkpointed."""
 
     frozen = False
     needs_local_env = True
+    remembered = (
+        *("captions", "counts", "model", "said", "random", "clock"),
+        *("scores", "current", "learned"),
+    )
 
     def __init__(
         self, config: Config, spec: Spec, folder: Path, seed: int, device: torch.device
@@ -80,14 +91,18 @@ class Annotate(Reward):
         goal = spec.text if config.goal is None else config.goal
         if not goal:
             raise ConfigError("no goal: describe the task with reward.goal=...")
-        for name in ("partners", "stride", "batch", "room"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"reward.{name}={getattr(config, name)} must be at least 1")
-        self.config, self.goal, self.folder, self.device = config, goal, folder, device
+        self.config = config
+        self.goal = goal
+        self.folder = folder
+        self.device = device
         self.captions = CaptionVocabulary()
         self.labeller = CaptionLabeller(open_chat(config.labeller, folder), goal)
-        self.annotator = Annotator(
-            self.labeller.label, config.batch, config.room, beside=not config.synchronous
+        self.pool = AskPool[Question, Label](
+            self.labeller.label,
+            batch=config.batch,
+            workers=1,
+            room=config.room,
+            synchronous=config.synchronous,
         )
         self.model = _model(config, seed)
         self.random = np.random.default_rng(seed)
@@ -103,48 +118,48 @@ class Annotate(Reward):
         """The environment with a caption of every step."""
         return with_event_captions(env, self.captions)
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Count captions, and submit those that are due for labelling."""
-        numbers = rows[f"next_obs/{CAPTION}"].cpu().numpy()
+        numbers = transitions[f"next_obs/{CAPTION}"].cpu().numpy()
         self.counts.count(numbers)
         if self.config.stride > 1:
-            numbers = numbers[(who.cpu().numpy() + self.clock) % self.config.stride == 0]
+            numbers = numbers[(env_ids.cpu().numpy() + self.clock) % self.config.stride == 0]
         self.clock += 1
         questions = [
             one for number in self.counts.wanted(numbers) for one in self._questions_about(number)
         ]
-        for question in self.annotator.submit(questions) if questions else ():
+        for question in self.pool.submit(questions) if questions else ():
             self.counts.again(self.captions.of(question[0]))
 
     def set_step(self, step: int) -> None:
         """Take in new labels, before transitions are rewarded."""
         self._collect_labels()
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.components(rows)
+    def __call__(self, transitions: Tensors) -> Tensor:
+        terms = self.components(transitions)
         self.intrinsic = terms["captions"].mean().detach()
         return terms["env"] + terms["captions"]
 
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and the reward of captions, [N] each."""
-        numbers, times = rows[f"next_obs/{CAPTION}"], rows[f"next_obs/{TIMES}"]
+        numbers, times = transitions[f"next_obs/{CAPTION}"], transitions[f"next_obs/{TIMES}"]
         bonus = self.caption_scores(numbers) / times.clamp(min=1).float() ** self.config.beta
-        own = self.config.env_weight * rows["reward"]
+        own = self.config.env_weight * transitions["reward"]
         return {"env": own, "captions": self.config.weight * bonus}
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing is learned from transitions; returns metrics of the annotation."""
         self._collect_labels()
-        annotator, said = self.annotator, self.said
+        pool, said = self.pool, self.said
         facts = {
             "coverage": self.counts.coverage,
             "captions": len(self.captions) - 1,
-            "queue": annotator.pending,
-            "asked": annotator.asked,
-            "dropped": annotator.dropped,
-            "failed": annotator.failed,
-            "latency": annotator.seconds / max(annotator.calls, 1),
-            "spent": bool(annotator.spent),
+            "queue": pool.pending,
+            "asked": pool.asked,
+            "dropped": pool.dropped,
+            "failed": pool.failed,
+            "latency": pool.seconds / max(pool.calls, 1),
+            "spent": bool(pool.spent),
             "labels": said["labels"],
             "abstained": said["abstained"],
             "contradicted": said["contradicted"] / max(said["labels"] + said["abstained"], 1),
@@ -168,12 +183,13 @@ class Annotate(Reward):
         return [(text, self.captions.texts[int(other)]) for other in chosen]
 
     def _collect_labels(self) -> None:
-        while self.config.synchronous and self.annotator.work():
-            pass
-        labels = self.annotator.poll()
-        if self.annotator.spent and not self.said["spent"]:
+        labels = [
+            Label(asked.question, None, why=asked.why) if asked.answer is None else asked.answer
+            for asked in self.pool.poll()
+        ]
+        if self.pool.spent and not self.said["spent"]:
             self.said["spent"] = 1
-            warnings.warn(f"no more labels: {self.annotator.spent}", stacklevel=2)
+            warnings.warn(f"no more labels: {self.pool.spent}", stacklevel=2)
         if not labels:
             return
         self._write(labels)
@@ -222,30 +238,13 @@ class Annotate(Reward):
     def get_state(self) -> dict[str, Any]:
         """Everything but answers still in flight: their questions are submitted again."""
         self._collect_labels()
-        return {
-            "captions": self.captions.get_state(),
-            "counts": self.counts.get_state(),
-            "model": self.model.get_state(),
-            "questions": [list(question) for question in self.annotator.questions()],
-            "said": dict(self.said),
-            "random": json.dumps(self.random.bit_generator.state),
-            "clock": self.clock,
-            "scores": self.scores.clone(),
-            "current": self.current.clone(),
-            "learned": dict(self.learned),
-        }
+        questions = [list(question) for question in self.pool.questions()]
+        return {**super().get_state(), "questions": questions}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.annotator.forget()
-        self.captions.set_state(state["captions"])
-        self.counts.set_state(state["counts"])
-        self.model.set_state(state["model"])
-        self.said, self.clock = Counter(state["said"]), state["clock"]
-        self.random.bit_generator.state = json.loads(state["random"])
-        self.scores = state["scores"].to(self.device).clone()
-        self.current = state["current"].to(self.device).clone()
-        self.learned = dict(state["learned"])
-        self.annotator.submit([tuple(question) for question in state["questions"]])
+        self.pool.clear()
+        super().set_state(state)
+        self.pool.submit([tuple(question) for question in state["questions"]])
 
 
 def _model(config: Config, seed: int) -> CaptionModel:

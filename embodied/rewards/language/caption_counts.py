@@ -7,17 +7,18 @@ dropped.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-NEVER = np.iinfo(np.int64).max
+from embodied.core.remembered import Remembered
+
+NEVER = np.iinfo(np.int64).max  # a count that is never reached
 
 
-class CaptionCounts:
+class CaptionCounts(Remembered):
     """Counters by caption number; number 0, the empty caption, is never due."""
+
+    remembered = ("visits", "due", "labelled")
 
     def __init__(self) -> None:
         self.visits = np.zeros(0, np.int64)
@@ -34,7 +35,7 @@ class CaptionCounts:
         np.add.at(self.visits, numbers, 1)
 
     def wanted(self, numbers: NDArray[np.int64]) -> list[int]:
-        """Those of `numbers` that are due, without duplicates."""
+        """Return the due captions of `numbers`, each once."""
         due = (self.visits[numbers] >= self.due[numbers]) & (numbers > 0)
         return np.unique(numbers[due]).tolist()
 
@@ -61,11 +62,3 @@ class CaptionCounts:
         """Fraction of all occurrences that are of labelled captions."""
         known = float(self.visits[1:].sum())
         return float(self.visits[self.labelled].sum()) / known if known else 0.0
-
-    def get_state(self) -> dict[str, Any]:
-        parts = {"visits": self.visits, "due": self.due, "labelled": self.labelled}
-        return {name: torch.from_numpy(part.copy()) for name, part in parts.items()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.visits, self.due = state["visits"].numpy().copy(), state["due"].numpy().copy()
-        self.labelled = state["labelled"].numpy().copy()

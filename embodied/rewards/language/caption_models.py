@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.remembered import Remembered
 from embodied.core.seeding import forked
-from embodied.rewards.language.annotator import Question
+from embodied.nn.fit import gradient_step
+from embodied.rewards.language.prompts import Question
 
 LONGEST = 200  # characters of a caption that are used
 LETTERS = 128
@@ -44,8 +46,10 @@ class CaptionModel(Protocol):
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-class LabelTable:
+class LabelTable(Remembered):
     """A dictionary of labels; it does not generalise."""
+
+    remembered = ("value",)
 
     def __init__(self) -> None:
         self.value: dict[str, float] = {}
@@ -59,12 +63,6 @@ class LabelTable:
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         return torch.tensor([self.value.get(caption, 0.0) for caption in captions])
-
-    def get_state(self) -> dict[str, Any]:
-        return {"value": dict(self.value)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.value = dict(state["value"])
 
 
 class CharCNN(nn.Module):
@@ -98,12 +96,16 @@ def encode_characters(captions: Sequence[str]) -> Tensor:
     return text
 
 
-class LearnedCaptionModel:
+class LearnedCaptionModel(Remembered):
     """A character network and its labels: `steps` of Adam on minibatches of all labels whenever
     there are new ones, with its own random generator."""
 
+    remembered = ("net", "adam", "generator", "questions", "values")
+
     def __init__(self, steps: int, lr: float, batch: int, threshold: float, seed: int) -> None:
-        self.steps, self.batch, self.threshold = steps, batch, threshold
+        self.steps = steps
+        self.batch = batch
+        self.threshold = threshold
         self.generator = torch.Generator().manual_seed(seed)
         with forked(seed):
             self.net = CharCNN()
@@ -121,9 +123,7 @@ class LearnedCaptionModel:
             pick = torch.randint(len(target), (self.batch,), generator=self.generator)
             logit = self.logit([side[pick] for side in sides])
             loss = functional.binary_cross_entropy_with_logits(logit, target[pick])
-            self.adam.zero_grad()
-            loss.backward()
-            self.adam.step()
+            gradient_step(self.adam, loss)
             right = ((logit > 0) == (target[pick] > 0.5)).float().mean()
             metrics = {"model_loss": loss.detach(), "model_accuracy": right}
         return metrics
@@ -145,22 +145,6 @@ class LearnedCaptionModel:
     def normalize_on(self, captions: Sequence[str]) -> None:
         pass
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "net": {key: value.clone() for key, value in self.net.state_dict().items()},
-            "adam": self.adam.state_dict(),
-            "generator": self.generator.get_state(),
-            "questions": [list(question) for question in self.questions],
-            "values": list(self.values),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.adam.load_state_dict(state["adam"])
-        self.generator.set_state(state["generator"])
-        self.questions = [tuple(question) for question in state["questions"]]
-        self.values = list(state["values"])
-
 
 class Classification(LearnedCaptionModel):
     """Helpful or not; 0 before the first label."""
@@ -177,7 +161,9 @@ class Classification(LearnedCaptionModel):
 class Ranking(LearnedCaptionModel):
     """Better or worse, normalised on recent captions."""
 
-    mean, deviation = 0.0, 1.0
+    remembered = ("mean", "deviation")
+    mean = 0.0
+    deviation = 1.0
 
     def logit(self, sides: list[Tensor]) -> Tensor:
         both = [functional.pad(side, (0, LONGEST - side.shape[1])) for side in sides]
@@ -188,17 +174,11 @@ class Ranking(LearnedCaptionModel):
     def normalize_on(self, captions: Sequence[str]) -> None:
         if len(captions) > 1:
             scores = self.scores(captions)
-            self.mean, self.deviation = float(scores.mean()), float(scores.std()) + 1e-6
+            self.mean = float(scores.mean())
+            self.deviation = float(scores.std()) + 1e-6
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         if not self.values:
             return torch.zeros(len(captions))
         z = (self.scores(captions) - self.mean) / self.deviation
         return z * (z > self.threshold)
-
-    def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "mean": self.mean, "deviation": self.deviation}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.mean, self.deviation = state["mean"], state["deviation"]

@@ -8,12 +8,13 @@ or otherwise worded answers are no label.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embodied.llm.chat import Answer, Chat, Message
-from embodied.rewards.language.annotator import Label, Question
 
+Question = tuple[str, ...]
+"""A caption, or two that are compared."""
 VERSION = "1"  # of the prompts, for provenance
 ROLE = (
     "You judge the play of an agent that learns to act. You are given its goal and messages that "
@@ -29,11 +30,27 @@ VALUES = {"helpful": 1.0, "unhelpful": 0.0}
 SIDES = {"first": 1.0, "second": 0.0, "neither": 0.5}
 
 
+@dataclass(frozen=True)
+class Label:
+    """The answer to a question. `value` None: no usable answer, and `why`; the rest is provenance
+    and cost."""
+
+    question: Question
+    value: float | None
+    model: str = ""
+    key: str = ""
+    cached: bool = False
+    tokens: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+
 class CaptionLabeller:
     """Labels captions with the language model `chat`, given the goal in words."""
 
     def __init__(self, chat: Chat, goal: str) -> None:
-        self.chat, self.goal = chat, goal
+        self.chat = chat
+        self.goal = goal
 
     def label(self, questions: Sequence[Question]) -> list[Label]:
         """One label per question: of one caption (1: helpful, 0: not), or of two (1: the first is

@@ -14,10 +14,8 @@ step.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +23,13 @@ from torch import Tensor
 from embodied.core.bounds import Count, Fraction, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import HasSubgoals, Step, VecEnv
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.llm.client import open_chat
-from embodied.rewards.language.subgoals import Guide, Kind, Planner
+from embodied.rewards.language.subgoals import Code, Guide, Kind, Planner
 
 BONUS = "privileged/bonus"
 
@@ -45,9 +44,10 @@ class Config:
     bonus: Number = 0.2  # reward of a subgoal that is reached at once
     most: Count = 8  # largest number of subgoals per level
     limit: Count | None = None  # steps after which a bonus is 0; null: the episode limit
+    synchronous: bool = False  # the environment waits for the model, so that it is repeatable
 
 
-class SubgoalBonus(Reward):
+class SubgoalBonus(Remembered, SummedReward):
     """The bonus is in the transitions; invalid subgoals are counted.
 
     `folder/plans.jsonl` has every list of a language model, with prompt and provenance; levels with
@@ -55,15 +55,14 @@ class SubgoalBonus(Reward):
     """
 
     frozen = False
+    remembered = ("planner", "reached", "episodes")
 
     def __init__(self, config: Config, seed: int, folder: Path) -> None:
-        if not 0 <= config.accuracy <= 1:
-            raise ConfigError(f"reward.accuracy={config.accuracy} must be between 0 and 1")
-        if config.most < 1:
-            raise ConfigError(f"reward.most={config.most} must be at least 1")
         self.config = config
         chat = None if config.chat is None else open_chat(config.chat, folder)
-        self.planner = Planner(config.kind, config.accuracy, config.most, chat, seed, folder)
+        self.planner = Planner(
+            config.kind, config.accuracy, config.most, chat, seed, folder, config.synchronous
+        )
         self.reached = self.episodes = 0
 
     def augment_env(self, env: VecEnv) -> VecEnv:
@@ -75,20 +74,16 @@ class SubgoalBonus(Reward):
             )
         return SubgoalBonusWrapper(env, source.subgoals(), self.planner, self.config)
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Count reached subgoals."""
-        self.reached += int((rows[f"next_obs/{BONUS}"] > 0).sum())
-        self.episodes += int(step.ended[who].sum())
+        self.reached += int((transitions[f"next_obs/{BONUS}"] > 0).sum())
+        self.episodes += int(step.ended[env_ids].sum())
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.components(rows)
-        return terms["env"] + terms["subgoals"]
-
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and the bonus, [N] each."""
-        return {"env": rows["reward"], "subgoals": rows[f"next_obs/{BONUS}"]}
+        return {"env": transitions["reward"], "subgoals": transitions[f"next_obs/{BONUS}"]}
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing is learned; returns subgoals reached per episode and statistics of the lists."""
         count = self.planner.count
         plans, named = max(count["plans"], 1), max(count["named"], 1)
@@ -104,25 +99,13 @@ class SubgoalBonus(Reward):
         self.reached = self.episodes = 0
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "count": dict(self.planner.count),
-            "answers": dict(self.planner.answers),
-            "missed": dict(self.planner.missed),
-            "reached": self.reached,
-            "episodes": self.episodes,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.planner.count = Counter(state["count"])
-        self.planner.answers = dict(state["answers"])
-        self.planner.missed = Counter(state["missed"])
-        self.reached, self.episodes = state["reached"], state["episodes"]
-
 
 class SubgoalBonusWrapper(Wrapper):
     """Adds the bonus of the step that led to an observation. Its memory holds each env's list, the
-    active subgoal and the steps since the last one."""
+    active subgoal and the steps since the last one.
+
+    A list that a language model makes later than the episode begins is used from then on.
+    """
 
     def __init__(self, env: VecEnv, guide: Guide, planner: Planner, config: Config) -> None:
         if not {"privileged/grid", "privileged/agent"} <= env.spec.obs.keys():
@@ -130,13 +113,16 @@ class SubgoalBonusWrapper(Wrapper):
                 "subgoals need the whole level as an observation: env.privileged=true"
             )
         super().__init__(env, env.spec.with_obs(**{BONUS: Leaf((), low=0.0)}))
-        self.guide, self.planner = guide, planner
-        self.most, self.bonus = config.most, config.bonus
+        self.guide = guide
+        self.planner = planner
+        self.most = config.most
+        self.bonus = config.bonus
         self.limit = guide.limit if config.limit is None else config.limit
         if self.limit < 1:
             raise ConfigError("the episode limit depends on the mission: set reward.limit")
         self.every = torch.arange(self.num_envs, device=self.device)
         self.whole: Tensors = {}
+        self.late: dict[int, Tensors] = {}  # the initial states of envs without a list yet
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
@@ -147,6 +133,7 @@ class SubgoalBonusWrapper(Wrapper):
         return self._with(obs)
 
     def step(self, action: Tensor) -> Step:
+        self._late_plans()
         step = self.env.step(action)
         memory, after = self.memory, under(step.next_obs, "privileged")
         active, length = memory["active"], memory["length"]
@@ -164,6 +151,7 @@ class SubgoalBonusWrapper(Wrapper):
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         self.whole = under(obs, "privileged")
+        self.late = {}
         return self._with(obs)
 
     def _new_plans(self, rows: Tensor) -> None:
@@ -174,14 +162,34 @@ class SubgoalBonusWrapper(Wrapper):
             self.memory = {"plan": plan, "length": zero, "active": zero, "age": zero}
             self.memory["bonus"] = zero.float()
         memory = {key: value.clone() for key, value in self.memory.items()}
-        for row in rows.nonzero().flatten().tolist():
-            codes = self.planner.plan(self.guide, self.whole, row)
-            memory["length"][row] = len(codes)
-            memory["active"][row] = memory["age"][row] = 0
-            memory["plan"][row] = 0
-            if codes:
-                memory["plan"][row, : len(codes)] = torch.tensor(codes, device=self.device)
+        started = {key: value.clone() for key, value in self.whole.items()}
+        for env_id in rows.nonzero().flatten().tolist():
+            memory["active"][env_id] = memory["age"][env_id] = 0
+            codes = self.planner.plan(self.guide, started, env_id)
+            self._set_plan(memory, env_id, codes or [])
+            self.late.pop(env_id, None)
+            if codes is None:
+                self.late[env_id] = started
         self.memory = memory
+
+    def _late_plans(self) -> None:
+        """Use the lists that have been made since their episodes began."""
+        if not self.late:
+            return
+        self.planner.collect()
+        memory = {key: value.clone() for key, value in self.memory.items()}
+        for env_id, started in list(self.late.items()):
+            codes = self.planner.plan(self.guide, started, env_id)
+            if codes is not None:
+                self._set_plan(memory, env_id, codes)
+                del self.late[env_id]
+        self.memory = memory
+
+    def _set_plan(self, memory: Tensors, env_id: int, codes: list[Code]) -> None:
+        memory["length"][env_id] = len(codes)
+        memory["plan"][env_id] = 0
+        if codes:
+            memory["plan"][env_id, : len(codes)] = torch.tensor(codes, device=self.device)
 
     def _with(self, obs: Tensors) -> Tensors:
         return {**obs, BONUS: self.memory["bonus"]}

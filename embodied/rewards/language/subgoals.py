@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections import Counter
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
-from embodied.llm.chat import Chat, ChatError, Message
+from embodied.llm.ask_pool import Asked, AskPool
+from embodied.llm.chat import Answer, Chat, Message
 
+logger = logging.getLogger(__name__)
 Kind = Literal["position", "object", "language"]
 Code = tuple[int, int, int]
 
@@ -61,22 +65,45 @@ class Guide(Protocol):
         ...
 
 
-class Planner:
+class Planner(Remembered):
     """Makes subgoal lists. `count`: lists, subgoals named, null (not in the level), wrong (error
-    model), cut (beyond `most`), empty lists, unanswered requests."""
+    model), cut (beyond `most`), empty lists, unanswered requests.
+
+    The language model is asked in the background; `synchronous`: the environment waits for it.
+    """
+
+    remembered = ("count", "answers", "missed", "requested")
 
     def __init__(
-        self, kind: Kind, accuracy: float, most: int, chat: Chat | None, seed: int, folder: Path
+        self,
+        kind: Kind,
+        accuracy: float,
+        most: int,
+        chat: Chat | None,
+        seed: int,
+        folder: Path,
+        synchronous: bool = False,
     ) -> None:
-        self.kind, self.accuracy, self.most = kind, accuracy, most
-        self.chat, self.seed, self.folder = chat, seed, folder
+        self.kind: Kind = kind
+        self.accuracy = accuracy
+        self.most = most
+        self.chat = chat
+        self.seed = seed
+        self.folder = folder
+        self.pool = AskPool[str, Answer](
+            lambda prompts: [self._ask(prompt) for prompt in prompts], synchronous=synchronous
+        )
         self.answers: dict[str, list[str]] = {}
+        self.requested: list[str] = []  # prompts that wait for an answer
         self.count: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()  # unanswered occurrences of a prompt
 
-    def plan(self, guide: Guide, whole: Tensors, row: int) -> list[Code]:
-        """The subgoals of env `row`'s level, in order, without invalid ones."""
+    def plan(self, guide: Guide, whole: Tensors, row: int) -> list[Code] | None:
+        """The subgoals of env `row`'s level, in order, without invalid ones; None while the
+        language model has not answered."""
         texts = self._texts(guide, whole, row)
+        if texts is None:
+            return None
         if self.accuracy < 1:
             texts = self._with_errors(texts, guide, whole, row)
         codes = [guide.understood(text, whole, row) for text in texts]
@@ -92,31 +119,59 @@ class Planner:
         )
         return there[: self.most]
 
-    def _texts(self, guide: Guide, whole: Tensors, row: int) -> list[str]:
-        kind = self.kind
+    def collect(self) -> None:
+        """Take in the answers that have arrived."""
+        for asked in self.pool.poll():
+            self.requested.remove(asked.question)
+            self._take_in(asked)
+        left = self.pool.discard() if self.pool.spent else []
+        self.requested = [prompt for prompt in self.requested if prompt not in left]
+        if left:
+            logger.warning("subgoals: %s; new levels have none", self.pool.spent)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Prompts that were not answered yet are submitted again."""
+        self.pool.clear()
+        super().set_state(state)
+        self.pool.submit(self.requested)
+
+    def _texts(self, guide: Guide, whole: Tensors, row: int) -> list[str] | None:
         if self.chat is None:
-            return guide.oracle(kind, whole, row)
-        question = guide.question(kind, whole, row)
-        if question not in self.answers and not self._answered(question):
+            return guide.oracle(self.kind, whole, row)
+        prompt = guide.question(self.kind, whole, row)
+        if prompt not in self.answers:
+            self._request(prompt)
+            self.collect()
+        if prompt in self.requested:
+            return None
+        if prompt not in self.answers:
             self.count["unanswered"] += 1
             return []
-        return self.answers[question]
+        return self.answers[prompt]
 
-    def _answered(self, question: str) -> bool:
-        """Ask the model; an unanswered prompt is retried when it occurred twice as often."""
+    def _request(self, prompt: str) -> None:
+        """Have the model asked; an unanswered prompt again when it occurred twice as often."""
+        if prompt in self.requested or self.pool.spent:
+            return
+        self.missed[prompt] += 1
+        missed = self.missed[prompt]
+        if missed & (missed - 1) == 0:
+            self.requested.append(prompt)
+            self.pool.submit([prompt])
+
+    def _ask(self, prompt: str) -> Answer:
         assert self.chat is not None, "the oracle needs no language model"
-        missed = self.missed[question] = self.missed[question] + 1
-        if missed & (missed - 1):
-            return False
-        try:
-            answer = self.chat.ask([Message("system", ROLE), Message("user", question)], SCHEMA)
-        except ChatError as error:
-            self._write({"question": question, "subgoals": None, "why": str(error)})
-            return False
-        subgoals = self.answers[question] = [str(text) for text in answer.data["subgoals"]]
+        return self.chat.ask([Message("system", ROLE), Message("user", prompt)], SCHEMA)
+
+    def _take_in(self, asked: Asked[str, Answer]) -> None:
+        answer = asked.answer
+        if answer is None:
+            self._write({"question": asked.question, "subgoals": None, "why": asked.why})
+            return
+        subgoals = [str(text) for text in answer.data["subgoals"]]
+        self.answers[asked.question] = subgoals
         source = {"model": answer.model, "key": answer.key, "cached": answer.cached}
-        self._write({"question": question, "subgoals": subgoals, **source})
-        return True
+        self._write({"question": asked.question, "subgoals": subgoals, **source})
 
     def _with_errors(self, texts: list[str], guide: Guide, whole: Tensors, row: int) -> list[str]:
         """`texts`, each replaced by a wrong one as the level and the seed determine."""

@@ -12,16 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
+from embodied.core.remembered import Remembered
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.nn.ensemble import Ensemble
+from embodied.nn.fit import gradient_step
 from embodied.nn.normalizers import MeanStdNormalizer
 
 CONVOLUTIONS = ((16, 5, 3), (32, 3, 2), (64, 3, 2), (128, 3, 2))  # channels, kernel, stride
@@ -113,11 +114,16 @@ def loss_of(first: Tensor, second: Tensor, target: Tensor) -> Tensor:
     return error.mean(1).sum()
 
 
-class Ranker:
+class Ranker(Remembered):
     """The ensemble together with all labels so far."""
 
+    remembered = ("net", "optimizer", "random", "labels")
+
     def __init__(self, leaf: Leaf, how: FitConfig, device: torch.device, seed: int) -> None:
-        self.leaf, self.how, self.device, self.seed = leaf, how, device, seed
+        self.leaf = leaf
+        self.how = how
+        self.device = device
+        self.seed = seed
         self.random = torch.Generator().manual_seed(seed)
         self.labels: Labels = (torch.empty(0), torch.empty(0), torch.empty(0))
         self.net, self.optimizer = self._new_ensemble()
@@ -159,7 +165,8 @@ class Ranker:
         if self.how.fresh or not len(self):
             self.net, self.optimizer = self._new_ensemble()
             self.net.prepare(torch.cat(new[:2]).to(self.device))
-        self.labels, share = new, 0.0
+        self.labels = new
+        share = 0.0
         for _ in range(self.how.epochs):
             self._epoch()
             share = self.accuracy(new)
@@ -175,21 +182,4 @@ class Ranker:
             one = self.net(first[rows].to(self.device), per_member=True)
             two = self.net(second[rows].to(self.device), per_member=True)
             loss = loss_of(one, two, target[rows].to(self.device))
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": self.random.get_state(),
-            "labels": list(self.labels),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.random.set_state(state["random"])
-        first, second, target = state["labels"]
-        self.labels = (first, second, target)
+            gradient_step(self.optimizer, loss)

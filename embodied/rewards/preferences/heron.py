@@ -11,9 +11,8 @@ model agrees with all of them: see `accuracy`, measured before learning.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,10 +20,12 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Number, Positive
 from embodied.core.build import ConfigError, Node
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import gradient_step
 from embodied.nn.networks import mlp
 from embodied.nn.running_stats import RunningMeanStd
 from embodied.rewards.handcrafted.factors import Factor
@@ -51,69 +52,76 @@ class Config:
     env_weight: Number = 0.0  # weight of the environment's reward
 
 
-class Heron(Reward):
+class Heron(Remembered, SummedReward):
     """Applied when transitions are sampled, to their next observations."""
 
     frozen = False
+    remembered = (
+        "net",
+        "adam",
+        "generator",
+        "factor_moments",
+        "features",
+        "middle",
+        "count",
+        "metrics",
+    )
 
     def __init__(self, config: Config, spec: Spec, device: torch.device, seed: int) -> None:
-        if not config.factors or config.every < 1:
-            raise ConfigError("reward.factors needs at least one factor, reward.every at least 1")
+        if not config.factors:
+            raise ConfigError("reward.factors needs at least one factor")
         self.config = config
         plain = [{k: v for k, v in node.items() if k != "margin"} for node in config.factors]
         self.factors = [Factor(node, spec) for node in plain]
         self.margins = torch.tensor([float(node.get("margin", 1.0)) for node in config.factors])
-        self.seen = ObservationFeatures(spec.obs, config.leaves, device)
+        self.features = ObservationFeatures(spec.obs, config.leaves, device)
         with forked(seed):
-            self.net = mlp(self.seen.size, config.hidden, 1).to(device)
+            self.net = mlp(self.features.size, config.hidden, 1).to(device)
         self.adam = torch.optim.Adam(self.net.parameters(), lr=config.lr)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.spread = RunningMeanStd(len(self.factors), device)
+        self.factor_moments = RunningMeanStd(len(self.factors), device)
         self.middle = torch.zeros(3, device=device)  # mean, deviation, top of the scores
         self.middle[1] = 1.0
         self.count = 0
         self.metrics: dict[str, Tensor] = {}
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return sum(self.components(rows).values(), start=0 * rows["reward"])
-
     @torch.no_grad()
-    def components(self, rows: Tensors) -> Tensors:
+    def components(self, transitions: Tensors) -> Tensors:
         mean, std, top = self.middle
         zero = mean if self.config.level == "centred" else top
-        learned = (self.score(rows) - zero) / std
+        learned = (self.score(transitions) - zero) / std
         if self.config.level == "cost":
             learned = learned.clamp(max=0)
-        env = self.config.env_weight * rows["reward"]
+        env = self.config.env_weight * transitions["reward"]
         return {"env": env, "preferred": self.config.weight * learned}
 
-    def score(self, rows: Tensors) -> Tensor:
+    def score(self, transitions: Tensors) -> Tensor:
         """The model's raw scores [N]."""
-        return self.net(self.seen(rows, "next_obs"))[:, 0]
+        return self.net(self.features(transitions, "next_obs"))[:, 0]
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         self.count += 1
         if (self.count - 1) % self.config.every == 0:
-            self.metrics = self._fit(rows)
+            self.metrics = self._fit(transitions)
         return self.metrics
 
-    def _fit(self, rows: Tensors) -> dict[str, Tensor]:
-        drawn = self._sample(len(rows["reward"]), self.config.rows, rows["reward"].device)
-        rows = {k: v[drawn] for k, v in rows.items()}
-        values = torch.stack([factor(rows) for factor in self.factors], 1)
-        self.spread.update(values)
-        self.seen.update(rows, "next_obs")
+    def _fit(self, transitions: Tensors) -> dict[str, Tensor]:
+        drawn = self._sample(
+            len(transitions["reward"]), self.config.rows, transitions["reward"].device
+        )
+        transitions = {k: v[drawn] for k, v in transitions.items()}
+        values = torch.stack([factor(transitions) for factor in self.factors], 1)
+        self.factor_moments.update(values)
+        self.features.update(transitions, "next_obs")
         first, second, wins, decided = self._compare(values)
         with torch.no_grad():
-            gap = (self.score(rows)[first] - self.score(rows)[second]) * wins
+            gap = (self.score(transitions)[first] - self.score(transitions)[second]) * wins
             right = ((gap > 0) & (wins != 0)).float().sum() / (wins != 0).sum().clamp(min=1)
         loss = torch.zeros(())
         for _ in range(self.config.rounds):
-            loss = preference_loss(self.score(rows), first, second, wins)
-            self.adam.zero_grad()
-            loss.backward()
-            self.adam.step()
-        self._rescale(rows)
+            loss = preference_loss(self.score(transitions), first, second, wins)
+            gradient_step(self.adam, loss)
+        self._rescale(transitions)
         shares = {
             f"decided_{level}": (decided == level).float().mean()
             for level in range(len(self.factors))
@@ -132,37 +140,16 @@ class Heron(Reward):
             1, max(n, 2), (len(first),), generator=self.generator, device=values.device
         )
         second = (first + ahead) % n
-        margins = self.margins.to(values.device) * self.spread.std
+        margins = self.margins.to(values.device) * self.factor_moments.std
         wins, decided = preferences(values[first], values[second], margins)
         return first, second, wins, decided
 
     @torch.no_grad()
-    def _rescale(self, rows: Tensors) -> None:
+    def _rescale(self, transitions: Tensors) -> None:
         """Update the reward's zero and scale: the scale of a preference model only grows."""
-        scores = self.score(rows)
+        scores = self.score(transitions)
         std = scores.std(correction=0).clamp(min=1e-3)
         self.middle.copy_(torch.stack([scores.mean(), std, scores.quantile(TOP)]))
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "net": self.net.state_dict(),
-            "adam": deepcopy(self.adam.state_dict()),
-            "generator": self.generator.get_state(),
-            "factor_moments": self.spread.get_state(),
-            "features": self.seen.get_state(),
-            "middle": self.middle.clone(),
-            "count": self.count,
-            "metrics": dict(self.metrics),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.adam.load_state_dict(state["adam"])
-        self.generator.set_state(state["generator"].cpu())
-        self.spread.set_state(state["factor_moments"])
-        self.seen.set_state(state["features"])
-        self.middle.copy_(state["middle"])
-        self.count, self.metrics = state["count"], dict(state["metrics"])
 
 
 def preferences(one: Tensor, other: Tensor, margins: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ class ImageStore:
     reused; scores are kept for all of them, also for observations that were overwritten."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.count = capacity, 0
+        self.capacity = capacity
+        self.count = 0
         self.images: Tensors = {}
         self.reward = torch.full((capacity,), torch.nan)  # of the env; NaN: initial state
         self.scores = torch.zeros(1024)

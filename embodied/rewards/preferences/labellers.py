@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,12 +23,16 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
+from embodied.llm.ask_pool import WORKERS, AskPool
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message
 from embodied.vision.image_text import ImageText
 
 logger = logging.getLogger(__name__)
-FIRST, SECOND, TIE, ABSTAIN = range(4)
+FIRST, SECOND, TIE, ABSTAIN, SKIPPED = range(5)
+Pair = tuple[int, Tensor, Tensor]
+"""The ticket and both images (uint8 [H, W, 3]) of a pair."""
 SWAPPED = {FIRST: SECOND, SECOND: FIRST, TIE: TIE, ABSTAIN: ABSTAIN}
 WORDS = {"first": FIRST, "second": SECOND, "same": TIE, "unsure": ABSTAIN}
 SCHEMA: dict[str, Any] = {
@@ -67,8 +72,13 @@ class Labeller(Protocol):
     counts: LabelCounts
     stopped: str
 
-    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
-        """Labels [m] (int64) of the first m of n pairs; m < n only if the labeller had to stop."""
+    def submit(self, tickets: Sequence[int], first: Tensors, second: Tensors) -> None:
+        """Have n pairs labelled, which `tickets` [n] identify. Does not wait for a model."""
+        ...
+
+    def poll(self, wait: bool = False) -> dict[int, int]:
+        """The labels since the last call, by ticket; SKIPPED where the labeller had to stop before.
+        With `wait` the labels of all pairs that were submitted."""
         ...
 
     def get_state(self) -> dict[str, Any]: ...
@@ -84,23 +94,33 @@ class Ladders(Protocol):
     def ladder(self, sentence: str) -> list[list[str]] | None: ...
 
 
-class CountingLabeller(Labeller):
-    """Base class of labellers: counts, random generator and their state."""
+class CountingLabeller(Remembered, Labeller):
+    """Base class of labellers: counts, random generator, their state, and labels at once.
+
+    State does not include pairs in flight: they are submitted again.
+    """
+
+    remembered = ("counts", "stopped", "random")
 
     def __init__(self, seed: int) -> None:
-        self.counts, self.stopped = LabelCounts(), ""
+        self.counts = LabelCounts()
+        self.stopped = ""
         self.random = torch.Generator().manual_seed(seed)
+        self.ready: dict[int, int] = {}
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "counts": asdict(self.counts),
-            "stopped": self.stopped,
-            "random": self.random.get_state(),
-        }
+    def label(self, first: Tensors, second: Tensors) -> Tensor:
+        """Labels [n] (int64) of n pairs, without a request to a model."""
+        raise NotImplementedError(f"{type(self).__name__} does not label at once")
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.counts, self.stopped = LabelCounts(**state["counts"]), state["stopped"]
-        self.random.set_state(state["random"])
+    def submit(self, tickets: Sequence[int], first: Tensors, second: Tensors) -> None:
+        labels = self.label(first, second)
+        self.counts.count(labels)
+        self.ready |= dict(zip(tickets, labels.tolist(), strict=True))
+
+    def poll(self, wait: bool = False) -> dict[int, int]:
+        ready = self.ready
+        self.ready = {}
+        return ready
 
 
 @dataclass(frozen=True)
@@ -119,18 +139,14 @@ class SimulatedLabeller(CountingLabeller):
 
     def __init__(self, config: SimulatedConfig, seed: int = 0) -> None:
         super().__init__(seed)
-        for name in ("error", "unsure"):
-            if not 0 <= getattr(config, name) <= 1:
-                raise ConfigError(f"labeller.{name}={getattr(config, name)} should be from 0 to 1")
         self.config = config
 
-    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+    def label(self, first: Tensors, second: Tensors) -> Tensor:
         gain = (second["reward"] - first["reward"]).cpu()
         wrong, unsure = torch.rand(2, len(gain), generator=self.random)
         labels = ((gain > 0) ^ (wrong < self.config.error)).long()
         labels[gain.abs() <= self.config.tie] = TIE
         labels[unsure < self.config.unsure] = ABSTAIN
-        self.counts.count(labels)
         return labels
 
 
@@ -155,7 +171,8 @@ class EmbeddingLabeller(CountingLabeller):
         super().__init__(seed)
         if not config.goal and not config.rungs:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
-        self.config, self.model = config, _encoder(config.model)
+        self.config = config
+        self.model = _encoder(config.model)
         rungs: list[list[str]] = [[rung] for rung in config.rungs]
         if not rungs and isinstance(self.model, Ladders):
             rungs = self.model.ladder(config.goal) or []
@@ -172,11 +189,10 @@ class EmbeddingLabeller(CountingLabeller):
         rung = torch.arange(alike.shape[1], device=alike.device, dtype=alike.dtype)
         return ((alike * self.config.sharpness).softmax(1) @ rung).cpu()
 
-    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+    def label(self, first: Tensors, second: Tensors) -> Tensor:
         gain = self.score(second["picture"]) - self.score(first["picture"])
         labels = (gain > 0).long()
         labels[gain.abs() <= self.config.tie] = TIE
-        self.counts.count(labels)
         return labels
 
 
@@ -189,6 +205,7 @@ class VisionLanguageConfig:
     swap: bool = True  # ask in both orders; abstain if they disagree
     schema: bool = True  # request JSON in the second stage; else one line, parsed strictly
     patience: Count = 3  # failed requests in a row before the rest of a session is skipped
+    parallel: Count = WORKERS  # pairs that are asked about at a time
 
 
 class VisionLanguageLabeller(CountingLabeller):
@@ -202,30 +219,57 @@ class VisionLanguageLabeller(CountingLabeller):
         super().__init__(seed)
         if not config.goal:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
-        self.config, self.chat = config, _chat(config.chat, folder)
+        self.config = config
+        self.chat = _chat(config.chat, folder)
+        self.pool = AskPool[Pair, int](
+            lambda pairs: [self._judge(one, two) for _, one, two in pairs], workers=config.parallel
+        )
+        self.lock = threading.Lock()
+        self.lost = 0  # failed requests in a row
 
-    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
-        labels: list[int] = []
-        lost = 0
-        for one, two in zip(first["picture"], second["picture"], strict=True):
-            try:
-                labels.append(self._label(one, two))
-                lost = 0
-            except BudgetSpent as error:
-                self.stopped = str(error)
-                logger.warning(
-                    "labeller: %s; the %d labels before that are kept", error, len(labels)
-                )
-                break
-            except ChatError as error:
-                labels.append(ABSTAIN)
-                lost, self.counts.failed = lost + 1, self.counts.failed + 1
-                if lost >= self.config.patience:
-                    logger.warning("labeller: %s; continuing in the next session", error)
-                    break
-        found = torch.tensor(labels, dtype=torch.int64)
-        self.counts.count(found)
+    def submit(self, tickets: Sequence[int], first: Tensors, second: Tensors) -> None:
+        if not self.pool.pending:
+            self.lost = 0
+        pairs = list(zip(tickets, first["picture"], second["picture"], strict=True))
+        self.pool.submit(pairs[::-1])  # so that the first is asked first
+
+    def poll(self, wait: bool = False) -> dict[int, int]:
+        if wait:
+            self.pool.drain()
+        asked = self.pool.poll()
+        found = {one.question[0]: one.answer for one in asked if one.answer is not None}
+        labels = torch.tensor([label for label in found.values() if label != SKIPPED])
+        self.counts.count(labels)
+        if self.pool.spent:
+            if not self.stopped:
+                text = "labeller: %s; the %d labels before that are kept"
+                logger.warning(text, self.pool.spent, len(labels))
+            self.stopped = self.pool.spent
+            found |= {pair[0]: SKIPPED for pair in self.pool.discard()}
         return found
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.pool.clear()
+        super().set_state(state)
+
+    def _judge(self, one: Tensor, two: Tensor) -> int:
+        """The label of a pair; SKIPPED after too many failed requests. Called in a thread."""
+        if self.lost >= self.config.patience:
+            return SKIPPED
+        try:
+            label = self._label(one, two)
+        except BudgetSpent:
+            raise
+        except ChatError as error:
+            with self.lock:
+                self.lost += 1
+                self.counts.failed += 1
+                if self.lost == self.config.patience:
+                    logger.warning("labeller: %s; continuing in the next session", error)
+            return ABSTAIN
+        with self.lock:
+            self.lost = 0
+        return label
 
     def _label(self, one: Tensor, two: Tensor) -> int:
         if torch.equal(one, two):
@@ -247,7 +291,8 @@ class VisionLanguageLabeller(CountingLabeller):
     def _ask(self, messages: Sequence[Message], schema: dict[str, Any] | None = None) -> Any:
         answer = self.chat.ask(messages, schema)
         if not answer.cached:
-            self.counts.tokens += answer.tokens
+            with self.lock:
+                self.counts.tokens += answer.tokens
         return answer
 
 

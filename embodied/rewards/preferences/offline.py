@@ -87,9 +87,9 @@ def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float
     return {"pairs": float(same.sum() / told.sum()), "returns": spearman(sums[0], sums[1])}
 
 
-def rows_of_episodes(rows: Tensors, among: Tensor) -> Tensors:
+def rows_of_episodes(transitions: Tensors, among: Tensor) -> Tensors:
     """The transitions of the episodes `among`."""
-    return tt.take(rows, torch.isin(rows["episode"], among).nonzero().flatten())
+    return tt.take(transitions, torch.isin(transitions["episode"], among).nonzero().flatten())
 
 
 class SegmentPairs:

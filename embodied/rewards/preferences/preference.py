@@ -28,13 +28,14 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Count, Fraction
 from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.env import Step, VecEnv
+from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.rewards.preferences.bradley_terry import FitConfig, Labels, Ranker
 from embodied.rewards.preferences.image_store import ImageStore
-from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, TIE, Labeller
+from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, SKIPPED, TIE, Labeller
 from embodied.rewards.preferences.offline import (
     agreement,
     gather,
@@ -68,15 +69,20 @@ class Config:
     ties: Fraction = 0.6  # a session with a larger fraction of ties is the last one
     zero: Literal["mean", "highest"] = "mean"  # score with reward 0
     memory: Count = 100_000  # stored observations; best the size of the replay buffer
+    synchronous: bool = False  # training waits for the labels, so that it is repeatable
     fit: FitConfig = field(default_factory=FitConfig)  # training of the ensemble
 
 
-class Preference(Reward):
+class Preference(Remembered, Reward):
     """Applied when transitions are sampled, by the index of the observation that they led to;
     transitions without an index (of a dataset) are scored directly. The reward is 0 before the
     first labels."""
 
     frozen = False
+    remembered = (
+        *("ranker", "store", "labeller", "random", "metrics", "zero", "scale"),
+        *("steps", "done", "pairs", "arrived", "issued"),
+    )
     needs_local_env = True
 
     def __init__(
@@ -99,9 +105,13 @@ class Preference(Reward):
         self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
         self.random = torch.Generator().manual_seed(seed)
         self.store = ImageStore(config.memory)
-        self.zero, self.scale = 0.0, 1.0
+        self.zero = 0.0
+        self.scale = 1.0
         self.steps = 0
         self.done = ""  # why labelling ended
+        self.pairs: dict[int, tuple[Tensors, Tensors]] = {}  # of the running session, by ticket
+        self.arrived: dict[int, int] = {}  # labels of the running session, by ticket
+        self.issued = 0  # number of tickets so far
         self.metrics: dict[str, Tensor] = {}
 
     def augment_env(self, env: VecEnv) -> VecEnv:
@@ -110,31 +120,29 @@ class Preference(Reward):
         rendered = with_render(env, self.config.size) if PICTURE in names else env
         return ImageIndexWrapper(rendered, self.store, sorted(names), (PICTURE,))
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Store the transitions' observations; every `every` steps label pairs and learn."""
-        numbers = rows[f"next_obs/{IMAGE_INDEX}"].cpu()
-        self.store.reward[numbers % self.store.capacity] = rows["reward"].cpu()
+        numbers = transitions[f"next_obs/{IMAGE_INDEX}"].cpu()
+        self.store.reward[numbers % self.store.capacity] = transitions["reward"].cpu()
         if len(self.ranker):
             self.store.scores[numbers] = self.ranker.score(
                 self.view(self.store.take(numbers)[self.scored])
             )
-        before, self.steps = self.steps, self.steps + len(step.reward)
+        before = self.steps
+        self.steps = self.steps + len(step.reward)
         due = self.steps // self.config.every > before // self.config.every
-        if due and not self.done and len(self.ranker) < self.config.labels:
-            self._session()
-
-    def _session(self) -> None:
-        """Label pairs of recent observations, fit all labels so far, and update all scores."""
-        first, second = self._choose_pairs()
-        sides = [self.store.take(side) for side in (first, second)]
-        found = self.ask(*sides)
+        if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
+            self._submit(*(self.store.take(side) for side in self._choose_pairs()))
+        found = self._collect(self.config.synchronous) if self.pairs else None
         if found is not None:
-            self.metrics |= self.ranker.learn(found)
-            held = self.store.reached()
-            self.store.scores[held] = self.ranker.score(
-                self.view(self.store.take(held)[self.scored])
-            )
-            self.measure(self.store.scores[held])
+            self._learn(found)
+
+    def _learn(self, labels: Labels) -> None:
+        """Fit all labels so far, and update all scores."""
+        self.metrics |= self.ranker.learn(labels)
+        held = self.store.reached()
+        self.store.scores[held] = self.ranker.score(self.view(self.store.take(held)[self.scored]))
+        self.measure(self.store.scores[held])
 
     def _choose_pairs(self) -> tuple[Tensor, Tensor]:
         """Indices [pairs] of both sides."""
@@ -152,18 +160,48 @@ class Preference(Reward):
         return drawn[0], drawn[1]
 
     def ask(self, first: Tensors, second: Tensors) -> Labels | None:
-        """Have pairs labelled, given both sides' observations, `reward`, and the image if needed;
-        None if no label resulted."""
-        labels = self.labeller(self._evidence(first), self._evidence(second))
-        answered = labels != ABSTAIN
+        """Have pairs labelled, given both sides' observations, `reward`, and the image if needed,
+        and wait; None if no label resulted."""
+        self._submit(first, second)
+        return self._collect(wait=True)
+
+    def _submit(self, first: Tensors, second: Tensors) -> None:
+        """Begin a session: hand pairs to the labeller."""
+        count = tt.length(first)
+        tickets = range(self.issued, self.issued + count)
+        self.issued += count
+        for number, ticket in enumerate(tickets):
+            one = {key: value[number] for key, value in first.items()}
+            self.pairs[ticket] = (one, {key: value[number] for key, value in second.items()})
+        self.labeller.submit(tickets, self._evidence(first), self._evidence(second))
+
+    def _collect(self, wait: bool) -> Labels | None:
+        """The labels of the session's pairs, once all of them were answered; None before, or if no
+        label resulted."""
+        self.arrived |= self.labeller.poll(wait)
+        if len(self.arrived) < len(self.pairs):
+            return None
+        labels = torch.tensor([self.arrived[ticket] for ticket in self.pairs])
+        sides = [tt.stack(list(side)) for side in zip(*self.pairs.values(), strict=True)]
+        self.pairs = {}
+        self.arrived = {}
+        answered = (labels != ABSTAIN) & (labels != SKIPPED)
         self._update_counts(labels[answered])
         use = answered if self.config.tied == "half" else answered & (labels != TIE)
         index = use.nonzero().flatten()
         if not len(index):
             return None
         target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[index]
-        one, other = (self.view(side[self.scored][index]) for side in (first, second))
+        one, other = (self.view(side[self.scored][index]) for side in sides)
         return one, other, target
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Pairs that were not answered yet are submitted again."""
+        super().set_state(state)
+        left = {t: pair for t, pair in self.pairs.items() if t not in self.arrived}
+        if left:
+            first, second = (tt.stack(list(side)) for side in zip(*left.values(), strict=True))
+            self.labeller.submit(list(left), self._evidence(first), self._evidence(second))
 
     def _evidence(self, side: Tensors) -> Tensors:
         if self.labeller.needs_images:
@@ -193,21 +231,21 @@ class Preference(Reward):
         self.zero = float(scores.mean() if self.config.zero == "mean" else scores.max())
         self.metrics["scale"] = torch.tensor(self.scale)
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         number, key = f"next_obs/{IMAGE_INDEX}", f"next_obs/{self.scored}"
         if not len(self.ranker):
-            return torch.zeros_like(rows["reward"])
-        if number in rows:
-            scores = self.store.scores[rows[number].cpu()]
-        elif key in rows:
-            scores = self.ranker.score(self.view(rows[key]))
+            return torch.zeros_like(transitions["reward"])
+        if number in transitions:
+            scores = self.store.scores[transitions[number].cpu()]
+        elif key in transitions:
+            scores = self.ranker.score(self.view(transitions[key]))
         else:
             raise ConfigError(
                 f"the transitions have no {self.scored}, to which the reward was fitted"
             )
-        return ((scores - self.zero) / self.scale).to(rows["reward"].device)
+        return ((scores - self.zero) / self.scale).to(transitions["reward"].device)
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Metrics of the last session; learning happens in `observe_step`."""
         return self.metrics
 
@@ -242,24 +280,6 @@ class Preference(Reward):
             "accuracy": math.nan if checks is None else self.ranker.accuracy(checks),
             **agreement(tested["score"], tested["reward"], tested["episode"]),
         }
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "preference_model": self.ranker.get_state(),
-            "images": self.store.get_state(),
-            "labeller": self.labeller.get_state(),
-            "random": self.random.get_state(),
-            "metrics": dict(self.metrics),
-            "numbers": [self.zero, self.scale, self.steps, self.done],
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.ranker.set_state(state["preference_model"])
-        self.store.set_state(state["images"])
-        self.labeller.set_state(state["labeller"])
-        self.random.set_state(state["random"])
-        self.metrics = dict(state["metrics"])
-        self.zero, self.scale, self.steps, self.done = state["numbers"]
 
 
 def _leaf(config: Config, spec: Spec) -> Leaf:

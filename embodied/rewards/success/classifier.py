@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +25,14 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, parse
 from embodied.core.env import Step, VecEnv
+from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
 from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.demonstrations.observations import require_observed
-from embodied.rewards.success.calibration import Calibration
 from embodied.rewards.success.labels import LabelledFrames, Training, load_labelled, with_successes
-from embodied.rewards.success.model import fingerprint, learn, made, read, read_card, write
-from embodied.rewards.success.recent_buffer import RecentBuffer
+from embodied.rewards.success.model import learn, made, mark_of, read, read_card, write
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.rewards.wrappers.success_detector import SuccessDetector
 
@@ -59,16 +57,54 @@ class Config:
     steps: Count = 3  # consecutive steps in which it must be detected
 
 
-class Classifier(Reward):
+class RecentBuffer(Remembered):
+    """A ring buffer of `size` observations (leaves [N, ...]) on the CPU; `seen` counts all that
+    were ever added."""
+
+    remembered = ("ring", "seen")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.seen = 0
+        self.ring: Tensors = {}
+
+    def push(self, moments: Tensors) -> None:
+        count = min(tt.length(moments), self.size)
+        at = (self.seen + torch.arange(count)) % self.size
+        for name, value in moments.items():
+            if name not in self.ring:
+                shape = (self.size, *value.shape[1:])
+                self.ring[name] = torch.zeros(shape, dtype=value.dtype)
+            self.ring[name][at] = value[len(value) - count :].cpu()
+        self.seen += count
+
+    def kept(self) -> Tensors:
+        """The stored observations, unordered; {} while empty."""
+        return {name: value[: min(self.seen, self.size)] for name, value in self.ring.items()}
+
+
+class Classifier(Remembered, Reward):
     """`version` 1 is trained on the datasets; the newest version is written to the run's
     `folder`."""
 
     frozen = False
+    remembered = (
+        "net",
+        "calibration",
+        "version",
+        "recent",
+        "recent_successes",
+        "updates",
+        "warned",
+        "mistakes",
+    )
 
     def __init__(
         self, config: Config, spec: Spec, device: torch.device, seed: int, folder: Path
     ) -> None:
-        self.config, self.device, self.folder = config, device, folder
+        self.config = config
+        self.device = device
+        self.folder = folder
         if distributed.world() > 1:
             raise ConfigError(
                 "with several processes each would learn its own reward; train in one"
@@ -82,7 +118,8 @@ class Classifier(Reward):
             self._read(Path(config.trained))
         require_observed(self.leaves, spec)
         self.net.to(device).eval()
-        self.own, self.won = RecentBuffer(config.recent_size), RecentBuffer(config.recent_size)
+        self.recent = RecentBuffer(config.recent_size)
+        self.recent_successes = RecentBuffer(config.recent_size)
         self.updates = 0
         self.mistakes: list[bool] = []
         self.warned = 0
@@ -108,29 +145,29 @@ class Classifier(Reward):
     def _detect(self, obs: Tensors) -> Tensor:
         return self.passes({name: obs[name].to(self.device) for name in self.leaves})
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        return self.passes(tt.under(rows, "next_obs")) * (1 - rows["discount"])
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.passes(tt.under(transitions, "next_obs")) * (1 - transitions["discount"])
 
-    def observe_step(self, rows: Tensors, who: Tensor, step: Step) -> None:
+    def observe_step(self, transitions: Tensors, env_ids: Tensor, step: Step) -> None:
         """Store observations as negatives; count false positives at episode ends."""
-        following = {name: rows[f"next_obs/{name}"] for name in self.leaves}
-        going = (rows["discount"] > 0).nonzero().flatten()
+        following = {name: transitions[f"next_obs/{name}"] for name in self.leaves}
+        going = (transitions["discount"] > 0).nonzero().flatten()
         if self.config.refit_every and len(going):
-            self.own.push(tt.take(following, going))
-        ended = step.ended.to(who.device)[who]
+            self.recent.push(tt.take(following, going))
+        ended = step.ended.to(env_ids.device)[env_ids]
         if "success" not in step.log or not bool(ended.any()):
             return
-        success = step.log["success"].to(who.device)[who].bool()
+        success = step.log["success"].to(env_ids.device)[env_ids].bool()
         won = (ended & success).nonzero().flatten()
         if self.config.marked and len(won):
-            self.won.push(tt.take(following, won))
+            self.recent_successes.push(tt.take(following, won))
         failed = (ended & ~success).nonzero().flatten()
         if len(failed):
             self.mistakes += self.passes(tt.take(following, failed)).tolist()
             self.mistakes = self.mistakes[-self.config.watch :]
             self._warn()
 
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
+    def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Called after every update of the learner; refits every `refit_every` calls."""
         self.updates += 1
         every = self.config.refit_every
@@ -138,26 +175,6 @@ class Classifier(Reward):
             self._refit()
         facts = {"version": self.version, "threshold": self.calibration.threshold}
         return {k: torch.tensor(float(v)) for k, v in (facts | self._false_positives()).items()}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "module": self.net.state_dict(),
-            "calibration": asdict(self.calibration),
-            "version": self.version,
-            "recent": self.own.get_state(),
-            "recent_successes": self.won.get_state(),
-            "counts": [self.updates, self.warned],
-            "mistakes": list(self.mistakes),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["module"])
-        self.calibration = Calibration(**state["calibration"])
-        self.version = state["version"]
-        self.own.set_state(state["recent"])
-        self.won.set_state(state["recent_successes"])
-        self.updates, self.warned = state["counts"]
-        self.mistakes = list(state["mistakes"])
 
     def _first_version(self) -> None:
         """Version 1: loaded from the run's folder if it is there, else trained on the datasets."""
@@ -168,19 +185,22 @@ class Classifier(Reward):
             )
         how, first = self.config.training, self.folder / "v1"
         self.data, self.leaves = load_labelled(_several(self.config.data), how, self.seed)
-        mark = fingerprint(self.data, how, self.seed)
+        mark = mark_of(self.data, how, self.seed)
         if (first / "card.json").exists() and read_card(first)["fingerprint"] == mark:
             self._read(first)
             return
         self.net, self.calibration = made(self.data, self.leaves, how, self.seed)
-        self.how, self.version, self.mark = how, 1, mark
+        self.how = how
+        self.version = 1
+        self.mark = mark
         self._write("v1")
 
     def _read(self, folder: Path) -> None:
         """Load a version, and for refits the datasets it was trained on."""
         self.net, self.leaves, self.calibration, card = read(folder)
         self.how = parse(Training, card["training"], str(folder))
-        self.version, self.mark = card["version"], card["fingerprint"]
+        self.version = card["version"]
+        self.mark = card["fingerprint"]
         self.sources = tuple(card["data"])
         if self.config.refit_every and self.data is None:
             self.data, _ = load_labelled(
@@ -198,8 +218,8 @@ class Classifier(Reward):
 
     def _refit(self) -> None:
         assert self.data is not None, "refits need the datasets"
-        data = with_successes(self.data, self.won.kept())
-        own = self.own.kept() if self.own.seen >= LEAST_OWN else {}
+        data = with_successes(self.data, self.recent_successes.kept())
+        own = self.recent.kept() if self.recent.seen >= LEAST_OWN else {}
         with forked():
             net, count = self.net.cpu(), self.config.refit_updates
             self.calibration = learn(net, data, own, self.how, count, self.seed, self.version)

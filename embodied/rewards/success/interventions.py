@@ -42,7 +42,9 @@ class Interventions(Reward):
     extra_columns = ("intervened",)
 
     def __init__(self, config: Config, num_envs: int, seed: int) -> None:
-        self.config, self.num_envs, self.seed = config, num_envs, seed
+        self.config = config
+        self.num_envs = num_envs
+        self.seed = seed
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with the operator's interventions."""
@@ -50,14 +52,10 @@ class Interventions(Reward):
         intervener = build(self.config.intervener, Intervener, **context)
         return InterventionWrapper(env, intervener, self.config.pay == "interventions")
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         if self.config.pay != "interventions":
-            return rows["reward"]
-        return rows["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+            return transitions["reward"]
+        return transitions["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
 
 
 class InterventionWrapper(Wrapper):
@@ -66,7 +64,8 @@ class InterventionWrapper(Wrapper):
 
     def __init__(self, env: VecEnv, intervener: Intervener, rewards_takeover: bool) -> None:
         super().__init__(env)
-        self.intervener, self.rewards_takeover = intervener, rewards_takeover
+        self.intervener = intervener
+        self.rewards_takeover = rewards_takeover
         self.first = torch.ones(env.num_envs, dtype=torch.bool)
         self.over = torch.zeros(env.num_envs, dtype=torch.bool)
         self.obs: Tensors = {}
@@ -92,7 +91,8 @@ class InterventionWrapper(Wrapper):
         return replace(step, reward=reward, log=log)
 
     def _query_operator(self, obs: Tensors, first: Tensor) -> None:
-        self.obs, self.first = obs, first
+        self.obs = obs
+        self.first = first
         self.over = self.intervener.over(obs, first)
 
     def get_state(self) -> dict[str, Any]:

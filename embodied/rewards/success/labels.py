@@ -16,6 +16,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.nn.fit import held_out
 from embodied.rewards.demonstrations.observations import all_frames, shared_leaves
 
 
@@ -111,11 +112,6 @@ def split(whole: LabelledFrames, share: float, seed: int) -> tuple[LabelledFrame
             "at least 2 are needed"
         )
     random = torch.Generator().manual_seed(seed)
-    held = torch.cat([_some(won, share, random), _some(others, share, random)])
+    held = torch.cat([part[held_out(len(part), share, random)] for part in (won, others)])
     aside = torch.isin(whole.episode, held)
     return whole.at((~aside).nonzero().flatten()), whole.at(aside.nonzero().flatten())
-
-
-def _some(episodes: Tensor, share: float, random: torch.Generator) -> Tensor:
-    count = max(1, round(share * len(episodes))) if len(episodes) else 0
-    return episodes[torch.randperm(len(episodes), generator=random)[:count]]

@@ -6,7 +6,6 @@ the probabilities on held-out episodes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -24,10 +23,12 @@ from embodied.core.build import ConfigError, parse
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.networks.image_encoders import ImageConfig
 from embodied.rewards.demonstrations.observations import shift_images
+from embodied.rewards.fitted import fingerprint, save_fitted
 from embodied.rewards.success.calibration import Calibration, calibrate
 from embodied.rewards.success.labels import LabelledFrames, Training, split
 from embodied.vision.contrastive import open_image_text
@@ -69,27 +70,23 @@ def train(
     """`updates` of half positives, half negatives (half of these from the policy's recent
     observations `own`, if there are any); returns the mean loss of the last tenth."""
     random = torch.Generator().manual_seed(seed)
-    adam = torch.optim.AdamW(net.parameters(), lr=how.lr, weight_decay=1e-3)
     yes, no = (data.label > 0).nonzero().flatten(), (data.label == 0).nonzero().flatten()
     half = how.batch_size // 2
+    mine = half // 2 if own else 0
     label = torch.cat([torch.ones(half), torch.zeros(half)]).to(data.label.device)
-    late: list[float] = []
-    net.train()
-    for update in range(updates):
-        mine = half // 2 if own else 0
+
+    def loss() -> Tensor:
         parts = [_sample(data.moments, yes, half, random)]
-        parts += [_sample(data.moments, no, half - mine, random)]
+        parts.append(_sample(data.moments, no, half - mine, random))
         if mine:
-            parts += [_sample(own, torch.arange(tt.length(own)), mine, random)]
+            parts.append(_sample(own, torch.arange(tt.length(own)), mine, random))
         logits = net(shift_images(tt.cat(parts), how.shift, random))
-        loss = binary_cross_entropy_with_logits(logits, label)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        if update >= 0.9 * updates:
-            late.append(loss.item())
+        return binary_cross_entropy_with_logits(logits, label)
+
+    net.train()
+    late = fit(net.parameters(), loss, updates, how.lr)
     net.eval()
-    return sum(late) / max(1, len(late))
+    return late
 
 
 def _sample(moments: Tensors, among: Tensor, n: int, random: torch.Generator) -> Tensors:
@@ -130,12 +127,9 @@ def made(
         return net, learn(net, whole, {}, how, how.updates, seed)
 
 
-def fingerprint(whole: LabelledFrames, how: Training, seed: int) -> str:
-    """Hash of everything that the first version depends on."""
-    digest = hashlib.sha256(json.dumps([asdict(how), seed]).encode())
-    for value in (*whole.moments.values(), whole.label, whole.episode):
-        digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def mark_of(whole: LabelledFrames, how: Training, seed: int) -> str:
+    """The fingerprint of the first version."""
+    return fingerprint(how, seed, [*whole.moments.values(), whole.label, whole.episode])
 
 
 def write(
@@ -145,14 +139,10 @@ def write(
     calibration: Calibration,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write weights and card of a version; the card last, so that a folder with a card is
-    complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).unlink(missing_ok=True)
-    save_file({k: v.cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
+    """Write weights and card of a version."""
     shown = {name: leaf.to_json() for name, leaf in leaves.items()}
     card = {**facts, "calibration": asdict(calibration), "leaves": shown}
-    (folder / CARD).write_text(json.dumps(card, indent=1))
+    save_fitted(net, folder / WEIGHTS, folder / CARD, card)
 
 
 def read_card(folder: Path) -> dict[str, Any]:

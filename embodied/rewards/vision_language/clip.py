@@ -69,8 +69,6 @@ class Clip(Reward):
     def __init__(self, config: Config, spec: Spec, device: torch.device) -> None:
         self.config = config
         require_picture(config.picture, spec)
-        if not 0 <= config.alpha <= 1:
-            raise ConfigError(f"reward.alpha={config.alpha} should be between 0 and 1")
         goal = listed(config.prompt) or listed(spec.text or None)
         if not goal and not isinstance(config.ladder, tuple):
             raise ConfigError('no goal: set reward.prompt="..."')
@@ -88,26 +86,23 @@ class Clip(Reward):
         """Similarity [N] of uint8 images [N, H, W, 3] to the prompt; at most 1."""
         return self.readout(self.model.images(pictures))
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         leaf, config = self.config.picture or PICTURE, self.config
-        after = self.score(images_of(rows, f"next_obs/{leaf}"))
+        after = self.score(images_of(transitions, f"next_obs/{leaf}"))
         if config.value == "level":
             reward = after - 1
         else:
-            before = self.score(images_of(rows, f"obs/{leaf}"))
-            reward = rows["discount"].to(after.device) * after - before
-        return (config.scale * reward).to(rows["reward"].device)
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+            before = self.score(images_of(transitions, f"obs/{leaf}"))
+            reward = transitions["discount"].to(after.device) * after - before
+        return (config.scale * reward).to(transitions["reward"].device)
 
 
 class Projected:
     """1 - |P (z - g)|^2 / 2 of embeddings [N, D]."""
 
     def __init__(self, goal: Tensor, baseline: Tensor | None, alpha: float) -> None:
-        self.goal, self.alpha = goal, alpha if baseline is not None else 0.0
+        self.goal = goal
+        self.alpha = alpha if baseline is not None else 0.0
         way = torch.zeros_like(goal) if baseline is None else goal - baseline
         if self.alpha and float(way.norm()) < 1e-6:
             raise ConfigError("reward.baseline has the same embedding as reward.prompt")
@@ -123,7 +118,8 @@ class Ladders:
     """Expected positions in [0, 1] on ladders, each [K, D] from worst to best, averaged."""
 
     def __init__(self, ladders: list[Tensor], scale: float) -> None:
-        self.ladders, self.scale = ladders, scale
+        self.ladders = ladders
+        self.scale = scale
 
     def __call__(self, seen: Tensor) -> Tensor:
         places = [self.place(seen, rungs) for rungs in self.ladders]
@@ -185,8 +181,8 @@ def require_picture(name: str | None, spec: Spec) -> None:
         raise ConfigError(f"reward.picture={name} is not an image observation; there are {images}")
 
 
-def images_of(rows: Tensors, key: str) -> Tensor:
-    """The images in `rows`; ConfigError if there are none."""
-    if key not in rows:
+def images_of(transitions: Tensors, key: str) -> Tensor:
+    """The images in `transitions`; ConfigError if there are none."""
+    if key not in transitions:
         raise ConfigError(f"the transitions have no {key}: choose an image, reward.picture=NAME")
-    return rows[key]
+    return transitions[key]

@@ -49,7 +49,8 @@ class Goal(Reward):
     frozen = True
 
     def __init__(self, config: Config, spec: Spec, device: torch.device) -> None:
-        self.config, self.leaf = config, PICTURE if config.leaf is None else config.leaf
+        self.config = config
+        self.leaf = PICTURE if config.leaf is None else config.leaf
         if config.leaf is not None and config.leaf not in spec.obs:
             raise ConfigError(
                 f"reward.leaf={config.leaf} is not an observation: {', '.join(spec.obs)}"
@@ -72,7 +73,8 @@ class Goal(Reward):
             raise ConfigError(f"the goal has {len(wanted)} numbers, {config.leaf} has {len(names)}")
         weights = vector(config.weights, names, 1.0)
         counts = torch.tensor([name in every for name in names])
-        self.goal, self.weights = wanted.to(device), torch.where(counts, weights, 0.0).to(device)
+        self.goal = wanted.to(device)
+        self.weights = torch.where(counts, weights, 0.0).to(device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with rendered images if needed, and without terminations."""
@@ -80,21 +82,17 @@ class Goal(Reward):
             env = with_render(env, self.config.size or self.model.side)
         return NoTerminationWrapper(env) if self.config.terminations == "as_truncations" else env
 
-    def __call__(self, rows: Tensors) -> Tensor:
+    def __call__(self, transitions: Tensors) -> Tensor:
         key = f"next_obs/{self.leaf}"
-        if key not in rows:
+        if key not in transitions:
             raise ConfigError(
                 f"the transitions have no {key}: choose an observation, reward.leaf=NAME"
             )
         if self.model is not None:
-            off = self.model.images(rows[key]) - self.goal
+            off = self.model.images(transitions[key]) - self.goal
         else:
-            off = self.weights * (rows[key].flatten(1) - self.goal)
-        return (-self.config.scale * off.norm(dim=1)).to(rows["reward"].device)
-
-    def update(self, rows: Tensors) -> dict[str, Tensor]:
-        """Nothing to learn."""
-        return {}
+            off = self.weights * (transitions[key].flatten(1) - self.goal)
+        return (-self.config.scale * off.norm(dim=1)).to(transitions["reward"].device)
 
 
 def goal_image(config: Config, goal: str) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -26,14 +25,15 @@ from embodied.core import distributed
 from embodied.core.bounds import Bound, Count, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
-from embodied.core.reward import Reward
+from embodied.core.remembered import Remembered
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, ServerUnusable
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
 from embodied.rewards.demonstrations.progress_hops import SHAPINGS
-from embodied.rewards.language.annotator import Annotator, Label, Question
 from embodied.rewards.vision_language.clip import require_picture
 from embodied.rewards.wrappers.episode_video import (
     VIDEO_INDEX,
@@ -64,11 +64,6 @@ class VideoConfig:
     room: Count = 64  # episodes that wait; the oldest are dropped
     synchronous: bool = False  # training waits for the answers, so that it is repeatable
 
-    def __post_init__(self) -> None:
-        for name, least in {"frames": 2, "pixels": 8, "size": 8, "parallel": 1, "room": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"reward.{name}={getattr(self, name)} must be at least {least}")
-
 
 class VideoQuestion(Protocol):
     """A way to ask a model about a video."""
@@ -83,11 +78,12 @@ class VideoQuestion(Protocol):
     otherwise it is 0."""
 
 
-class VideoReward(Reward):
+class VideoReward(Remembered, SummedReward):
     """Asks `question` about every episode."""
 
     frozen = False
     needs_local_env = True
+    remembered = ("recorder", "phi", "counts", "order", "spent")
 
     def __init__(self, config: VideoConfig, question: VideoQuestion, spec: Spec, folder: Path):
         if distributed.world() > 1:
@@ -96,14 +92,18 @@ class VideoReward(Reward):
         goal = config.goal or spec.text
         if not goal:
             raise ConfigError('no goal: set reward.goal="..."')
-        self.config, self.question, self.goal = config, question, goal
+        self.config = config
+        self.question = question
+        self.goal = goal
         self.chat = open_chat(config.chat, folder)
         self.recorder = VideoRecorder(config.frames)
-        self.annotator = Annotator(
-            self._answers, config.parallel, config.room, beside=not config.synchronous
+        self.pool = AskPool[str, Tensor](
+            lambda keys: [self._progress_of(self.waiting[key]) for key in keys],
+            workers=config.parallel,
+            room=config.room,
+            synchronous=config.synchronous,
         )
-        self.waiting: dict[str, Video] = {}
-        self.answered: dict[str, Tensor] = {}  # written by the annotator's thread
+        self.waiting: dict[str, Video] = {}  # unanswered episodes, by their last observation
         self.phi = torch.zeros(0)  # by the number of the observation
         self.counts = dict.fromkeys(("labelled", "abstained", "dropped", "tokens"), 0)
         self.order = 0.0  # running mean of the rank correlation with time
@@ -137,62 +137,49 @@ class VideoReward(Reward):
         for video in self.recorder.take():
             key = str(video.numbers[-1])
             self.waiting[key] = video
-            for question in self.annotator.submit([(key,)]):
-                del self.waiting[question[0]]
+            for dropped in self.pool.submit([key]):
+                del self.waiting[dropped]
                 self.counts["dropped"] += 1
 
     def set_step(self, step: int) -> None:
         """Take in new answers, before transitions are rewarded."""
-        while self.config.synchronous and self.annotator.work():
-            pass
-        for label in self.annotator.poll():
-            video = self.waiting.pop(label.question[0])
-            if label.value is None:
+        for asked in self.pool.poll():
+            video = self.waiting.pop(asked.question)
+            if asked.answer is None:
                 self.counts["abstained"] += 1
-                logger.info("no answer about an episode: %s", label.why)
+                logger.info("no answer about an episode: %s", asked.why)
             else:
-                self._take_in(video, self.answered.pop(label.question[0]))
-        if self.annotator.spent and not self.spent:
-            self.spent = self.annotator.spent
+                self._take_in(video, asked.answer)
+        if self.pool.spent and not self.spent:
+            self.spent = self.pool.spent
             logger.warning("no more answers: %s", self.spent)
 
-    def __call__(self, rows: Tensors) -> Tensor:
-        terms = self.components(rows)
-        return terms["env"] + terms["video"]
-
-    def components(self, rows: Tensors) -> dict[str, Tensor]:
+    def components(self, transitions: Tensors) -> dict[str, Tensor]:
         """The environment's reward and that of the model, [N] each."""
-        config, reward = self.config, rows["reward"]
-        before, after = (self._phi(rows[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs"))
-        value = SHAPINGS[config.value](before.to(reward), after.to(reward), rows["discount"])
+        config, reward = self.config, transitions["reward"]
+        before, after = (
+            self._phi(transitions[f"{end}/{VIDEO_INDEX}"]) for end in ("obs", "next_obs")
+        )
+        value = SHAPINGS[config.value](before.to(reward), after.to(reward), transitions["discount"])
         return {"env": config.env_weight * reward, "video": config.scale * value}
 
     def update(self, transitions: Tensors) -> dict[str, Tensor]:
         """Nothing is learned from transitions; returns metrics of the answers."""
-        facts = {**self.counts, "queue": self.annotator.pending, "voc": self.order}
-        facts["latency"] = self.annotator.seconds / max(self.annotator.calls, 1)
+        facts = {**self.counts, "queue": self.pool.pending, "voc": self.order}
+        facts["latency"] = self.pool.seconds / max(self.pool.calls, 1)
         return {name: torch.tensor(float(value)) for name, value in facts.items()}
 
     def get_state(self) -> dict[str, Any]:
         """Everything but answers in flight: their episodes are submitted again."""
         self.set_step(0)
-        asked = [question[0] for question in self.annotator.questions()]
-        return {
-            "recorder": self.recorder.get_state(),
-            "unanswered": {key: self.waiting[key].get_state() for key in asked},
-            "potential": self.phi.clone(),
-            "counts": dict(self.counts),
-            "order": self.order,
-            "spent": self.spent,
-        }
+        unanswered = {key: self.waiting[key].get_state() for key in self.pool.questions()}
+        return {**super().get_state(), "unanswered": unanswered}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.annotator.forget()
-        self.recorder.set_state(state["recorder"])
+        self.pool.clear()
+        super().set_state(state)
         self.waiting = {key: Video.from_state(one) for key, one in state["unanswered"].items()}
-        self.phi, self.counts = state["potential"].clone(), dict(state["counts"])
-        self.order, self.spent = state["order"], state["spent"]
-        self.annotator.submit([(key,) for key in self.waiting])
+        self.pool.submit(list(self.waiting))
 
     def _phi(self, numbers: Tensor) -> Tensor:
         """Phi [N] of observations by their numbers; 0 where it is not known."""
@@ -201,20 +188,6 @@ class VideoReward(Reward):
         found = torch.zeros(len(numbers))
         found[known] = self.phi[numbers[known]]
         return found
-
-    def _answers(self, questions: Sequence[Question]) -> list[Label]:
-        """Ask about several episodes at a time; called in the annotator's thread."""
-        with ThreadPoolExecutor(len(questions)) as pool:
-            return list(pool.map(self._answer, questions))
-
-    def _answer(self, question: Question) -> Label:
-        try:
-            self.answered[question[0]] = self._progress_of(self.waiting[question[0]])
-        except BudgetSpent:
-            raise
-        except ChatError as error:
-            return Label(question, None, why=str(error))
-        return Label(question, 1.0)
 
     def _progress_of(self, video: Video) -> Tensor:
         """Progress [T] of an episode's observations, by the model."""

@@ -44,7 +44,8 @@ class ShuffledFrames:
     interpolated = True
 
     def __init__(self, shuffle: bool, seed: int) -> None:
-        self.shuffle, self.seed = shuffle, seed
+        self.shuffle = shuffle
+        self.seed = seed
 
     def __call__(self, chat: Chat, goal: str, images: Tensor) -> tuple[Sequence[int], Tensor]:
         order = torch.arange(1, len(images))

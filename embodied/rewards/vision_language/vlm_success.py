@@ -45,12 +45,12 @@ class Config(VideoConfig):
 
 
 class VlmSuccess(VideoReward):
-    """What the model says about the whole episode is the progress of its last observation."""
+    """The model's answer about an episode is the progress of its last observation."""
 
     def __init__(self, config: Config, spec: Spec, folder: Path) -> None:
-        if not 1 <= config.prefixes <= config.frames:
+        if config.prefixes > config.frames:
             raise ConfigError(
-                f"reward.prefixes={config.prefixes} must be from 1 to reward.frames={config.frames}"
+                f"reward.prefixes={config.prefixes} must be at most reward.frames={config.frames}"
             )
         super().__init__(config, GrowingVideo(config.ask, config.prefixes), spec, folder)
 

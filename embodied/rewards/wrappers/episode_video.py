@@ -70,7 +70,8 @@ class VideoRecorder:
     0."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.count = most, 0
+        self.most = most
+        self.count = 0
         self.running: list[Video] = []
         self.finished: list[Video] = []
 
@@ -96,7 +97,8 @@ class VideoRecorder:
 
     def take(self) -> list[Video]:
         """The episodes that were completed since the last call."""
-        done, self.finished = self.finished, []
+        done = self.finished
+        self.finished = []
         return done
 
     def get_state(self) -> dict[str, Any]:
@@ -114,7 +116,9 @@ class EpisodeVideoWrapper(Wrapper):
 
     def __init__(self, env: VecEnv, recorder: VideoRecorder, name: str, hidden: bool) -> None:
         spec = env.spec.with_obs(**{VIDEO_INDEX: Leaf((), "int64", 0, 2**31 - 1)})
-        self.name, self.hidden, self.recorder = name, hidden, recorder
+        self.name = name
+        self.hidden = hidden
+        self.recorder = recorder
         super().__init__(env, replace(spec, obs=self._without(dict(spec.obs))))
         self.every = list(range(self.num_envs))
 

@@ -49,7 +49,8 @@ class EventCaptionWrapper(Wrapper):
         describe_step: Callable[[Tensors, Tensors], list[str]],
     ) -> None:
         super().__init__(env, env.spec.with_obs(**{CAPTION: Leaf((), "int64", 0, MOST)}))
-        self.captions, self.describe_step = captions, describe_step
+        self.captions = captions
+        self.describe_step = describe_step
         self.before: Tensors = {}
 
     def reset(

@@ -27,7 +27,9 @@ class ImageIndexWrapper(Wrapper):
     ) -> None:
         spec = env.spec.with_obs(**{IMAGE_INDEX: Leaf((), "int64", 0, 2**31 - 1)})
         super().__init__(env, replace(spec, obs=_without(spec.obs, hidden)))
-        self.store, self.names, self.hidden = store, names, hidden
+        self.store = store
+        self.names = names
+        self.hidden = hidden
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None

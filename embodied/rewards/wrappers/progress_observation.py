@@ -32,7 +32,9 @@ class ProgressObservation(Wrapper):
         reach: int,
     ) -> None:
         super().__init__(env, env.spec.with_obs(**{PROGRESS: Leaf((), low=0.0, high=1.0)}))
-        self.features, self.predict, self.reach = features, predict, reach
+        self.features = features
+        self.predict = predict
+        self.reach = reach
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None

@@ -34,7 +34,8 @@ class RenderObservation(Wrapper):
         self, env: VecEnv, name: str, leaf: Leaf, render: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__(env, env.spec.with_obs(**{name: leaf}))
-        self.name, self.compute = name, render
+        self.name = name
+        self.compute = render
         self.every = torch.arange(self.num_envs)
         self.final: dict[int, Tensor] = {}
         env.add_pre_reset_hook(self._render_final)
@@ -72,7 +73,8 @@ class RenderObservation(Wrapper):
     def added_observation(self, env_id: int) -> Tensor:
         """The added observation of parallel env `env_id` (protocol `AddedObservation`). Clears the
         stored final observations, as `step` would."""
-        final, self.final = self.final, {}
+        final = self.final
+        self.final = {}
         return final[env_id] if env_id in final else self.compute(self.every)[env_id]
 
     def transform_obs(self, obs: Tensors) -> Tensors:

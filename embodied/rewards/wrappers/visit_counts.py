@@ -79,7 +79,9 @@ class VisitCountWrapper(Wrapper):
         return self._counts(obs)[1].to(self.device)
 
     def _counts(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        words, age, past = self._hash(obs), self.memory["age"], self.memory["past"]
+        words = self._hash(obs)
+        age = self.memory["age"]
+        past = self.memory["past"]
         lived = torch.arange(past.shape[1]) < age[:, None]
         return words, ((past == words[:, None]) & lived).sum(1).clamp(min=1)
 

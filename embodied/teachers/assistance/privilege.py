@@ -39,7 +39,7 @@ class Config(teacher.Config):
 class Privilege(Teacher):
     """`level` is p, in whole steps below `first`."""
 
-    needs = frozenset({"help"})
+    needs = "help"
     remembered = ("level", "recent")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
@@ -52,12 +52,8 @@ class Privilege(Teacher):
         super().__init__(config, spec, seed)
         if config.name not in self.space.names:
             raise ConfigError(f"teacher.box fixes {config.name}: the assistance cannot be annealed")
-        if not 0 < config.step <= 1 or not 0 <= config.first <= 1 or config.batch < 1:
-            raise ConfigError("teacher: 0 < step <= 1, 0 <= first <= 1 and batch of 1 or more")
-        if not 0 <= config.little < config.enough <= 1:
-            raise ConfigError("teacher: 0 <= little < enough <= 1")
-        if not 0 <= config.below <= 1:
-            raise ConfigError("teacher: 0 <= below <= 1")
+        if config.little >= config.enough:
+            raise ConfigError("teacher: needs little < enough")
         self.place = self.space.names.index(config.name)
         self.level = float(config.first)
         self.recent: deque[float] = deque(maxlen=config.batch)

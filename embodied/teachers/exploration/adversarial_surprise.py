@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,10 +23,11 @@ from torch import Tensor
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
+from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels.two_agent import StepSecondAgent
+from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
 from embodied.teachers.teacher import Curriculum
 
 
@@ -48,10 +49,11 @@ class Config:
     free: Annotated[float, Bound(0.0, below=1.0)] = 0.5  # share of Control's turn without reward
 
 
-class AdversarialSurprise(Curriculum):
+class AdversarialSurprise(Remembered, Curriculum, TwoAgentTeacher):
     """A two-agent teacher (`TwoAgentTeacher`); it does not choose tasks."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"counts", "rival"})
+    needs = "counts"
+    remembered = ("games", "dropped", "found", "paid")
     node: dict[str, Any]
 
     def __init__(self, config: Config, env: VecEnv, seed: int = 0) -> None:
@@ -60,11 +62,11 @@ class AdversarialSurprise(Curriculum):
                 "this teacher needs an environment with an episodic density of observations "
                 "(embodied.envs.wrappers.episodic_density): env=rooms"
             )
-        if config.turns < 2 or config.turns % 2 or config.steps < 2:
-            raise ConfigError("teacher.turns should be 2, 4, ..., teacher.steps at least 2")
-        if not 0 <= config.free < 1:
-            raise ConfigError(f"teacher.free={config.free:g} should be at least 0, below 1")
-        self.config, self.games, self.dropped = config, 0, 0
+        if config.turns % 2:
+            raise ConfigError(f"teacher.turns={config.turns} should be an even number")
+        self.config = config
+        self.games = 0
+        self.dropped = 0
         self.control: Control | None = None
         self.explore: Explore | None = None
         self.found = self.paid = 0.0
@@ -102,13 +104,6 @@ class AdversarialSurprise(Curriculum):
     def metrics(self) -> dict[str, float]:
         return {"games": float(self.games), "world_return": self.found, "control": self.paid}
 
-    def get_state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("games", "dropped", "found", "paid")}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-
 
 class Control(Wrapper):
     """Control's environment: each of its turns is an episode, started by `begin` with the current
@@ -116,14 +111,17 @@ class Control(Wrapper):
 
     def __init__(self, env: VecEnv, config: Config) -> None:
         super().__init__(env)
-        self.config, self.age = config, 0
+        self.config = config
+        self.age = 0
         self.first = round(config.free * config.steps)
         self.paid = self.own = torch.zeros(self.num_envs, device=self.device)
         self.last: Tensors = {}
 
     def begin(self, obs: Tensors) -> None:
-        self.age, self.last = 0, obs
-        self.paid, self.own = torch.zeros_like(self.paid), torch.zeros_like(self.own)
+        self.age = 0
+        self.last = obs
+        self.paid = torch.zeros_like(self.paid)
+        self.own = torch.zeros_like(self.own)
 
     def step(self, action: Tensor) -> Step:
         world = cast(Any, self.env)
@@ -134,7 +132,9 @@ class Control(Wrapper):
         reward = torch.zeros_like(step.reward)
         if scored:
             reward = -world.surprise(self.last, step.next_obs).to(reward)
-        self.paid, self.own, self.last = self.paid + reward, self.own + step.reward, step.obs
+        self.paid = self.paid + reward
+        self.own = self.own + step.reward
+        self.last = step.obs
         return turned(step, reward, self.age == self.config.steps)
 
 
@@ -143,7 +143,8 @@ class Explore(Wrapper):
 
     def __init__(self, env: VecEnv, teacher: AdversarialSurprise, control: Control) -> None:
         super().__init__(env)
-        self.teacher, self.control = teacher, control
+        self.teacher = teacher
+        self.control = control
         zeros = torch.zeros(self.num_envs, device=self.device)
         # The same for all parallel envs; a tensor [B], because it is saved with the env state.
         self.memory = {"age": zeros.long(), "turn": zeros.long(), "own": zeros}
@@ -170,7 +171,9 @@ class Explore(Wrapper):
     def pass_turn(self, step: Step, step_second: StepSecondAgent) -> Step:
         """Run Control's turn after `step`, the last one of Explore's turn. Returns `step` with
         Explore's reward and the first observation of its next turn."""
-        memory, config, control = self.memory, self.teacher.config, self.control
+        memory = self.memory
+        config = self.teacher.config
+        control = self.control
         control.begin(step.obs)
         for _ in range(config.steps):
             step_second(step.obs if control.age == 0 else None)

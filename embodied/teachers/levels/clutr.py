@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative, Positive
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers.levels import regret
 from embodied.teachers.levels.level_autoencoder import EDGE, LevelAutoencoder, train
 from embodied.teachers.levels.level_autoencoder import Settings as AutoencoderSettings
@@ -25,7 +26,7 @@ from embodied.teachers.levels.level_generator import Grammar, normal, surrogate
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.levels.paired import spelled
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import gradient_step, tensor
+from embodied.teachers.torch_teacher import tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class LatentGaussian(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.mean, self.log = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
+        self.mean = nn.Parameter(torch.zeros(size))
+        self.log = nn.Parameter(torch.zeros(size))
 
     def forward(self, z: Tensor) -> Tensor:
         """Log density [n] at z [n, Z]."""
@@ -55,13 +57,14 @@ class LatentGaussian(nn.Module):
 class Clutr(regret.RegretTeacher):
     """The autoencoder is trained when the first level is generated, with the teacher's seed."""
 
-    remembered = (*regret.RegretTeacher.remembered, "z", "learned", "noted")
+    remembered = ("z", "learned", "noted")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings, self.spelled = config, spelled(self.levels)
+        self.settings = config
+        self.spelled = spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
         self.sentences = LevelAutoencoder(config.autoencoder, grammar, self.random)
@@ -69,11 +72,13 @@ class Clutr(regret.RegretTeacher):
         self.modules = {"sentences": self.sentences, "place": self.place}
         self.optimizers = {"adam": torch.optim.Adam(self.place.parameters(), config.lr)}
         self.z = torch.zeros(0, config.autoencoder.latent)
-        self.learned, self.noted = False, {}
+        self.learned = False
+        self.noted = {}
 
     def generate(self, n: int) -> Floats:
         if not self.learned:
-            self.noted, self.learned = self._learn_levels(), True
+            self.noted = self._learn_levels()
+            self.learned = True
         place = self.place
         with torch.no_grad():
             self.z = place.mean + place.log.exp() * self.normal(n, len(place.mean))

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from embodied.core.bounds import Bound, Count, Positive
+from embodied.nn.fit import gradient_step
 from embodied.teachers.levels.level_generator import Grammar, Words
-from embodied.teachers.torch_teacher import embedding, gradient_step, gru, linear
+from embodied.teachers.torch_teacher import embedding, gru, linear
 
 EDGE = 4.0  # bound of latents
 
@@ -51,7 +52,8 @@ class LevelAutoencoder(nn.Module):
 
     def __init__(self, settings: Settings, grammar: Grammar, random: np.random.Generator) -> None:
         super().__init__()
-        self.settings, self.grammar = settings, grammar
+        self.settings = settings
+        self.grammar = grammar
         latent, size = settings.latent, settings.embedding
         # One token more: the start token.
         self.embedding = embedding(grammar.words + 1, size, random)

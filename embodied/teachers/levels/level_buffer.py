@@ -25,12 +25,17 @@ class LevelBuffer:
     """At most `size` levels [D]. Each has a number, which it keeps while it is in the buffer."""
 
     def __init__(self, size: int, width: int, beta: float, staleness: float) -> None:
-        self.size, self.beta, self.staleness = size, beta, staleness
+        self.size = size
+        self.beta = beta
+        self.staleness = staleness
         self.level = np.zeros((size, width))
-        self.score, self.best = np.zeros(size), np.zeros(size)
+        self.score = np.zeros(size)
+        self.best = np.zeros(size)
         self.drawn = np.zeros(size, np.int64)
         self.number = np.zeros(size, np.int64)
-        self.count, self.given, self.clock = 0, 0, 0
+        self.count = 0
+        self.given = 0
+        self.clock = 0
         self.place: dict[int, int] = {}  # of a number
         self.named: dict[bytes, int] = {}  # the number of a level
 
@@ -92,7 +97,9 @@ class LevelBuffer:
             del self.place[int(self.number[place])], self.named[self.level[place].tobytes()]
         else:
             self.count += 1
-        self.level[place], self.score[place], self.best[place] = level, score, best
+        self.level[place] = level
+        self.score[place] = score
+        self.best[place] = best
         self.drawn[place], self.number[place] = self.clock, self.given
         self.place[self.given], self.named[level.tobytes()] = place, self.given
         self.given += 1
@@ -111,7 +118,8 @@ class LevelBuffer:
         self.count = n = len(state["score"])
         for name in ("level", "score", "best", "drawn", "number"):
             getattr(self, name)[:n] = state[name]
-        self.given, self.clock = state["given"], state["clock"]
+        self.given = state["given"]
+        self.clock = state["clock"]
         numbers = self.number[:n].tolist()
         self.place = {number: place for place, number in enumerate(numbers)}
         self.named = {self.level[place].tobytes(): numbers[place] for place in range(n)}

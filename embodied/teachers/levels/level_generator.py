@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
-from embodied.teachers.torch_teacher import gradient_step, linear, mlp
+from embodied.nn.fit import gradient_step
+from embodied.teachers.torch_teacher import linear, mlp
 
 Words = NDArray[np.int64]
 
@@ -57,7 +58,8 @@ class LevelGenerator(nn.Module):
         size = (grammar.marks + 1) * grammar.words + 1
         self.trunk = nn.Sequential(mlp((size, width, width), random, nn.Tanh), nn.Tanh())
         # Nearly uniform token probabilities at first.
-        self.word, self.worth = linear(width, grammar.words, random, 0.01), linear(width, 1, random)
+        self.word = linear(width, grammar.words, random, 0.01)
+        self.worth = linear(width, 1, random)
 
     def forward(self, seen: Tensor, t: Tensor | int) -> tuple[Tensor, Tensor]:
         """Log-probabilities [..., V] of word `t` (counted from 0) and values [...]."""
@@ -88,7 +90,9 @@ class LevelGenerator(nn.Module):
         grammar = self.grammar
         lots = torch.from_numpy(random.random((grammar.length, n))).float()
         seen, rows = torch.zeros(n, (grammar.marks + 1) * grammar.words + 1), torch.arange(n)
-        words, logs, values = [], [], []
+        words = []
+        logs = []
+        values = []
         for t in range(grammar.length):
             seen[:, -1] = t / grammar.length
             log, value = self(seen, t)

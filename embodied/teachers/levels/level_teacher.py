@@ -8,7 +8,6 @@ This is unsupervised environment design (UED). The task vector encodes the level
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -75,19 +74,14 @@ class TokenizedLevelSpace(LevelSpace, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(teacher.Config):
-    """`box` has to stay empty: levels are chosen whole."""
-
-
 class LevelTeacher(teacher.Teacher):
-    """Subclasses choose levels (`choose`)."""
+    """Subclasses choose levels (`choose`), whole: `box` has to stay empty."""
 
-    needs = frozenset({"levels"})
+    needs = "levels"
     remembered = ("recent",)
 
     def __init__(
-        self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
+        self, config: teacher.Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         if levels is None:
             raise ConfigError("this teacher needs an environment with levels (env=maze)")

@@ -32,13 +32,14 @@ class Config(regret.Config):
 class Paired(regret.RegretTeacher):
     """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
 
-    remembered = (*regret.RegretTeacher.remembered, "words", "old", "value")
+    remembered = ("words", "old", "value")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        self.settings, self.spelled = config.adversary, spelled(self.levels)
+        self.settings = config.adversary
+        self.spelled = spelled(self.levels)
         space = self.spelled
         grammar = Grammar(space.words, space.length, space.marks)
         self.builder = LevelGenerator(grammar, self.settings.width, self.random)

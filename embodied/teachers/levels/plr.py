@@ -23,6 +23,7 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_buffer import LevelBuffer
 from embodied.teachers.levels.level_teacher import LevelSpace
@@ -33,7 +34,7 @@ NEW, AGAIN, EDIT = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
+class Config(teacher.Config):
     """Settings of prioritized level replay."""
 
     robust: bool = False  # the student learns from replayed levels only
@@ -51,15 +52,18 @@ class Plr(level_teacher.LevelTeacher):
     """The memo of an episode is its kind (new, replayed, edited) and the number of its level in the
     buffer (-1: not from the buffer)."""
 
-    needs = level_teacher.LevelTeacher.needs | {"estimates"}
-    remembered = (*level_teacher.LevelTeacher.remembered, "queue", "kinds", "taken")
+    uses_estimates = True
+    remembered = ("library", "queue", "kinds", "taken")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config
-        _check(config)
+        if config.robust and not config.replay:
+            raise ConfigError(
+                "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
+            )
         self.library = LevelBuffer(config.size, len(self.space), config.beta, config.staleness)
         self.queue: deque[Floats] = deque()  # edited levels, not played yet
         self.kinds: deque[int] = deque(maxlen=1000)
@@ -73,7 +77,9 @@ class Plr(level_teacher.LevelTeacher):
         """The next episode; the numbers `played` of replayed levels are not replayed, and the next
         one's is added."""
         settings = self.settings
-        level, kind, number = None, NEW, -1
+        level = None
+        kind = NEW
+        number = -1
         if self.queue:
             level, kind = self.queue.popleft(), EDIT
         elif self.ready and self.random.random() < settings.replay:
@@ -117,7 +123,7 @@ class Plr(level_teacher.LevelTeacher):
     def rate(
         self, level: Floats, estimate: float, ret: float, value: float, number: int | None
     ) -> None:
-        """After an episode on `level` [D]; `number` in the buffer (None: new)."""
+        """Score `level` [D] after an episode; `number` in the buffer (None: new)."""
         if number is None:
             number = self.library.find(level)
         best = max(ret, self.library.best_of(number))
@@ -137,26 +143,3 @@ class Plr(level_teacher.LevelTeacher):
             "again": float((kinds == AGAIN).mean()) if len(kinds) else 0.0,
             "taken": float(self.taken),
         }
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"library": self.library.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.library.set_state(state["library"])
-
-
-def _check(config: Config) -> None:
-    shares = {name: getattr(config, name) for name in ("replay", "fill", "staleness")}
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ConfigError(f"teacher.{name}={share:g} should be from 0 to 1")
-    if config.size < 1 or config.beta <= 0 or config.edits < 0:
-        raise ConfigError(
-            f"teacher: size={config.size} should be at least 1, beta={config.beta:g} above 0, "
-            f"edits={config.edits} at least 0"
-        )
-    if config.robust and not config.replay:
-        raise ConfigError(
-            "teacher.robust=true trains on replayed levels only: set teacher.replay above 0"
-        )

@@ -20,13 +20,12 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.bounds import Count
-from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
-from embodied.teachers.levels.two_agent import StepSecondAgent
+from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Outcome
@@ -36,7 +35,7 @@ STUDENT, RIVAL = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
+class Config(teacher.Config):
     """Settings of rounds of levels. The generator is updated when both agents have played each
     level at least `plays` times; the faster agent plays more episodes meanwhile."""
 
@@ -45,21 +44,18 @@ class Config(level_teacher.Config):
     flexible: bool = False  # the antagonist is whichever agent did better
 
 
-class RegretTeacher(LevelTeacher, TorchTeacher):
+class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     """Subclasses generate levels (`generate`) and learn from their regret (`update_generator`).
 
     The score of an outcome is its undiscounted return; a memo is (round, level, agent).
     """
 
-    needs = LevelTeacher.needs | {"rival"}
-    remembered = (*LevelTeacher.remembered, "round", "made", "given", "returns", "how")
+    remembered = ("round", "made", "given", "returns", "how")
 
     def __init__(
         self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
     ) -> None:
         super().__init__(config, spec, levels, seed)
-        if min(config.every, config.plays) < 1:
-            raise ConfigError("teacher.every and teacher.plays should be at least 1")
         self.duel = config
         self.rival = AntagonistTasks(self, RIVAL)
         self.round = 0
@@ -107,7 +103,8 @@ class RegretTeacher(LevelTeacher, TorchTeacher):
 
     def _open(self) -> None:
         made = self.generate(self.duel.every)
-        self.made, self.recent = list(made), list(made)
+        self.made = list(made)
+        self.recent = list(made)
         self.given = [[0] * len(made), [0] * len(made)]
         self.returns = [[[] for _ in made], [[] for _ in made]]
 
@@ -146,7 +143,8 @@ class AntagonistTasks:
     """Task queue of the antagonist (the second agent)."""
 
     def __init__(self, teacher: RegretTeacher, who: int) -> None:
-        self.teacher, self.who = teacher, who
+        self.teacher = teacher
+        self.who = who
 
     def sample(self, n: int) -> tuple[Tensor, Tensor]:
         return self.teacher.issue(self.teacher.assign(n, self.who))

@@ -24,6 +24,7 @@ from torch import Tensor
 from embodied.core.bounds import Bound, Count, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.teachers import teacher
 from embodied.teachers.levels import level_teacher
 from embodied.teachers.levels.level_teacher import LevelSpace
 from embodied.teachers.task_space import Floats
@@ -32,7 +33,7 @@ TRAIN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(level_teacher.Config):
+class Config(teacher.Config):
     """Settings of sampling for learnability."""
 
     candidates: Count = 4_000  # levels that are tested in a round
@@ -49,11 +50,10 @@ class Sfl(level_teacher.LevelTeacher):
     Tests and other episodes overlap while the last tests of a round are running.
     """
 
-    # Only with estimates does the student leave episodes out of its training.
-    needs = level_teacher.LevelTeacher.needs | {"estimates"}
+    uses_estimates = True  # only so does the student leave episodes out of its training
     remembered = (
-        *level_teacher.LevelTeacher.remembered,
-        *("kept", "tested", "waiting", "wins", "plays", "trained", "rounds", "learnability"),
+        *("kept", "tested", "waiting", "wins", "plays"),
+        *("trained", "rounds", "learnability"),
     )
 
     def __init__(
@@ -61,9 +61,15 @@ class Sfl(level_teacher.LevelTeacher):
     ) -> None:
         super().__init__(config, spec, levels, seed)
         self.settings = config
-        _check(config)
+        if config.size > config.candidates:
+            raise ConfigError(
+                f"teacher.size={config.size} should be at most "
+                f"teacher.candidates={config.candidates}"
+            )
         self.kept = np.zeros((0, len(self.space)))
-        self.trained, self.rounds, self.learnability = 0, 0, 0.0
+        self.trained = 0
+        self.rounds = 0
+        self.learnability = 0.0
         self.begin_round()
 
     def begin_round(self) -> None:
@@ -72,7 +78,8 @@ class Sfl(level_teacher.LevelTeacher):
         self.tested = self.levels.random(count, self.random)
         order = np.tile(np.arange(count), self.settings.plays)
         self.waiting: list[int] = self.random.permutation(order).tolist()
-        self.wins, self.plays = np.zeros(count), np.zeros(count)
+        self.wins = np.zeros(count)
+        self.plays = np.zeros(count)
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return [self.one() for _ in range(n)]
@@ -116,9 +123,11 @@ class Sfl(level_teacher.LevelTeacher):
         best = np.argsort(-worth, kind="stable")[: self.settings.size]
         self.kept = self.tested[best]
         self.learnability = float(worth[best].mean())
-        self.rounds, self.trained = self.rounds + 1, 0
+        self.rounds = self.rounds + 1
+        self.trained = 0
         self.tested = self.tested[:0]
-        self.wins, self.plays = self.wins[:0], self.plays[:0]
+        self.wins = self.wins[:0]
+        self.plays = self.plays[:0]
 
     def forget(self) -> None:
         """Interrupted tests are repeated."""
@@ -131,17 +140,3 @@ class Sfl(level_teacher.LevelTeacher):
             return {**super().metrics(), **counts}
         kept = {f"kept_{name}": value for name, value in self.levels.traits(self.kept).items()}
         return {**super().metrics(), **counts, **kept}
-
-
-def _check(config: Config) -> None:
-    for name in ("candidates", "plays", "size", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name}={getattr(config, name)} should be at least 1")
-    if config.size > config.candidates:
-        raise ConfigError(
-            f"teacher.size={config.size} should be at most teacher.candidates={config.candidates}"
-        )
-    if config.plays < 2:
-        raise ConfigError("teacher.plays=1 cannot tell p (1 - p) from 0: at least 2")
-    if not 0 <= config.replay <= 1:
-        raise ConfigError(f"teacher.replay={config.replay:g} should be from 0 to 1")

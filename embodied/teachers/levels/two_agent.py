@@ -1,6 +1,6 @@
 """TwoAgentTeacher: protocol of teachers with a second agent, which the training loop trains too.
 
-Teachers with "rival" in `needs` implement it. The teacher makes the environments of both agents and
+The teacher makes the environments of both agents and
 decides after which steps of the first agent the second one is stepped. The second agent has the
 same kind of policy and learner as the first. Steps of both agents count as steps of the run.
 """
@@ -8,7 +8,7 @@ same kind of policy and learner as the first. Steps of both agents count as step
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
@@ -24,6 +24,7 @@ class StepSecondAgent(Protocol):
     def __call__(self, obs: Tensors | None = None) -> None: ...
 
 
+@runtime_checkable
 class TwoAgentTeacher(Protocol):
     """A run calls `antagonist_env`, then `protagonist_env`, and `after_step` after each step."""
 

@@ -92,7 +92,9 @@ def density(x: Floats, y: Floats) -> Floats:
 def success(x: Floats, y: Floats, scores: Floats) -> Floats:
     """Mean score [CELLS, CELLS] by (y, x) around each cell; NaN where there are no tasks."""
     known = np.isfinite(scores)
-    x, y, scores = x[known], y[known], scores[known]
+    x = x[known]
+    y = y[known]
+    scores = scores[known]
     near = _blurred(_counts(x, y, None))
     total = _blurred(_counts(x, y, scores))
     return np.where(near > 0.05, total / np.maximum(near, 1e-9), np.nan)

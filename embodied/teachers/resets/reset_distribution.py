@@ -7,11 +7,10 @@ kept until the outcome is known.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
@@ -49,7 +49,7 @@ class Config:
     signal: Literal["success", "return"] = "success"  # score of an episode
 
 
-class ResetDistribution(Curriculum, ABC):
+class ResetDistribution(Remembered, Curriculum, ABC):
     """Subclasses select trajectories (`select`), propose initial states (`propose`) and learn from
     the outcomes (`learn`).
 
@@ -57,14 +57,17 @@ class ResetDistribution(Curriculum, ABC):
     exactly even if the player is gone.
     """
 
-    remembered: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[frozenset[str]] = frozenset({"states"})
+    remembered = ("paths", "random", "pending", "clock", "issued", "dropped")
+    needs = "states"
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
         _check(config)
-        self.config, self.spec = config, spec
+        self.config = config
+        self.spec = spec
         self.random = np.random.Generator(np.random.PCG64(seed))
-        self.clock, self.issued, self.dropped = 0, 0, 0
+        self.clock = 0
+        self.issued = 0
+        self.dropped = 0
         self.pending: dict[int, tuple[int, Any]] = {}
         player = build(_player(config), Policy, spec=spec).eval()
         recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)
@@ -139,25 +142,10 @@ class ResetDistribution(Curriculum, ABC):
         """Numbers to log."""
         return {}
 
-    def get_state(self) -> dict[str, Any]:
-        own = {name: copy.deepcopy(getattr(self, name)) for name in self.remembered}
-        return {
-            "remembered": own,
-            "paths": dict(vars(self.paths)),
-            "random": self.random.bit_generator.state,
-            "pending": dict(self.pending),
-            "counts": (self.clock, self.issued, self.dropped),
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`."""
         self.paths = Trajectories(**state["paths"])
         self.set_up()
-        for name in self.remembered:
-            setattr(self, name, copy.deepcopy(state["remembered"][name]))
-        self.random.bit_generator.state = state["random"]
-        self.pending = dict(state["pending"])
-        self.clock, self.issued, self.dropped = state["counts"]
+        super().set_state(state)
 
 
 def _player(config: Config) -> Node:
@@ -174,8 +162,3 @@ def _check(config: Config) -> None:
             "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
             "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
         )
-    for name in ("episodes", "every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"teacher.{name} has to be at least 1")
-    if not 0 <= config.usual <= 1:
-        raise ConfigError(f"teacher.usual={config.usual:g} should be between 0 and 1")

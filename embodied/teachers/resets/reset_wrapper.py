@@ -44,7 +44,8 @@ class ResetStateWrapper(Wrapper):
         self, env: VecEnv, resets: InitialStates, episode_log: EpisodeLog | None = None
     ) -> None:
         super().__init__(env)
-        self.resets, self.episode_log = resets, episode_log
+        self.resets = resets
+        self.episode_log = episode_log
         zeros = torch.zeros(self.num_envs, device=self.device)
         whole = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self.memory = {

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from embodied.core.bounds import Count, Fraction, PositiveFraction
-from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers.resets import reset_distribution
@@ -44,20 +43,10 @@ class Reverse(ResetDistribution):
     remembered = ("point", "recent")
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        for name in ("batch", "width", "stride"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"teacher.{name} has to be at least 1")
-        if not 0 < config.enough <= 1:
-            raise ConfigError(f"teacher.enough={config.enough:g} should be above 0, at most 1")
         super().__init__(config, spec, env, seed)
 
     def select(self, paths: Trajectories) -> Trajectories:
-        good = (~(paths.won == 0)).nonzero().flatten()
-        if not len(good):
-            raise ConfigError(
-                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
-            )
-        return paths.only(good)
+        return paths.successful()
 
     def set_up(self) -> None:
         episode = self.paths.episode.numpy()

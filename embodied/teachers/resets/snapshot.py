@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from embodied.core.bounds import Count, CountOrZero
-from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import under
@@ -44,8 +43,6 @@ class Snapshot(ResetDistribution):
     remembered = ("members",)
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        if config.clusters < 1 or config.best < 1:
-            raise ConfigError("teacher.clusters and teacher.best have to be at least 1")
         super().__init__(config, spec, env, seed)
 
     def select(self, paths: Trajectories) -> Trajectories:

@@ -50,6 +50,15 @@ class Trajectories:
         places = number[self.episode[rows]]
         return replace(self, states=tt.take(self.states, rows), episode=places, **each, **whole)
 
+    def successful(self) -> Trajectories:
+        """The trajectories that are not known to have failed; ConfigError if there are none."""
+        good = (~(self.won == 0)).nonzero().flatten()
+        if not len(good):
+            raise ConfigError(
+                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
+            )
+        return self.only(good)
+
 
 @torch.no_grad()
 def record_trajectories(
@@ -83,7 +92,10 @@ class _Recorder:
     """Records all envs until each has contributed its share of the episodes."""
 
     def __init__(self, rows: int, episodes: int, every: int, gamma: float) -> None:
-        self.rows, self.episodes, self.every, self.gamma = rows, episodes, every, gamma
+        self.rows = rows
+        self.episodes = episodes
+        self.every = every
+        self.gamma = gamma
         self.quota = -(-episodes // rows)
         self.turn = [0] * rows
         self.kept: list[list[tuple[int, Tensors]]] = [[] for _ in range(rows)]
@@ -114,11 +126,18 @@ class _Recorder:
             number = self.turn[row] * self.rows + row
             if number < self.episodes:
                 self.done[number] = (self.kept[row], self.rewards[row], self.won[row])
-            self.kept[row], self.rewards[row], self.won[row] = [], [], float("nan")
+            self.kept[row] = []
+            self.rewards[row] = []
+            self.won[row] = float("nan")
             self.turn[row] += 1
 
     def trajectories(self) -> Trajectories:
-        episode, time, left, togo, after, states = [], [], [], [], [], []
+        episode = []
+        time = []
+        left = []
+        togo = []
+        after = []
+        states = []
         for number in sorted(self.done):
             kept, rewards, _ = self.done[number]
             discounted, plain = _ahead(rewards, self.gamma), _ahead(rewards, 1.0)

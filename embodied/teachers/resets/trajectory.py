@@ -50,11 +50,8 @@ class Trajectory(ResetDistribution):
     remembered = ("means", "frames", "origin")
 
     def __init__(self, config: Config, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        for name in ("alpha", "switch", "stray"):
-            if not 0 <= getattr(config, name) <= 1:
-                raise ConfigError(f"teacher.{name} should be between 0 and 1")
-        if config.switch + config.stray > 1 or config.away < 1:
-            raise ConfigError("teacher: switch + stray at most 1, and away at least 1")
+        if config.switch + config.stray > 1:
+            raise ConfigError("teacher: switch + stray has to be at most 1")
         super().__init__(config, spec, env, seed)
         self.frames = len(self.paths)
         more = nearby_states(self.paths, env, config.away, config.weight, self.random)
@@ -66,12 +63,7 @@ class Trajectory(ResetDistribution):
         )
 
     def select(self, paths: Trajectories) -> Trajectories:
-        good = (~(paths.won == 0)).nonzero().flatten()
-        if not len(good):
-            raise ConfigError(
-                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
-            )
-        return paths.only(good)
+        return paths.successful()
 
     def set_up(self) -> None:
         self.frames = getattr(self, "frames", len(self.paths))
@@ -110,7 +102,7 @@ class Trajectory(ResetDistribution):
             self.means[frame] = (self.means[frame] + score) / 2
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.frames = state["remembered"]["frames"]
+        self.frames = state["frames"]
         super().set_state(state)
 
     def metrics(self) -> dict[str, float]:

@@ -71,7 +71,6 @@ class MetaAcl(alpgmm.AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
-        *alpgmm.AlpGmm.remembered,
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
         *("scored", "stayed", "recent_progress"),
     )
@@ -80,9 +79,10 @@ class MetaAcl(alpgmm.AlpGmm):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTestScores | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if not config.archive or config.pretest < 1 or config.epoch < 1:
-            raise ConfigError("teacher: set archive=FOLDER, pretest >= 1 and epoch >= 1")
-        self.plan, self.student = config, student
+        if not config.archive:
+            raise ConfigError("teacher: set archive=FOLDER")
+        self.plan = config
+        self.student = student
         self.folder = Path(config.archive)
         self.known_students = {} if config.stepping == "none" else records(self.folder)
         self.file = self.folder / f"{config.name or f'seed-{seed}'}.npz"
@@ -90,7 +90,9 @@ class MetaAcl(alpgmm.AlpGmm):
         self.history: list[list[float]] = []  # of this run: point, score, own fit, component
         self.tests: list[list[float]] = []
         self.expert: list[Stage] = []
-        self.chosen, self.stage, self.finished = "", 0, False
+        self.chosen = ""
+        self.stage = 0
+        self.finished = False
         self.scored: list[float] = []  # scores of the current stage
         self.stayed = 0
         self.recent_progress: list[list[float]] = []  # component and progress, after the last stage
@@ -157,7 +159,8 @@ class MetaAcl(alpgmm.AlpGmm):
 
     def step(self) -> None:
         """Go to the next stage; after the last, its components are weighted by current progress."""
-        self.scored, self.stayed = [], 0
+        self.scored = []
+        self.stayed = 0
         if self.stage + 1 < len(self.expert):
             self.stage += 1
         else:
@@ -165,7 +168,8 @@ class MetaAcl(alpgmm.AlpGmm):
 
     def refreshed(self) -> None:
         """Update each component's progress to the mean over its last episodes."""
-        rows, self.recent_progress = np.array(self.recent_progress), []
+        rows = np.array(self.recent_progress)
+        self.recent_progress = []
         alp = self.expert[self.stage]["alp"].copy()
         for component in np.unique(rows[:, 0]).astype(int):
             alp[component] = rows[rows[:, 0] == component, 1].mean()

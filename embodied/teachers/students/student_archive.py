@@ -68,7 +68,9 @@ def probes(n: int, d: int) -> Floats:
 
 
 def _reversed_digits(numbers: Any, base: int) -> Floats:
-    left, value, unit = numbers.copy(), np.zeros(len(numbers)), 1.0
+    left = numbers.copy()
+    value = np.zeros(len(numbers))
+    unit = 1.0
     while left.any():
         unit /= base
         value += unit * (left % base)

@@ -157,7 +157,9 @@ def run(config: Config, student: Student, teacher: Teacher) -> Path:
     """Run `config.episodes` episodes, `config.rows` in parallel. Writes metrics.jsonl with the
     share of unlocked cells."""
     config.out.mkdir(parents=True, exist_ok=True)
-    began, spent, every = time.perf_counter(), 0.0, max(config.episodes // config.points, 1)
+    began = time.perf_counter()
+    spent = 0.0
+    every = max(config.episodes // config.points, 1)
     past: list[Floats] = []
     shares: list[float] = []
     with (config.out / "metrics.jsonl").open("w", buffering=1) as log:

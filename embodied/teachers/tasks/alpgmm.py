@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.bounds import CountOrZero
-from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks import gmm_teacher
@@ -33,12 +32,10 @@ class Config(gmm_teacher.Config):
 class AlpGmm(gmm_teacher.Fitted):
     """Needs only the scores of episodes: no thresholds and no access to the student."""
 
-    remembered = (*gmm_teacher.Fitted.remembered, "known", "seen")
+    remembered = ("known", "seen")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if config.memory < 0:
-            raise ConfigError(f"teacher.memory={config.memory} should be 0 (all) or more")
         self.limit = config.memory
         self.known = np.zeros((64, len(self.space) + 1))  # points and scores, a ring if limited
         self.seen = 0

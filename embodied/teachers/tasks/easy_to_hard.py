@@ -40,15 +40,15 @@ class EasyToHard(teacher.Teacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not 0 < config.width <= 1 or config.step <= 0 or config.shrink >= config.grow:
+        if config.shrink >= config.grow:
             raise ConfigError(
-                "teacher: needs 0 < width <= 1, step > 0 and shrink < grow; got "
-                f"width={config.width:g} step={config.step:g} "
-                f"shrink={config.shrink:g} grow={config.grow:g}"
+                f"teacher: needs shrink < grow; got shrink={config.shrink:g} grow={config.grow:g}"
             )
         self.settings = config
         self.easy = named_task(self.space, config.easy, 0.0, "easy")
-        self.share, self.size, self.ended = config.width, 0, 0
+        self.share = config.width
+        self.size = 0
+        self.ended = 0
         self.scored: list[float] = []
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

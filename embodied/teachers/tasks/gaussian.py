@@ -35,7 +35,7 @@ class Gaussian(NamedTuple):
         return cls(flat[:d], factor)
 
     def stretched(self, by: Tensor) -> Gaussian:
-        """With standard deviations scaled by `by` [d] and the same correlations."""
+        """The distribution with deviations scaled by `by` [d] and the same correlations."""
         root = self.root() * by[:, None]
         return Gaussian(self.mean, torch.tril(root, -1) + torch.diag(torch.diagonal(root).log()))
 

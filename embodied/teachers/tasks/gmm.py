@@ -71,7 +71,9 @@ def fit(
             held = weight[at] > 0  # drop components without points
             kept = {"weight": weight[at, held], "mean": mean[at, held], "cov": cov[at, held]}
             done[int(left[at])] = (kept, float(likely[at]))
-        left, before, share = left[~ends], likely[~ends], share[~ends]
+        left = left[~ends]
+        before = likely[~ends]
+        share = share[~ends]
         if not len(left):
             break
         weight, mean, cov = _maximise(rows, share)

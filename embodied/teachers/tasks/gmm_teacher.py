@@ -40,7 +40,7 @@ class Fitted(teacher.Teacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not (1 <= config.fewest <= config.most and config.every >= 2 * config.fewest):
+        if config.fewest > config.most or config.every < 2 * config.fewest:
             raise ConfigError(
                 f"teacher: fewest={config.fewest} to most={config.most} components cannot be "
                 f"fitted to every={config.every} episodes; teacher.every should be at least "

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats, named_task
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, points, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, points, tensor
 
 BAD, GOOD, FOOLED = -1.0, 1.0, 0.0  # a, b, c
 OPEN = 2_000  # maximum number of goals without a label; the oldest are dropped
@@ -59,12 +60,12 @@ class GoalGan(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not (config.rollouts > 0 and 0 <= config.low < config.high <= 1):
+        if config.low >= config.high:
             raise ConfigError(
-                "teacher: needs rollouts > 0 and 0 <= low < high <= 1; got "
-                f"rollouts={config.rollouts} low={config.low:g} high={config.high:g}"
+                f"teacher: needs low < high; got low={config.low:g} high={config.high:g}"
             )
-        self.settings, d = config, len(self.space)
+        self.settings = config
+        d = len(self.space)
         wide, narrow = config.generator_width, config.discriminator_width
         self.maker = mlp((d, wide, wide, d), self.random, nn.LeakyReLU)
         self.critic = mlp((d, narrow, narrow, 1), self.random, nn.LeakyReLU)
@@ -77,7 +78,9 @@ class GoalGan(TorchTeacher):
         self.labelled: list[list[float]] = []
         self.labels: list[float] = []
         self.passed = np.zeros((0, d))
-        self.goals, self.trained, self.good = 0, 0, 0.0
+        self.goals = 0
+        self.trained = 0
+        self.good = 0.0
         if config.pretrain:
             self.pretrain()
 
@@ -93,7 +96,8 @@ class GoalGan(TorchTeacher):
         return proposed
 
     def new_goal(self) -> int:
-        number, self.goals = self.goals, self.goals + 1
+        number = self.goals
+        self.goals = self.goals + 1
         left = self.settings.rollouts
         self.open[number] = {"point": self.goal(), "left": left, "scores": []}
         if len(self.open) > OPEN:
@@ -101,7 +105,9 @@ class GoalGan(TorchTeacher):
         return number
 
     def goal(self) -> Floats:
-        kind, settings, d = self.random.random(), self.settings, len(self.space)
+        kind = self.random.random()
+        settings = self.settings
+        d = len(self.space)
         if kind < settings.random:
             return self.random.random(d)
         if kind < settings.random + settings.old and len(self.passed):
@@ -142,7 +148,8 @@ class GoalGan(TorchTeacher):
 
     def train(self) -> None:
         goals, labels = tensor(self.labelled), tensor(self.labels)
-        self.labelled, self.labels = [], []
+        self.labelled = []
+        self.labels = []
         self.good = float(labels.mean())
         if labels.any():  # without a good goal the generator has no target
             self.adversarial(goals, labels, self.settings.iterations)
@@ -150,7 +157,9 @@ class GoalGan(TorchTeacher):
 
     def pretrain(self) -> None:
         """Train the generator to imitate the box around the easy task."""
-        n, d, settings = 1000, len(self.space), self.settings
+        n = 1000
+        d = len(self.space)
+        settings = self.settings
         goals = self.random.random((n, d))
         if settings.easy:
             easy = named_task(self.space, settings.easy, 0.5, "easy")

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, Number, Positive
-from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
 
 Posterior = tuple[Tensor, Tensor]
 """Means and standard deviations of z, [width] each."""
@@ -49,13 +49,9 @@ class Mpts(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if config.batch < 2 or config.candidates < 1 or not 0 <= config.hardest <= 1:
-            raise ConfigError(
-                "teacher: needs batch >= 2, candidates >= 1 and hardest in [0, 1]; got "
-                f"batch={config.batch} candidates={config.candidates:g} "
-                f"hardest={config.hardest:g}"
-            )
-        self.settings, d, h = config, len(self.space), config.width
+        self.settings = config
+        d = len(self.space)
+        h = config.width
         self.encoder = mlp((d + 1, h, h, h), self.random)
         self.heads = mlp((h, 2 * h), self.random)
         self.decoder = mlp((d + h, h, h, h, 1), self.random)
@@ -65,7 +61,9 @@ class Mpts(TorchTeacher):
         self.plan: list[list[float]] = []  # points and predicted risks of the next episodes
         self.rows: list[list[float]] = []  # points, predicted risks, scores of finished ones
         self.posterior: Posterior = (torch.zeros(h), torch.ones(h))
-        self.drawn, self.learned, self.correlation = 0, 0, 0.0
+        self.drawn = 0
+        self.learned = 0
+        self.correlation = 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         proposed: list[tuple[Floats, Any]] = []
@@ -79,7 +77,8 @@ class Mpts(TorchTeacher):
     def planned(self) -> list[list[float]]:
         """Select the next `batch` tasks; in random order, each with its predicted risk."""
         settings, d = self.settings, len(self.space)
-        before, self.drawn = self.drawn, self.drawn + settings.batch
+        before = self.drawn
+        self.drawn = self.drawn + settings.batch
         if before < settings.warmup or not self.learned:
             points = self.random.random((settings.batch, d))
             return [[*point, np.nan] for point in points.tolist()]

@@ -27,7 +27,8 @@ class Highway(nn.Module):
 
     def __init__(self, width: int, random: np.random.Generator) -> None:
         super().__init__()
-        self.change, self.gate = linear(width, width, random), linear(width, width, random)
+        self.change = linear(width, width, random)
+        self.gate = linear(width, width, random)
 
     def forward(self, h: Tensor) -> Tensor:
         gate = torch.sigmoid(self.gate(h))

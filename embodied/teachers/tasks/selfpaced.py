@@ -73,13 +73,8 @@ class SelfPaced(teacher.Teacher):
         self, config: Config, spec: Spec, seed: int = 0, student: HasTaskValues | None = None
     ) -> None:
         super().__init__(config, spec, seed)
-        if min(config.width, config.spread, config.eps) <= 0 or config.every < 2:
-            raise ConfigError(
-                "teacher: width, spread and eps should be above 0, every at least 2; got "
-                f"width={config.width:g} spread={config.spread:g} eps={config.eps:g} "
-                f"every={config.every}"
-            )
-        self.settings, self.student = config, student
+        self.settings = config
+        self.student = student
         d = len(self.space)
         easy = named_task(self.space, config.easy, math.nan, "easy")
         drawn = self.random.random(d)
@@ -88,7 +83,9 @@ class SelfPaced(teacher.Teacher):
         hard = torch.from_numpy(named_task(self.space, config.hard, 0.5, "hard"))
         self.target = Gaussian(hard, torch.eye(d).double() * math.log(config.spread))
         self.drawn: list[list[float]] = []  # sampled task, its log-density, score
-        self.updates, self.alpha, self.step_kl = 0, 0.0, 0.0
+        self.updates = 0
+        self.alpha = 0.0
+        self.step_kl = 0.0
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         now = self.now()
@@ -114,7 +111,9 @@ class SelfPaced(teacher.Teacher):
         self.drawn += [[*memo, score] for memo, score in zip(memos, scores.tolist(), strict=True)]
         if len(self.drawn) >= self.settings.every:
             rows = torch.tensor(self.drawn, dtype=torch.float64)
-            where, logs, scores_of = rows[:, :-2], rows[:, -2], rows[:, -1]
+            where = rows[:, :-2]
+            logs = rows[:, -2]
+            scores_of = rows[:, -1]
             self.advance(where, logs, self.values(where, scores_of))
             self.drawn = []
 

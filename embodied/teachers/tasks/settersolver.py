@@ -26,12 +26,12 @@ from embodied.core.bounds import (
     Positive,
     PositiveFraction,
 )
-from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
+from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks.real_nvp import Flow
-from embodied.teachers.torch_teacher import TorchTeacher, gradient_step, mlp, tensor
+from embodied.teachers.torch_teacher import TorchTeacher, mlp, tensor
 
 PLAN = 64  # goals that are generated at a time
 
@@ -66,11 +66,8 @@ class SetterSolver(TorchTeacher):
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:
         super().__init__(config, spec, seed)
-        if not 0 < config.rarest < 0.5:
-            raise ConfigError(f"teacher.rarest={config.rarest:g} should be above 0, below 0.5")
-        if not 0 < config.solved <= 1:
-            raise ConfigError(f"teacher.solved={config.solved:g} should be above 0, at most 1")
-        self.settings, d = config, len(self.space)
+        self.settings = config
+        d = len(self.space)
         self.judge = mlp((d, *config.judge, 1), self.random)
         self.setter = Flow(d, config.blocks, config.width, config.layers, self.random)
         self.modules = {"judge": self.judge, "setter": self.setter}
@@ -80,7 +77,8 @@ class SetterSolver(TorchTeacher):
         }
         self.plan: list[list[float]] = []
         self.rows: list[list[float]] = []  # points, requested feasibility, 1 for a success
-        self.fresh, self.trained = 0, 0
+        self.fresh = 0
+        self.trained = 0
         self.losses: dict[str, float] = {}
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:

@@ -22,7 +22,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import HasComponents, Reward
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.reports.load_reward import make_reward, of_run
 from embodied.viewer.session.episode import TERM, Moment
 from embodied.viewer.session.reward_image import SCORE, RewardCamera, ScoresImages, reward_camera
@@ -156,8 +156,8 @@ def _value_function(
         if trained.get("finetune"):
             part = part.trainable()  # the part that its learner trained
         require_inside(trained["learner"], saved)
-        context = {"spec": part.spec, "total_steps": 1, "execute": trained.get("execute")}
-        learner = build(trained["learner"], Learner, policy=part, **context)
+        plan = RunPlan(updates=1, execute=trained.get("execute"))
+        learner = build(trained["learner"], Learner, policy=part, spec=part.spec, run=plan)
         learner.set_state(checkpoint.load_state(saved, "learner"))
     except (ConfigError, CheckpointError, KeyError, RuntimeError, AttributeError):
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from embodied.core.complete_node import complete
 from embodied.core.env import VecEnv
 
 WHICH = ("task", "id")
@@ -24,8 +25,8 @@ def script_for(env: VecEnv) -> dict[str, Any] | None:
     for name, text in _texts("env").items():
         if target not in text:
             continue  # most of them, and reading YAML takes its time
-        node = yaml.safe_load(text)
-        told = {key: node[key] for key in WHICH if key in node}
+        node = complete(yaml.safe_load(text))
+        told = {key: node[key] for key in WHICH if node.get(key) is not None}
         mine = all(getattr(config, key, None) == value for key, value in told.items())
         if node.get("_target_") == target and mine:
             names += [name, *map(str, told.values())]

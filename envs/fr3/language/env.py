@@ -7,8 +7,9 @@ with reward 1; everything else gives 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import mujoco
 import numpy as np
@@ -31,6 +32,7 @@ from embodied.envs.fr3.tasks.task import (
     Params,
     Start,
     Task,
+    Term,
     View,
     centimetres,
     yaw_of,
@@ -67,14 +69,16 @@ class Tabletop(Task):
     """The scene of the language tasks; its parameter chooses among the instructions `numbers`."""
 
     text = ""
-    free, markers = objects.MOVABLE, objects.FIXED
+    free = objects.MOVABLE
+    markers = objects.FIXED
     names = (
         *(f"{name}_{axis}" for name in (*objects.MOVABLE, *objects.FIXED) for axis in "xyz"),
         *(f"{name}_{part}" for name in objects.BLOCKS for part in ("cos_4yaw", "sin_4yaw")),
         *objects.JOINTS,
         *(f"plate_from_{axis}" for axis in "xyz"),
     )
-    terms, weights = {}, {}
+    terms: ClassVar[Mapping[str, Term]] = {}
+    weights: ClassVar[Mapping[str, float]] = {}
     draws = layout.DRAWS
     front = ((1.30, -0.62, 0.78), (0.47, 0.02, 0.05), 32.0)
 

@@ -1,4 +1,4 @@
-"""Where everything is when an episode of the language tasks begins.
+"""Layout: where everything is when an episode of the language tasks begins.
 
 The cabinet is at the far left, the button at the far right. The plate is in one of two rows, with
 room on its left; blocks, bowl and can take the five other places in any order. All of it is drawn

@@ -14,9 +14,11 @@ from embodied.envs.fr3.tasks.task import STIFF, Rgba, add_box
 
 BLOCK = 0.02
 """Half the side of a block."""
-BOWL, RIM = 0.052, 0.037
+BOWL = 0.052
+RIM = 0.037
 """Distance of the bowl's walls from its middle, and its height."""
-PLATE, THICK = 0.055, 0.006
+PLATE = 0.055
+THICK = 0.006
 """Radius of the plate, and half its thickness."""
 CAN = 0.025
 """Half the height of the can."""
@@ -38,14 +40,17 @@ BLOCKS = tuple(COLOURS)
 MOVABLE = (*BLOCKS, "bowl", "plate", "can")
 FIXED = ("cabinet", "button")
 JOINTS = ("drawer", "cap")
-BOX, CYLINDER = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
+BOX = mujoco.mjtGeom.mjGEOM_BOX
+CYLINDER = mujoco.mjtGeom.mjGEOM_CYLINDER
 
 
 def add_objects(spec: mujoco.MjSpec) -> None:
     """Add all objects to the scene."""
     # Software rendering pays for every triangle: MuJoCo draws a face of a box as 32 of them.
     quality = spec.visual.quality
-    quality.numquads, quality.numslices, quality.numstacks = 1, 16, 2
+    quality.numquads = 1
+    quality.numslices = 16
+    quality.numstacks = 2
     for name, rgba in COLOURS.items():
         add_box(spec, name, (BLOCK, BLOCK, BLOCK), rgba, 0.06)
     _bowl(_free(spec, "bowl"))
@@ -76,7 +81,9 @@ def _plate(body: mujoco.MjsBody) -> None:
 
 def _cabinet(spec: mujoco.MjSpec) -> None:
     """A box without a front, and a drawer that slides out towards -y, with a knob."""
-    wood, front, metal = (0.42, 0.28, 0.18, 1.0), (0.72, 0.52, 0.32, 1.0), (0.15, 0.15, 0.17, 1.0)
+    wood = (0.42, 0.28, 0.18, 1.0)
+    front = (0.72, 0.52, 0.32, 1.0)
+    metal = (0.15, 0.15, 0.17, 1.0)
     cabinet = spec.worldbody.add_body(name="cabinet", mocap=True)
     x, y, height = CABINET
     _geom(cabinet, BOX, (x, y, 0.004), (0.0, 0.0, height - 0.004), wood)
@@ -121,9 +128,12 @@ def _slide(
     """A body on a slide joint from 0 to `travel`, with an end stop on either side."""
     body = parent.add_body(name=name)
     joint = body.add_joint(name=name, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=axis)
-    joint.limited, joint.range = mujoco.mjtLimited.mjLIMITED_TRUE, [0.0, travel]
-    joint.armature, joint.frictionloss = 0.05, friction
-    joint.damping[0], joint.stiffness[0] = damping, stiffness
+    joint.limited = mujoco.mjtLimited.mjLIMITED_TRUE
+    joint.range = [0.0, travel]
+    joint.armature = 0.05
+    joint.frictionloss = friction
+    joint.damping[0] = damping
+    joint.stiffness[0] = stiffness
     return body
 
 

@@ -16,7 +16,10 @@ from embodied.envs.fr3.language.env import Config, LanguageTasks
 from embodied.envs.fr3.language.instructions import INSTRUCTIONS
 from embodied.policies.scripted import fr3_tasks
 
-WIDTH, HEIGHT, CAPTION, COLUMNS = 240, 180, 16, 5
+WIDTH = 240
+HEIGHT = 180
+CAPTION = 16
+COLUMNS = 5
 
 
 def finished(name: str, seed: int) -> Tensor:
@@ -26,10 +29,12 @@ def finished(name: str, seed: int) -> Tensor:
     images: list[Tensor] = []
     env.add_pre_reset_hook(lambda rows: images.append(env.render(0, WIDTH, HEIGHT)))
     with torch.no_grad():
-        obs, first = env.reset(seed=seed), torch.ones(1, dtype=torch.bool)
+        obs = env.reset(seed=seed)
+        first = torch.ones(1, dtype=torch.bool)
         while not images:
             step = env.step(actor(obs, first))
-            obs, first = step.obs, step.ended
+            obs = step.obs
+            first = step.ended
     env.close()
     return images[0]
 

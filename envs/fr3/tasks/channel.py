@@ -12,15 +12,18 @@ from embodied.embodiments.arrays import constant, namespace
 from embodied.envs.fr3.tasks.goal import GoalTask
 from embodied.envs.fr3.tasks.task import Floats, Parameter, View, centimetres, distance
 
-BEFORE, BEHIND = (0.57, -0.13, 0.15), (0.57, 0.13, 0.15)
+BEFORE = (0.57, -0.13, 0.15)
+BEHIND = (0.57, 0.13, 0.15)
 """The way through the gap, from where to where the 20 cm wide hand is between the walls, m."""
 GAP = (0.50, 0.74)
 """x of the walls' ends, m. A hand that only turns about the base meets the near wall from most
 initial positions."""
-WALL_HEIGHT, WALL_THICKNESS = 0.35, 0.04
+WALL_HEIGHT = 0.35
+WALL_THICKNESS = 0.04
 SOFT_WALL = (0.05, 1.0)
 """Contact time constant (s) and damping ratio: padded walls, so that light contact is possible."""
-NEAR_END, FAR_END = 0.30, 0.85  # x of the walls' outer ends
+NEAR_END = 0.30  # x of the walls' outer end near the robot, m
+FAR_END = 0.85  # x of the far outer end, m
 CLOSE = 0.04
 TOUCH = ("hand", "left_finger", "right_finger")
 """Bodies with touch sensors, each named `BODY_touch`."""
@@ -36,7 +39,8 @@ class Channel(GoalTask):
         Parameter("goal_z", 0.12, 0.18),
     )
     close = CLOSE
-    tool_low, tool_high = (0.42, -0.24, 0.12), (0.52, -0.20, 0.18)
+    tool_low = (0.42, -0.24, 0.12)
+    tool_high = (0.52, -0.20, 0.18)
     touch = tuple(f"{body}_touch" for body in TOUCH)
     horizon = 100
 
@@ -54,7 +58,8 @@ class Channel(GoalTask):
 
 def path_length(view: View) -> Floats:
     """Length [n] (m) of the way from the tool point to the goal through the middle of the gap."""
-    xp, goal = namespace(view.tool), view.place["goal"]
+    xp = namespace(view.tool)
+    goal = view.place["goal"]
     before, behind = (_point(point, view.tool) for point in (BEFORE, BEHIND))
     last = distance(view.tool, goal)
     through = distance(view.tool, behind) + distance(behind, goal)

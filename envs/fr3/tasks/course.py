@@ -21,11 +21,13 @@ from embodied.envs.fr3.tasks.task import (
     spread,
 )
 
-SIDE, CELL = 6, 0.05
+SIDE = 6
+CELL = 0.05
 NEAR = (0.375, -0.125)
 """The middle of the first cell."""
 HALF = (0.023, 0.023, 0.025)
-LAYER, LID = 0.025, 0.045
+LAYER = 0.025
+LID = 0.045
 """Height of the tool point where it belongs, and where the episode is lost."""
 AWAY = -1.0  # position of unused boxes, below the table
 CLOSE = 0.02
@@ -45,7 +47,8 @@ def boxes(param: Params) -> Flags:
 
 def ends(param: Params) -> tuple[Floats, Floats]:
     """Start and goal cells, [n] each; a goal on the start is moved to the next cell."""
-    xp, count = namespace(param["start"]), SIDE * SIDE
+    xp = namespace(param["start"])
+    count = SIDE * SIDE
     start, goal = (
         xp.clip(xp.floor(param[name] * count + 1e-3), 0, count - 1) for name in ("start", "goal")
     )

@@ -25,7 +25,8 @@ from embodied.envs.fr3.tasks.task import (
 
 CANS = ("middle_can", "side_can")
 ROW = 0.50  # x of both cans, m
-RADIUS, HALF_HEIGHT = 0.025, 0.05
+RADIUS = 0.025
+HALF_HEIGHT = 0.05
 FALLEN = 0.7  # cosine of the tilt from which no can comes back
 TIN = (0.16, 0.50, 0.42, 1.0)
 
@@ -74,8 +75,9 @@ class Detour(Lift):
 
 
 def _side_y(param: Params) -> Floats:
-    """Where the second can stands, [n]."""
-    side, distance = param["can_side"], param["can_distance"]
+    """The y coordinate of the second can, [n] (m)."""
+    side = param["can_side"]
+    distance = param["can_distance"]
     return namespace(side).where(side < 0.5, -distance, distance)
 
 

@@ -68,5 +68,6 @@ class GoalTask(Task):
 
     def where(self, view: View) -> str:
         """Tool and goal of the first env in `view`, in words."""
-        tool, goal = centimetres(view.tool), centimetres(view.place["goal"])
+        tool = centimetres(view.tool)
+        goal = centimetres(view.place["goal"])
         return f"The tool is at {tool}, the goal at {goal}"

@@ -30,12 +30,14 @@ from embodied.envs.fr3.tasks.task import (
 )
 
 HOLE = 0.010  # half the width of the square hole, m
-BLOCK, TOP = 0.035, 0.030  # half width and height of the block, m
+BLOCK = 0.035  # half the width of the block, m
+TOP = 0.030  # height of the block, m
 HANDLE = 0.012  # half width of the part that is held, m
 TIP = -0.055  # the tip below the body's origin (the middle of the handle), m
 CHAMFER = 0.0002
 DEPTH = 0.02
-LIGHT, DARK = (0.93, 0.69, 0.13, 1.0), (0.30, 0.34, 0.40, 1.0)
+LIGHT = (0.93, 0.69, 0.13, 1.0)
+DARK = (0.30, 0.34, 0.40, 1.0)
 
 
 def tip_from_hole(view: View) -> Floats:
@@ -51,7 +53,7 @@ def above(view: View) -> Floats:
 
 
 def inserted(view: View) -> Floats:
-    """How much of the way in the tip is, in [0, 1], counted on the axis only."""
+    """The share of the way in that the tip has gone, in [0, 1], counted on the axis only."""
     tip = tip_from_hole(view)
     xp = namespace(tip)
     return xp.where(_from_axis(tip) < 0.002, xp.clip(-tip[:, 2] / DEPTH, 0.0, 1.0), 0.0)
@@ -63,7 +65,7 @@ def _rim(view: View) -> Floats:
 
 
 def _from_axis(tip: Floats) -> Floats:
-    """How far tips [n, 3] against the rim are from the hole's axis [n]."""
+    """The distance [n] (m) of tips [n, 3] against the rim from the hole's axis."""
     return namespace(tip).linalg.norm(tip[:, :2], axis=1)
 
 
@@ -103,7 +105,8 @@ class Insert(Task):
         return {("geom_size", "shaft"): shaft, ("geom_size", "tip"): tip}
 
     def start(self, param: Params, draws: Floats) -> Start:
-        count, xp = len(draws), namespace(draws)
+        count = len(draws)
+        xp = namespace(draws)
         zero = xp.zeros_like(draws[:, 0])
         hole = xp.stack([param["hole_x"], param["hole_y"], zero], 1)
         away = spread(draws[:, :3], (-0.05, -0.05, 0.02), (0.05, 0.05, 0.06))
@@ -121,7 +124,8 @@ class Insert(Task):
         )
 
     def observe(self, view: View) -> Floats:
-        seen, peg = _rim(view) + view.memory["wrong"], view.place["peg"]
+        seen = _rim(view) + view.memory["wrong"]
+        peg = view.place["peg"]
         return namespace(peg).concatenate([seen, tip_from_hole(view), peg - view.tool], 1)
 
     def success(self, view: View) -> Flags:
@@ -140,7 +144,8 @@ def _peg(spec: mujoco.MjSpec) -> None:
     """A square handle, a round shaft and a slightly thinner tip."""
     body = spec.worldbody.add_body(name="peg")
     body.add_freejoint(name="peg")
-    box, cylinder = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
+    box = mujoco.mjtGeom.mjGEOM_BOX
+    cylinder = mujoco.mjtGeom.mjGEOM_CYLINDER
     body.add_geom(
         name="handle",
         type=box,

@@ -44,7 +44,7 @@ def grasp(view: View) -> Floats:
 
 
 def raised(view: View) -> Floats:
-    """How much of the way up the cube has gone, in [0, 1]."""
+    """The share of the way up that the cube has gone, in [0, 1]."""
     height = view.place["cube"][:, 2] - view.param["cube_half"]
     return namespace(height).clip(height / RAISED, 0.0, 1.0)
 
@@ -77,7 +77,8 @@ class Lift(Task):
         add_box(spec, "cube", (LARGEST, LARGEST, LARGEST), (0.85, 0.23, 0.16, 1.0), 0.08)
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
-        half, friction = param["cube_half"], sliding(param["cube_friction"])
+        half = param["cube_half"]
+        friction = sliding(param["cube_friction"])
         size = namespace(half).tile(half[:, None], (1, 3))
         return {("geom_size", "cube"): size, ("geom_friction", "cube"): friction}
 

@@ -88,7 +88,8 @@ class Push(Task):
         xp = namespace(draws)
         height = xp.full_like(draws[:, 0], HALF)
         cube = xp.stack([param["cube_x"], param["cube_y"], height], 1)
-        angle, away = param["goal_angle"], param["goal_distance"]
+        angle = param["goal_angle"]
+        away = param["goal_distance"]
         zero = xp.zeros_like(angle)
         goal = cube + away[:, None] * xp.stack([xp.cos(angle), xp.sin(angle), zero], 1)
         tool = spread(draws, (0.40, -0.15, 0.12), (0.60, 0.15, 0.25))
@@ -96,8 +97,10 @@ class Push(Task):
         return Start(tool, zero, free={"cube": (cube, turn)}, marker={"goal": goal})
 
     def observe(self, view: View) -> Floats:
-        cube, goal = view.place["cube"], view.place["goal"]
-        yaw, xp = 4 * yaw_of(view.turn["cube"]), namespace(cube)
+        cube = view.place["cube"]
+        goal = view.place["goal"]
+        yaw = 4 * yaw_of(view.turn["cube"])
+        xp = namespace(cube)
         facing = xp.stack([xp.cos(yaw), xp.sin(yaw)], 1)
         return xp.concatenate([cube, cube - view.tool, goal, goal - cube, facing], 1)
 
@@ -105,7 +108,8 @@ class Push(Task):
         return distance(view.place["cube"], view.place["goal"]) < CLOSE
 
     def describe(self, view: View) -> str:
-        cube, goal = view.place["cube"], view.place["goal"]
+        cube = view.place["cube"]
+        goal = view.place["goal"]
         return (
             f"The cube is at {centimetres(cube)}, the disc's centre above the table at "
             f"{centimetres(goal)}; the tool is at {centimetres(view.tool)}."

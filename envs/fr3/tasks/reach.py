@@ -18,5 +18,6 @@ class Reach(GoalTask):
         Parameter("goal_z", 0.08, 0.40),
     )
     close = CLOSE
-    tool_low, tool_high = (0.38, -0.20, 0.12), (0.60, 0.20, 0.35)
+    tool_low = (0.38, -0.20, 0.12)
+    tool_high = (0.60, 0.20, 0.35)
     horizon = 50

@@ -175,7 +175,7 @@ def near(a: Floats, b: Floats, scale: float) -> Floats:
 
 
 def distance(a: Floats, b: Floats) -> Floats:
-    """How far apart the points [n, 3] are, [n]."""
+    """The distance [n] (m) between points [n, 3]."""
     return namespace(a).linalg.norm(a - b, axis=1)
 
 

@@ -51,10 +51,12 @@ class Rows:
             obs, reward, over, late, info = self.envs[row].step(action)
             self._write(arrays, "next_obs", row, obs)
             arrays["reward"][row] = reward
-            arrays["terminated"][row], arrays["truncated"][row] = over, late and not over
+            arrays["terminated"][row] = over
+            arrays["truncated"][row] = late and not over
             for key in SUCCESS:
                 if key in info:
-                    arrays["success"][row], arrays["success_known"][0] = info[key], True
+                    arrays["success"][row] = info[key]
+                    arrays["success_known"][0] = True
 
     def _native(self, action: Any) -> Any:
         if isinstance(self.act, spaces.Discrete):

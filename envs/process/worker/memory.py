@@ -14,7 +14,7 @@ ALIGN = 64
 
 
 def total(layout: Layout) -> int:
-    """How many bytes the arrays of `layout` need."""
+    """The number of bytes that the arrays of `layout` need."""
     return sum(_padded(dtype, shape) for _, dtype, shape in layout)
 
 
@@ -24,7 +24,8 @@ def mapped(path: str, layout: Layout) -> dict[str, np.ndarray]:
         if os.fstat(file.fileno()).st_size < total(layout):
             raise ValueError(f"{path} is smaller than its layout")
         memory = mmap.mmap(file.fileno(), 0)
-    arrays, at = {}, 0
+    arrays = {}
+    at = 0
     for name, dtype, shape in layout:
         count = int(np.prod(shape, dtype=np.int64))
         arrays[name] = np.frombuffer(memory, dtype, count, at).reshape(tuple(shape))

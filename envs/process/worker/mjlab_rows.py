@@ -25,14 +25,17 @@ class Rows:
             raise ValueError(f"no task {settings['task']!r}; mjlab has {', '.join(list_tasks())}")
         config = load_env_cfg(settings["task"], play=settings["play"])
         # With its own reset inside of step, mjlab does not return the true next observation.
-        config.scene.num_envs, config.auto_reset, config.seed = count, False, 0
+        config.scene.num_envs = count
+        config.auto_reset = False
+        config.seed = 0
         if settings["motion"]:
             config.commands["motion"].motion_file = settings["motion"]
         if settings["horizon"] is not None:
             period = config.sim.mujoco.timestep * config.decimation
             config.episode_length_s = settings["horizon"] * period
         self.env = ManagerBasedRlEnv(config, device=_device(settings["device"]))
-        self.scale, self.finite = settings["action_scale"], config.is_finite_horizon
+        self.scale = settings["action_scale"]
+        self.finite = config.is_finite_horizon
         obs = grouped(self.env.reset()[0])
         size = self.env.action_manager.total_action_dim
         self.spec = {

@@ -30,7 +30,8 @@ class Rows:
                 f"no task {task!r}; robosuite has {', '.join(sorted(REGISTERED_ENVS))}"
             )
         self.envs = [_made(settings) for _ in range(count)]
-        self.horizon, self.at = settings["horizon"], [0] * count
+        self.horizon = settings["horizon"]
+        self.at = [0] * count
         obs = self.envs[0].reset()
         size = self.envs[0].action_dim
         self.spec = {
@@ -44,7 +45,8 @@ class Rows:
         for row, seed in zip(rows, seeds, strict=True):
             env = self.envs[row]
             # Sampler and robot draw from the generator that the scene is loaded with.
-            env.rng, env.placement_initializer = np.random.default_rng(int(seed)), None
+            env.rng = np.random.default_rng(int(seed))
+            env.placement_initializer = None
             self.at[row] = 0
             _write(arrays, "obs", row, env.reset())
 
@@ -57,7 +59,8 @@ class Rows:
             done = bool(env._check_success())
             self.at[row] += 1
             _write(arrays, "next_obs", row, obs)
-            arrays["reward"][row], arrays["success"][row] = reward, done
+            arrays["reward"][row] = reward
+            arrays["success"][row] = done
             arrays["terminated"][row] = done
             arrays["truncated"][row] = not done and self.at[row] >= self.horizon
 

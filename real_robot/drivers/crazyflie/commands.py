@@ -20,7 +20,7 @@ def position(place: list[float], yaw: float) -> Command:
 
 
 def full_state(place: list[float], yaw: float, rate: Floats) -> Command:
-    """And how fast they move."""
+    """Set-points that also say how fast they move."""
     speed, turn = [float(each) for each in rate[:3]], math.degrees(float(rate[3]))
     facing = [0.0, 0.0, math.sin(yaw / 2), math.cos(yaw / 2)]
     still = [0.0, 0.0, 0.0]

@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
@@ -37,42 +38,39 @@ from embodied.real_robot.drivers.crazyflie.commands import (
 )
 from embodied.real_robot.drivers.crazyflie.link import Link
 from embodied.real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
 LIFT = 0.05  # m
 ASK = 0.3  # s until an order that showed no effect is given again
 SPEED = 0.4  # m/s that it lands with
 KALMAN = 2  # of stabilizer.estimator
-NEAR, CLEAR, STEADY = 0.15, 0.25, 25  # m, m, set-points: before a policy on board takes over
+NEAR = 0.15  # m from its set-point, before a policy on board takes over
+CLEAR = 0.25  # m above the ground, before a policy on board takes over
+STEADY = 25  # set-points in a row of which that is true
 BRIEF = 2.0  # s that a low voltage may last: motors that speed up pull it down
 
 
 @dataclass(frozen=True)
 class Config:
-    """`uri`: radio://0/80/2M/E7E7E7E7E7 or udp://HOST:PORT. `command`: how set-points are sent:
-    `position`; `full_state`, which also says how fast they move (for the Mellinger controller);
-    `hover`, velocities and height, for a drone that knows no place but what its flow deck sees.
+    """Settings of a Crazyflie.
 
-    `low` (V): below it, it lands; no default, because only you know your battery. `tracker`:
-    what sees it from outside (`embodied.real_robot.ipc.external_state`: drone_x, drone_y, drone_z
-    in m), None where it
-    knows its place by itself (flow deck, Lighthouse, Loco). `hover` (s): how long it stays in the
-    air when it is not moved. `silence` (s) without news is a lost link; `arming` (s) for arming;
-    `patience` (s) for what is asked before anything moves; `certain` (m^2): most variance of its
-    own estimate of its place at the start; `place_gain` (1/s): of `hover`."""
+    `command` says how set-points are sent: `position`; `full_state`, which also says how fast they
+    move (for the Mellinger controller); `hover`, velocities and height, for a drone that knows no
+    place but what its flow deck sees. `tracker` is a node such as
+    `embodied.real_robot.ipc.external_state` that knows drone_x, drone_y, drone_z (m)."""
 
-    uri: str
-    low: float
-    command: Literal["position", "full_state", "hover"] = "position"
-    tracker: Node | None = None
-    hover: float = 5.0
-    silence: float = 0.5
-    arming: float = 3.0
-    patience: float = 30.0
-    certain: float = 0.01
-    place_gain: float = 1.0
-    onboard: str = ""
+    uri: str  # radio://0/80/2M/E7E7E7E7E7 or udp://HOST:PORT
+    low: Annotated[float, Bound(2.5, 20.0)]  # V: below it, it lands; yours, from your battery
+    command: Literal["position", "full_state", "hover"] = "position"  # how set-points are sent
+    tracker: Node | None = None  # what sees it from outside; null: it knows its place by itself
+    hover: Annotated[float, Bound(0.0, 3600.0)] = 5.0  # s in the air without motion; then it lands
+    silence: Wait = 0.5  # s without news after which the link is lost
+    arming: Wait = 3.0  # s that arming may take
+    patience: Wait = 30.0  # s for what is asked before anything moves
+    certain: Positive = 0.01  # largest variance of its own place at the start, m^2
+    place_gain: Annotated[float, Bound(0.0, 100.0)] = 1.0  # gain of `hover` towards a place, 1/s
+    onboard: str = ""  # 8 digits (0 to f) of the hash of the policy in its firmware; empty: none
 
     def __post_init__(self) -> None:
         if not 2.5 <= self.low <= 20:
@@ -86,7 +84,7 @@ class Config:
 
 
 class Phase(Enum):
-    """Of a flight."""
+    """Phases of a flight."""
 
     GROUND = "on the ground"
     ARMING = "arming"
@@ -99,20 +97,24 @@ class Crazyflie(Driver):
     """`read`, `write` and `hold` never wait for the radio."""
 
     joints = JOINTS
-    rest: ClassVar[str] = "land"
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.link = Link(config.uri, clock)
         self.tracker = (
             None if config.tracker is None else build(config.tracker, ExternalStateReader)
         )
-        self.phase, self.ground = Phase.GROUND, 0.0
-        self._q, self._dq = np.zeros(4), np.zeros(4)
-        self._sent, self._sent_at = np.zeros(4), -math.inf
+        self.phase = Phase.GROUND
+        self.ground = 0.0
+        self._q = np.zeros(4)
+        self._dq = np.zeros(4)
+        self._sent = np.zeros(4)
+        self._sent_at = -math.inf
         self._since = self._asked = self._fine = 0.0
         self._held: float | None = None
-        self._steady, self._learned = 0, False
+        self._steady = 0
+        self._learned = False
         self._told: set[str] = set()
 
     def connect(self) -> None:
@@ -200,8 +202,8 @@ class Crazyflie(Driver):
                 self.link.tell(emergency_stop)
 
     def recover(self) -> None:
-        """What still flies is left alone; a crashed one is asked to recover, a lost one is
-        connected to again."""
+        """Leave a drone that still flies alone, ask a crashed one to recover, connect to a lost
+        one again."""
         if not self.link.connected or self._silent() or self.phase == Phase.CUT:
             self.close()
             self.connect()
@@ -249,7 +251,8 @@ class Crazyflie(Driver):
             )
 
     def _hand_over(self, q: Floats) -> None:
-        """To the policy on board, once it has been steady near its set-point for half a second."""
+        """Hand over to the policy on board, once the drone was steady near its set-point for
+        half a second."""
         near = bool((np.abs(self._q[:3] - q[:3]) < NEAR).all())
         high = self._q[2] > self.ground + CLEAR
         self._steady = self._steady + 1 if near and high else 0
@@ -291,7 +294,7 @@ class Crazyflie(Driver):
         return Health.of(self.link.heard["health"][0])
 
     def _feed(self) -> None:
-        """What is seen of it from outside, to its estimator."""
+        """Send the drone's estimator what is seen from outside."""
         if self.tracker is not None and self.link.connected:
             x, y, z = (float(each) for each in self.tracker.read())
             self.link.say("place", lambda drone: drone.extpos.send_extpos(x, y, z))
@@ -311,7 +314,7 @@ class Crazyflie(Driver):
             raise self.link.error(reason)
 
     def _advance(self) -> None:
-        """What the drone did about what it was told."""
+        """Change the phase by what the drone did about its last command."""
         health, now = self._health(), self.clock()
         if self.phase == Phase.GROUND:
             self.ground = float(self._q[2])
@@ -342,10 +345,13 @@ class Crazyflie(Driver):
 
     def _follow(self, q: Floats) -> None:
         """The set-point, as the drone is configured to take it."""
-        now, place, yaw = self.clock(), [float(each) for each in q[:3]], float(q[3])
+        now = self.clock()
+        place = [float(each) for each in q[:3]]
+        yaw = float(q[3])
         since = now - self._sent_at
         rate = (q - self._sent) / since if 0 < since < 0.2 else np.zeros(4)
-        self._sent[:], self._sent_at = q, now
+        self._sent[:] = q
+        self._sent_at = now
         if self.config.onboard:
             self._hand_over(q)
         if self.config.command == "position":
@@ -362,12 +368,14 @@ class Crazyflie(Driver):
 
     def _order_landing(self) -> None:
         seconds = max(1.5, (float(self._q[2]) - self.ground) / SPEED)
-        self._asked, learned = self.clock(), self._learned
-        self._learned, self._steady = False, 0
+        self._asked = self.clock()
+        learned = self._learned
+        self._learned = False
+        self._steady = 0
         self.link.tell(landing(self.ground, seconds, learned))
 
     def _come_down(self) -> None:
-        """Until it has landed; DriverError."""
+        """Wait until the drone has landed; DriverError."""
 
         def down() -> bool:
             self._news()

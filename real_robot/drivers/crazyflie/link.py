@@ -24,12 +24,14 @@ class Link:
     """`heard` holds, for each log block, its newest values and when they came (s)."""
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.uri, self.clock = uri, clock
+        self.uri = uri
+        self.clock = clock
         self.heard: dict[str, tuple[Mapping[str, float], float]] = {}
         self.lost = ""
         self._drone: Any = None
         self._ready = threading.Event()
-        self._wake, self._over = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._over = threading.Event()
         self._queue: deque[Command] = deque()
         self._newest: dict[str, Command] = {}
         self._sender: threading.Thread | None = None
@@ -39,11 +41,12 @@ class Link:
         return self._drone is not None and not self.lost
 
     def open(self, patience: float) -> None:
-        """Until all that it is made of is known; DriverError."""
+        """Connect, and wait until all tables of the drone are known; DriverError."""
         crazyflie, crtp = _library()
         if not crtp.CLASSES:
             crtp.init_drivers()
-        self.lost, self._drone = "", crazyflie.Crazyflie()
+        self.lost = ""
+        self._drone = crazyflie.Crazyflie()
         self.heard.clear()
         self._ready.clear()
         drone = self._drone
@@ -78,7 +81,7 @@ class Link:
         block.start()
 
     def parameter(self, name: str) -> float | None:
-        """Its value as it connected; None where it has no such parameter."""
+        """Value of the parameter at connecting; None where the drone has no such parameter."""
         group, _, word = name.partition(".")
         value: str | None = self._drone.param.values.get(group, {}).get(word)
         return None if value is None else float(value)
@@ -102,7 +105,8 @@ class Link:
     def close(self, flying: bool) -> None:
         """Let go; safe to call twice. cflib takes leave with a set-point that stops the motors: one
         that is still `flying` is left without."""
-        drone, self._drone = self._drone, None
+        drone = self._drone
+        self._drone = None
         if drone is None:
             return
         self._flush()
@@ -118,7 +122,7 @@ class Link:
         return DriverError(f"the Crazyflie at {self.uri}: {text}")
 
     def _flush(self) -> None:
-        """What waits goes out first."""
+        """Send what waits first."""
         self._over.set()
         self._wake.set()
         if self._sender is not None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node
 from embodied.embodiments import fr3
+from embodied.real_robot.drivers.driver import Wait
 from embodied.real_robot.drivers.franka.gripper import Config as HandConfig
-from embodied.real_robot.drivers.springs import Tool
+from embodied.real_robot.drivers.springs import Gain, Tool
 
-Seven = tuple[float, float, float, float, float, float, float]
-Six = tuple[float, float, float, float, float, float]
 HIGHEST_FORCE = 300.0  # N (and N m): a threshold above that is none
+Torque = Annotated[float, Bound(above=0.0, high=87.0)]
+Force = Annotated[float, Bound(above=0.0, high=HIGHEST_FORCE)]
+Seven = tuple[Torque, Torque, Torque, Torque, Torque, Torque, Torque]
+Six = tuple[Force, Force, Force, Force, Force, Force]
+Gains = tuple[Gain, Gain, Gain, Gain, Gain, Gain, Gain]
+Inertia = tuple[Number, Number, Number, Number, Number, Number, Number, Number, Number]
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What is mounted or held besides the hand that Desk knows: `mass` (kg), `center` (m, in the
-    flange's frame), `inertia` (kg m^2, 3 x 3 column by column)."""
+    """What is mounted or held besides the hand that Desk knows."""
 
-    mass: float
-    center: tuple[float, float, float]
-    inertia: tuple[float, float, float, float, float, float, float, float, float]
+    mass: Annotated[float, Bound(0.0, 3.0)]  # kg
+    center: tuple[Number, Number, Number]  # m, in the flange's frame
+    inertia: Inertia  # kg m^2, 3 x 3 column by column
 
     def __post_init__(self) -> None:
         if not 0 <= self.mass <= 3:
@@ -32,34 +38,26 @@ class Payload:
 
 @dataclass(frozen=True)
 class Config:
-    """`host`: the arm's address. Above `contact_*` a contact is reported, above `collision_*` the
-    arm stops itself: N m of each joint, N and N m of the tool's x, y, z, roll, pitch, yaw. These,
-    and the payload, have no default: only you know them.
+    """Settings of a Franka. Thresholds and payload have no default: only you know them.
 
-    `stiffness` (N m/rad) and `damping` (N m s/rad) of the joint impedance, whose spring pulls with
-    no more than `push` (N m): torques may change by 1 N m/ms, and a stronger pull swings up. With
-    `tool` the springs are on the tool's pose instead (Cartesian impedance).
-    `realtime: false` does without a real-time kernel; `silence` (s) without news after which the
-    arm counts as lost; `patience` (s) for what is asked before anything moves. `senses`: what
-    measures the things before the arm (`embodied.real_robot.ipc.external_state`), where the policy
-    wants to know.
-    """
+    The pull of the springs is bounded by `push`, because torques may change by 1 N m/ms and a
+    stronger pull swings up. `senses` is a node of `embodied.real_robot.ipc.external_state`."""
 
-    host: str
-    contact_torque: Seven
-    collision_torque: Seven
-    contact_force: Six
-    collision_force: Six
-    payload: Payload
-    stiffness: Seven = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)
-    damping: Seven = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)
-    push: Seven = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)
-    tool: Tool | None = None
-    hand: HandConfig | None = None
-    realtime: bool = True
-    silence: float = 0.1
-    patience: float = 10.0
-    senses: Node | None = None
+    host: str  # address of the arm
+    contact_torque: Seven  # N m of each joint above which a contact is reported
+    collision_torque: Seven  # N m of each joint above which the arm stops itself
+    contact_force: Six  # N (x, y, z), N m (roll, pitch, yaw) of the tool: contact is reported
+    collision_force: Six  # N, N m of the tool above which the arm stops itself
+    payload: Payload  # what is mounted or held
+    stiffness: Gains = (600.0, 600.0, 600.0, 600.0, 250.0, 150.0, 50.0)  # N m/rad of each joint
+    damping: Gains = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)  # N m s/rad of each joint
+    push: Gains = (45.0, 45.0, 45.0, 45.0, 11.0, 11.0, 9.0)  # largest pull of a spring, N m
+    tool: Tool | None = None  # springs on the tool's pose; null: on the joints
+    hand: HandConfig | None = None  # the hand; null: none
+    realtime: bool = True  # false: do without a real-time kernel
+    silence: Wait = 0.1  # s without news after which the arm is lost
+    patience: Wait = 10.0  # s for what is asked before anything moves
+    senses: Node | None = None  # what measures the things before the arm; null: nothing
 
     def __post_init__(self) -> None:
         pairs = [

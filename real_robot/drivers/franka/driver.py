@@ -17,13 +17,13 @@ import numpy as np
 from embodied.core.build import build
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, check_stiffness
+from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.franka.config import Config, Payload
 from embodied.real_robot.drivers.franka.errors import FAILED, MODES, call, explain, franky, sever
 from embodied.real_robot.drivers.franka.gripper import Hand
 from embodied.real_robot.drivers.franka.impedance import JointSpring, ToolSpring
 from embodied.real_robot.drivers.franka.limits import Own, misfit, own
-from embodied.real_robot.drivers.springs import Springs, span
+from embodied.real_robot.drivers.springs import Springs, check_stiffness, span
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
 STOP = 1.0  # s that ending the controller may take
@@ -37,18 +37,21 @@ class Franka(Driver):
     joints = fr3.JOINTS
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.senses = None if config.senses is None else build(config.senses, ExternalStateReader)
         self.sensed = () if self.senses is None else self.senses.names
         self._robot: Any = None
         self._motion: Any = None
         self._hand: Hand | None = None
         self._own: Own | None = None
-        self._lost, self._silent = "", False
+        self._lost = ""
+        self._silent = False
         self._q, self._things = np.zeros(7), np.zeros(len(self.sensed))
         gains = (np.array(each) for each in (config.stiffness, config.damping, config.push))
         self._spring = JointSpring(*gains) if config.tool is None else ToolSpring(config.tool)
-        self._tick, self._seen = -1, 0.0
+        self._tick = -1
+        self._seen = 0.0
 
     def connect(self) -> None:
         self._connect(recover=False)
@@ -97,7 +100,9 @@ class Franka(Driver):
             raise self._fail(error) from error
         now, tick = self.clock(), state.time.to_msec()
         if tick != self._tick:
-            self._tick, self._seen, self._silent = tick, now, False
+            self._tick = tick
+            self._seen = now
+            self._silent = False
         elif now - self._seen > self.config.silence:
             self._silent = True
             raise DriverError(
@@ -125,7 +130,7 @@ class Franka(Driver):
             self._hand.wish = width
 
     def release(self) -> None:
-        """Its own gravity compensation carries it; a little damping is left."""
+        """Let the arm's own gravity compensation carry it, with a little damping."""
         self._controlled()
         self._spring.release(self._motion)
 
@@ -149,11 +154,6 @@ class Franka(Driver):
     @property
     def width(self) -> float:
         return self._hand.width if self._hand is not None else 0.0
-
-    @property
-    def robot_time(self) -> float:
-        """The robot's own clock at the last `read`, s: a simulated one may go slower than ours."""
-        return self._tick / 1000
 
     def sense(self) -> Floats:
         return self._things
@@ -185,7 +185,9 @@ class Franka(Driver):
             except FAILED as error:
                 self._fail(error)
         self._robot = self._motion = self._hand = None
-        self._lost, self._silent, self._tick = "", False, -1
+        self._lost = ""
+        self._silent = False
+        self._tick = -1
 
     def _limits(self) -> Own:
         try:
@@ -199,7 +201,8 @@ class Franka(Driver):
         if recover and state.robot_mode.name == "Reflex":
             call(host, self._robot.recover_from_errors, patience, "recover from its error")
             state = call(host, lambda: self._robot.state, patience, "tell its state")
-        self._q, mode = np.array(state.q), state.robot_mode.name
+        self._q = np.array(state.q)
+        mode = state.robot_mode.name
         if mode in MODES:
             said = str(state.current_errors or state.last_motion_errors)
             errors = f" {said}" if mode == "Reflex" else ""

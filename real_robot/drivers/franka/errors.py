@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 FAILED = (franky.Exception, RuntimeError)
-"""What the library raises: its own, and what its network layer lets through."""
+"""Errors of the library: its own, and those of its network layer."""
 
 ADVICE = {
     "cartesian_reflex": "it touched something: clear the way, then reset",
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 def explain(host: str, said: object) -> str:
-    """One line of what `said` means for the arm at `host`, and what to look at."""
+    """One line about what `said` means for the arm at `host`, and what to look at."""
     text = " ".join(str(said).removeprefix("libfranka: ").split())
     hint = next((advice for word, advice in ADVICE.items() if word in text), "")
     return f"the Franka at {host}: {text}{f' ({hint})' if hint else ''}"

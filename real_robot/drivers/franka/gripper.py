@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.franka.errors import FAILED, call, explain, franky
@@ -19,15 +20,17 @@ from embodied.real_robot.drivers.franka.errors import FAILED, call, explain, fra
 BAND = 0.004  # m off the wish that set the hand in motion
 LATENCY = 0.03  # s that a stop needs
 PAUSE = 0.02  # s between two looks
-OPEN, CLOSE, STILL = "open", "close", "still"
+OPEN = "open"
+CLOSE = "close"
+STILL = "still"
 
 
 @dataclass(frozen=True)
 class Config:
-    """`speed` (m/s) of the width, `force` (N) to hold things with."""
+    """Settings of a Franka's hand."""
 
-    speed: float
-    force: float
+    speed: Annotated[float, Bound(above=0.0, high=0.2)]  # m/s of its opening
+    force: Annotated[float, Bound(above=0.0, high=140.0)]  # N to hold things with; 70 continuously
 
     def __post_init__(self) -> None:
         if not (0 < self.speed <= 0.2 and 0 < self.force <= 140):
@@ -39,7 +42,8 @@ class Hand:
     failed, empty while nothing did."""
 
     def __init__(self, config: Config, host: str, patience: float) -> None:
-        self.config, self.host = config, host
+        self.config = config
+        self.host = host
         self._gripper: Any = call(host, lambda: franky.Gripper(host), patience, "find its hand")
         state = call(host, lambda: self._gripper.state, patience, "tell its hand's width")
         self.most: float = state.max_width
@@ -47,7 +51,9 @@ class Hand:
             raise DriverError(f"the hand of the Franka at {host} says it cannot open: home it")
         self.width = self.wish = float(state.width)
         self.fault = ""
-        self._going, self._number, self._busy = STILL, 0, False
+        self._going = STILL
+        self._number = 0
+        self._busy = False
         self._end = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -86,7 +92,9 @@ class Hand:
     def _go(self, way: str, do: Callable[[], bool]) -> None:
         if self._busy:
             self._halt()
-        self._going, self._busy, self._number = way, True, self._number + 1
+        self._going = way
+        self._busy = True
+        self._number = self._number + 1
         threading.Thread(target=self._run, args=(do, self._number), daemon=True).start()
 
     def _run(self, do: Callable[[], bool], number: int) -> None:
@@ -99,9 +107,10 @@ class Hand:
             self._busy = False
 
     def _halt(self) -> None:
-        """Whatever runs is over: what it says after this is not listened to."""
+        """End the motion that runs; its later answers are ignored."""
         self._number += 1
-        self._going, self._busy = STILL, False
+        self._going = STILL
+        self._busy = False
         self._gripper.stop()
 
     def _failed(self, error: BaseException) -> None:

@@ -43,7 +43,7 @@ class JointSpring:
         return motion
 
     def gains(self, stiffness: Floats) -> Any:
-        """For `set_gains`, of another stiffness [7]."""
+        """Gains for `set_gains`, of another stiffness [7]."""
         return franky.JointImpedanceGains(stiffness, damped(self.springs, stiffness))
 
     def release(self, motion: Any) -> None:
@@ -56,7 +56,7 @@ class JointSpring:
         motion.set_gains(self.gains(self.springs.stiffness))
 
     def reference(self, q: Floats, here: Floats) -> Any:
-        """To q [7], for an arm that is `here` [7]."""
+        """The reference for targets `q` [7], of an arm that is `here` [7]."""
         np.subtract(q, here, out=self.wish)
         np.clip(self.wish, -self.reach, self.reach, out=self.wish)
         self.wish += here
@@ -64,16 +64,18 @@ class JointSpring:
 
 
 class ToolSpring:
-    """The same on the tool's pose."""
+    """Springs on the tool's pose."""
 
     def __init__(self, config: Tool) -> None:
-        self.config, self.springs = config, tool_springs(config)
+        self.config = config
+        self.springs = tool_springs(config)
         self.model: Any = None
         self.frames: tuple[Any, Any] | None = None
 
     def motion(self, robot: Any, own: Own, q: Floats) -> Any:
         state, config = robot.state, self.config
-        self.model, self.frames = robot.model, (state.F_T_EE, state.EE_T_K)
+        self.model = robot.model
+        self.frames = (state.F_T_EE, state.EE_T_K)
         motion = franky.CartesianImpedanceTrackingMotion(
             translational_stiffness=config.stiffness,
             rotational_stiffness=config.turning,

@@ -19,7 +19,7 @@ _LOWER_END = np.array([-2.75010, -1.79180, -2.90650, -3.04810, -2.81010, 0.54092
 _K = np.array([12.0, 5.17, 7.0, 8.0, 34.0, 11.0, 34.0])  # rad/s^2
 _C = np.array([0.30, 0.20, 0.20, 0.30, 0.35, 0.35, 0.35])  # rad/s
 ACCELERATION, JERK = 10.0, 5000.0
-"""Of every joint, rad/s^2 and rad/s^3."""
+"""Limits of every joint, rad/s^2 and rad/s^3."""
 SAMPLES = 200
 
 
@@ -34,8 +34,8 @@ class Own:
 
 
 def own(urdf: str) -> Own:
-    """From the model that the arm itself sends; the narrower where that and the FR3's data sheet
-    differ. ValueError where there are not 7 joints."""
+    """Limits in the model that the arm itself sends; the narrower where that and the FR3's data
+    sheet differ. ValueError where there are not 7 joints."""
     try:
         joints = [j for j in ElementTree.fromstring(urdf) if j.get("type") == "revolute"]
         said = [[float(j.find("limit").get(n)) for n in _NAMES] for j in joints]  # pyright: ignore
@@ -56,7 +56,8 @@ _NAMES = ("lower", "upper", "velocity", "effort")
 
 
 def allowed(q: Floats, velocity: Floats) -> tuple[Floats, Floats]:
-    """How fast joints at `q` [..., 7] may go down (negative) and up, rad/s."""
+    """Velocities [..., 7] (rad/s), lowest (negative) and highest, that joints at `q` [..., 7]
+    may have."""
     up = np.sqrt(np.maximum(0.0, _K * (_UPPER_END - q))) - _C
     down = np.sqrt(np.maximum(0.0, _K * (q - _LOWER_END))) - _C
     return -np.clip(down, 0.0, velocity), np.clip(up, 0.0, velocity)

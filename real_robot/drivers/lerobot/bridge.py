@@ -32,8 +32,11 @@ from collections.abc import Generator
 from typing import Any
 
 STATE = struct.Struct("=2d")
-"""When the measurement began (s, monotonic clock) and how long it took (s)."""
-MEASURED, REASON, READY, ORDER = b"m", b"!", b"r", b"o"
+"""Time (s, monotonic clock) at which a measurement began, and how long (s) it took."""
+MEASURED = b"m"
+REASON = b"!"
+READY = b"r"
+ORDER = b"o"
 MEASUREMENTS = 40  # at the start, to know how long one takes
 CONNECTS = 5  # LeRobot's `connect` gives up on one packet of about a hundred
 RETRIES = 5  # for one packet, meanwhile
@@ -42,7 +45,7 @@ TORQUE = "disable_torque_on_disconnect"
 
 
 class Refused(Exception):
-    """One line for people."""
+    """LeRobot's device cannot be used: one line for people."""
 
 
 def config_class(base: Any, package: str, name: str) -> Any:
@@ -138,7 +141,7 @@ def packets_sent_again(bus: Any) -> Generator[None]:
 
 
 def reading(device: Any, role: str) -> dict[str, Any]:
-    """What LeRobot measures."""
+    """Read what LeRobot measures."""
     found: dict[str, Any] = device.get_observation() if role == "robot" else device.get_action()
     return found
 
@@ -147,7 +150,8 @@ class Bridge:
     """`about`: the settings; `device`: LeRobot's object."""
 
     def __init__(self, wire: socket.socket, about: dict[str, Any]) -> None:
-        self.wire, self.about = wire, about
+        self.wire = wire
+        self.about = about
         self.role: str = about["role"]
         self.keys: list[str] = about["keys"]
         self.device = made(about)
@@ -205,7 +209,7 @@ class Bridge:
         return {"ranges": ranges, "keeps_torque": hasattr(self.device.config, TORQUE)}
 
     def measure(self) -> tuple[float, float]:
-        """When it began, and how long it took; the numbers are in `values`."""
+        """Measure into `values`; returns when that began and how long it took (s)."""
         began = time.monotonic()
         found = reading(self.device, self.role)
         if missing := [key for key in self.keys if key not in found]:
@@ -226,8 +230,8 @@ class Bridge:
             self.follow(self.values)
 
     def turn(self, order: bytes | None) -> None:
-        """One order, where there is one, and one measurement. What a lost packet raises is borne
-        for `silence` s."""
+        """Do one order, where there is one, and one measurement. Errors of lost packets are
+        ignored for `silence` s."""
         now = time.monotonic()
         try:
             if order is not None:
@@ -278,7 +282,7 @@ def newest(wire: socket.socket, patience: float) -> bytes | None:
 
 
 def serve(wire: socket.socket, about: dict[str, Any]) -> None:
-    """Until the other end closes. Refused."""
+    """Serve orders until the other end closes. Refused."""
 
     def alarm(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -298,7 +302,7 @@ def serve(wire: socket.socket, about: dict[str, Any]) -> None:
 
 
 def main(handle: int) -> None:
-    """Never returns: destructors of LeRobot's objects are not run."""
+    """Serve, and never return: destructors of LeRobot's objects are not run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wire = socket.socket(fileno=handle)
     try:

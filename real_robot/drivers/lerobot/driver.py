@@ -34,10 +34,10 @@ __all__ = ["Config", "LeRobotDriver"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Source):
-    """`joints` in the order of the limits, and the `hand` (None: none)."""
+    """Settings of a robot of LeRobot."""
 
-    joints: tuple[Joint, ...]
-    hand: Hand | None = None
+    joints: tuple[Joint, ...]  # in the order of the limits
+    hand: Hand | None = None  # the gripper; null: none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +48,7 @@ class Config(Source):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the joints, and last of the hand."""
+        """LeRobot's names of the joints, and last of the hand."""
         hand = () if self.hand is None else (self.hand.key,)
         return (*(joint.key for joint in self.joints), *hand)
 
@@ -59,7 +59,8 @@ class LeRobotDriver(Driver):
     falls_when_released = True
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock = config, clock
+        self.config = config
+        self.clock = clock
         self.joints = tuple(joint.name or motor(joint.key) for joint in config.joints)
         self.process = LeRobotProcess(config, "robot", config.keys)
         self._droop = np.zeros(len(config.joints))
@@ -130,11 +131,12 @@ class LeRobotDriver(Driver):
                 )
 
     def unloaded(self, stretch: Floats) -> None:
-        """Taken as the arm's droop: servos know no gravity, and nobody knows their masses."""
+        """Take `stretch` [n] (rad) as the arm's droop: servos know no gravity, and masses are
+        unknown."""
         np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
 
     def droop(self, q: Floats) -> Floats:
-        """As it was before the last start, wherever the arm is now."""
+        """The droop [n] (rad) before the last start, wherever the arm is now."""
         return self._droop
 
     def recover(self) -> None:

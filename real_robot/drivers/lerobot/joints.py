@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.lerobot.process import span_of
@@ -18,17 +19,14 @@ FULL = 200.0  # from -100 to 100
 
 @dataclass(frozen=True)
 class Joint:
-    """`key`: LeRobot's name of the joint (`elbow_flex.pos`), in `unit`: degrees, radians, or range:
-    -100 to 100, which cover `span` rad (0: the span that its calibration file says, of a servo with
-    4096 ticks a turn). `zero`: LeRobot's value where our joint is at 0 rad; `sign`: -1 where it
-    turns the other way."""
+    """A joint of LeRobot's and its unit. The unit `range` is from -100 to 100."""
 
-    key: str
-    unit: Literal["degrees", "radians", "range"] = "degrees"
-    zero: float = 0.0
-    sign: Literal[-1, 1] = 1
-    span: float = 0.0
-    name: str = ""
+    key: str  # LeRobot's name, as elbow_flex.pos
+    unit: Literal["degrees", "radians", "range"] = "degrees"  # unit of LeRobot's values
+    zero: Number = 0.0  # LeRobot's value where our joint is at 0 rad
+    sign: Literal[-1, 1] = 1  # -1: it turns the other way
+    span: Annotated[float, Bound(0.0, 1e4)] = 0.0  # rad of a range; 0: as its calibration file says
+    name: str = ""  # our name; empty: made from the key
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -37,19 +35,19 @@ class Joint:
 
 @dataclass(frozen=True)
 class Hand:
-    """`key` of the hand, and LeRobot's values where it is `closed` and `open` by `width` m."""
+    """A gripper of LeRobot's."""
 
-    key: str = "gripper.pos"
-    closed: float = 0.0
-    open: float = 100.0
-    width: float = 0.07
+    key: str = "gripper.pos"  # LeRobot's name
+    closed: Number = 0.0  # LeRobot's value where it is closed
+    open: Number = 100.0  # LeRobot's value where it is open
+    width: Annotated[float, Bound(above=0.0, high=1.0)] = 0.07  # opening there, m
 
     def __post_init__(self) -> None:
         if self.closed == self.open or self.width <= 0:
             raise ConfigError("hand: closed and open should differ, and width be above 0")
 
     def opening(self, value: float) -> float:
-        """How far it is open, m."""
+        """Opening (m) at LeRobot's `value`."""
         share = (value - self.closed) / (self.open - self.closed)
         return min(max(share, 0.0), 1.0) * self.width
 
@@ -69,7 +67,7 @@ class Units:
         self.ends = [self._ends(joint, ready) for joint in joints]
 
     def _rad(self, joint: Joint, ready: Mapping[str, Any]) -> float:
-        """rad of one of its units."""
+        """Angle (rad) of one of the joint's units."""
         if joint.unit == "radians":
             return 1.0
         if joint.unit == "degrees":

@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import last_words
-from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.driver import DriverError, Wait
 from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
 from embodied.real_robot.ipc.mailbox import memory_folder
 
@@ -28,23 +29,16 @@ INSTALL = "pip install lerobot in a virtual environment, and give its interprete
 
 @dataclass(frozen=True)
 class Source:
-    """Which of LeRobot's devices, and where LeRobot is.
+    """Which of LeRobot's devices, and where LeRobot is."""
 
-    `type` and `settings` are those of LeRobot's commands (`--robot.type`, `--robot.NAME`);
-    `modules` are imported first (packages that register devices). `python`: the interpreter that
-    has LeRobot (empty: this one). `port` replaces `settings.port`, where it is not empty. `hertz`:
-    how often it is read (a robot: and written), the control loop's rate or less. `silence` (s): how
-    long it may give no measurement, or hear no order. `patience` (s): to import it and connect.
-    """
-
-    type: str
-    settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    python: str = ""
-    modules: tuple[str, ...] = ()
-    port: str = ""
-    hertz: float = 50.0
-    silence: float = 0.25
-    patience: float = 90.0
+    type: str  # as in LeRobot's --robot.type or --teleop.type
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # LeRobot's --robot.NAME
+    python: str = ""  # interpreter that has LeRobot; empty: this one
+    modules: tuple[str, ...] = ()  # packages to import first, which register devices
+    port: str = ""  # replaces settings.port; empty: it stays
+    hertz: Annotated[float, Bound(1.0, 1000.0)] = 50.0  # reads (and writes) a second; loop or less
+    silence: Annotated[float, Bound(above=0.0, high=10.0)] = 0.25  # s without measurement or order
+    patience: Wait = 90.0  # s to import it and connect
 
     def __post_init__(self) -> None:
         if not 1 <= self.hertz <= 1000 or not 0 < self.silence <= 10 or not self.patience > 0:
@@ -53,7 +47,7 @@ class Source:
             )
 
     def about(self, role: str, keys: Sequence[str]) -> dict[str, Any]:
-        """What the process is told."""
+        """The settings that the process is sent."""
         settings = {**self.settings, "port": self.port} if self.port else dict(self.settings)
         return {
             "role": role, "type": self.type, "settings": settings, "modules": list(self.modules),
@@ -67,7 +61,9 @@ class LeRobotProcess:
     DriverError with the reason in one line."""
 
     def __init__(self, source: Source, role: str, keys: Sequence[str]) -> None:
-        self.source, self.role, self.keys = source, role, tuple(keys)
+        self.source = source
+        self.role = role
+        self.keys = tuple(keys)
         self.values: tuple[float, ...] = ()
         """The newest numbers [k], in LeRobot's units."""
         self.seen = -float("inf")
@@ -84,7 +80,7 @@ class LeRobotProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Until the first measurement is there, however long LeRobot's import takes."""
+        """Start the process, and wait until the first measurement is there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = self.source.python if self.source.python else sys.executable
         with theirs, self._log.open("wb") as log:
@@ -156,7 +152,7 @@ class LeRobotProcess:
             raise self._error(f"its process does not listen: {error.strerror}") from error
 
     def close(self) -> None:
-        """It holds the arm with torque on, and ends; safe to call twice."""
+        """End the process, which holds the arm with torque on; safe to call twice."""
         if self._wire is not None:
             self._wire.close()
         if self._process is not None:
@@ -165,7 +161,9 @@ class LeRobotProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._wire, self._process, self.values = None, None, ()
+        self._wire = None
+        self._process = None
+        self.values = ()
         self._log.unlink(missing_ok=True)
 
     def _ended(self) -> str:
@@ -194,6 +192,6 @@ def motor(key: str) -> str:
 
 
 def span_of(ready: Mapping[str, Any], key: str) -> float | None:
-    """How far that motor was found to turn at calibration, in turns; None where nobody knows."""
+    """Range of that motor at calibration, in turns; None where it is not known."""
     found = ready.get("ranges", {}).get(motor(key))
     return None if found is None else (found[1] - found[0]) / 4095

@@ -11,13 +11,15 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.droop import droop_of, unloaded
 from embodied.real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
-from embodied.real_robot.drivers.springs import Springs
+from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
 
 CLOSED = 255
 PERIOD = 0.03  # s between exchanges
@@ -26,19 +28,17 @@ ACTIVATING = 10.0  # s: it opens and closes once
 
 @dataclass(frozen=True)
 class Config:
-    """`arm`: the node of the arm's driver. `wire`: "serial" at `port` (/dev/serial/by-id/...), or
-    "ur" at `host`. `stroke` (m): how far it opens, 0.085 of a 2F-85, 0.14 of a 2F-140. `speed` and
-    `force`: shares of the fastest and the strongest. `silence` (s)."""
+    """Settings of an arm with a Robotiq gripper."""
 
-    arm: Node
-    wire: Literal["serial", "ur"]
-    port: str = ""
-    host: str = ""
-    socket: int = PORT
-    stroke: float = 0.085
-    speed: float = 0.5
-    force: float = 0.2
-    silence: float = 0.5
+    arm: Node  # node of the arm's driver
+    wire: Literal["serial", "ur"]  # serial, at `port`, or a UR's socket, at `host`
+    port: str = ""  # /dev/serial/by-id/...
+    host: str = ""  # address of the UR's controller
+    socket: Annotated[int, Bound(1, 65535)] = PORT  # TCP port of the UR's socket
+    stroke: Annotated[float, Bound(above=0.0, below=1.0)] = 0.085  # opening, m; 0.14 of a 2F-140
+    speed: Fraction = 0.5  # share of the fastest
+    force: Fraction = 0.2  # share of the strongest
+    silence: Annotated[float, Bound(above=PERIOD, high=60.0)] = 0.5  # s: then the gripper is lost
 
     def __post_init__(self) -> None:
         if self.wire == "serial" and not self.port:
@@ -52,18 +52,23 @@ class Config:
 
 
 class WithRobotiq(Driver):
-    """The arm's own in everything but the hand. Connecting activates the gripper: it moves."""
+    """The arm's driver in everything but the hand. Connecting activates the gripper: it moves."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.arm = config, build(config.arm, Driver)
-        self.joints, self.sensed = self.arm.joints, self.arm.sensed
+        self.config = config
+        self.arm = build(config.arm, Driver)
+        self.joints = self.arm.joints
+        self.sensed = self.arm.sensed
         self.falls_when_released = self.arm.falls_when_released  # type: ignore[misc]
         self.wire: Wire = (
             Modbus(config.port) if config.wire == "serial" else UrSocket(config.host, config.socket)
         )
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._problem, self._position, self._wanted, self._heard = "", 0, 0, 0.0
+        self._problem = ""
+        self._position = 0
+        self._wanted = 0
+        self._heard = 0.0
 
     def connect(self) -> None:
         self.arm.connect()
@@ -82,7 +87,8 @@ class WithRobotiq(Driver):
             self._activate()
         status = self.wire.status()
         self._position = self._wanted = status.position
-        self._problem, self._heard = "", time.monotonic()
+        self._problem = ""
+        self._heard = time.monotonic()
         self._over.clear()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -107,7 +113,8 @@ class WithRobotiq(Driver):
             if status.fault >= 8:  # lower ones are notes
                 self._problem = f"the gripper reports fault {status.fault:#x}"
                 return
-            self._position, self._heard = status.position, time.monotonic()
+            self._position = status.position
+            self._heard = time.monotonic()
 
     def _end(self) -> None:
         self._over.set()
@@ -146,7 +153,7 @@ class WithRobotiq(Driver):
 
     @property
     def width(self) -> float:
-        """As the maker counts: the share of the stroke, fingers of your own not considered."""
+        """Opening (m) of the maker's fingers: a share of the stroke."""
         return (1 - self._position / CLOSED) * self.config.stroke
 
     def recover(self) -> None:
@@ -172,21 +179,21 @@ class WithRobotiq(Driver):
         self.arm.engage()
 
     def droop(self, q: Floats) -> Floats:
-        return self.arm.droop(q)
+        return droop_of(self.arm)(q)
 
     def unloaded(self, stretch: Floats) -> None:
-        self.arm.unloaded(stretch)
+        unloaded(self.arm, stretch)
 
     @property
     def springs(self) -> Springs | None:
-        return self.arm.springs
+        return springs_of(self.arm)
 
     @property
     def stiffness(self) -> tuple[Floats, Floats] | None:
-        return self.arm.stiffness
+        return stiffness_of(self.arm)
 
     def stiffen(self, stiffness: Floats) -> None:
-        self.arm.stiffen(stiffness)
+        stiffen(self.arm, stiffness)
 
     def sense(self) -> Floats:
         return self.arm.sense()

@@ -19,7 +19,9 @@ from typing import Protocol
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
-SLAVE, OUTPUTS, INPUTS = 9, 0x03E8, 0x07D0
+SLAVE = 9
+OUTPUTS = 0x03E8
+INPUTS = 0x07D0
 ACTIVATE, GO = 0x01, 0x08  # bits of the action byte
 READ, WRITE = 3, 16
 PORT = 63352
@@ -36,7 +38,8 @@ class Status:
 
 
 class Wire(Protocol):
-    """One exchange at a time; DriverError where the gripper does not answer."""
+    """A wire to a gripper, for one exchange at a time; DriverError where the gripper does not
+    answer."""
 
     def open(self) -> None: ...
 
@@ -63,7 +66,8 @@ class Modbus:
     """`timeout` (s) of an exchange."""
 
     def __init__(self, path: str, baud: int = 115200, timeout: float = 0.1) -> None:
-        self.port, self.timeout = SerialPort(path, baud), timeout
+        self.port = SerialPort(path, baud)
+        self.timeout = timeout
 
     def open(self) -> None:
         self.port.open()
@@ -107,7 +111,8 @@ class UrSocket:
     """The gripper program of a UR controller (Robotiq's URCap) at `host`."""
 
     def __init__(self, host: str, port: int = PORT, timeout: float = 0.5) -> None:
-        self.where, self.timeout = (host, port), timeout
+        self.where = (host, port)
+        self.timeout = timeout
         self.socket: socket.socket | None = None
 
     def open(self) -> None:

@@ -17,8 +17,11 @@ class ServoWire:
     def __init__(
         self, port: SerialPort, make: Make, names: Mapping[int, str], timeout: float, retries: int
     ) -> None:
-        self.port, self.make, self.names = port, make, dict(names)
-        self.timeout, self.retries = timeout, retries
+        self.port = port
+        self.make = make
+        self.names = dict(names)
+        self.timeout = timeout
+        self.retries = retries
         self.errors: dict[int, int] = {}
         """The error byte of every servo's last answer."""
         self.repeated = 0
@@ -37,7 +40,8 @@ class ServoWire:
     def find_echo(self) -> None:
         """Whether the adapter sends back what is written: what comes first is then the request."""
         question = self.make.read(min(self.names), self.make.mode, 1)
-        self.port.echo, seen = False, b""
+        self.port.echo = False
+        seen = b""
         self.send(question)
         end = time.monotonic() + self.timeout
         while len(seen) < len(question) and (data := self.port.read(end)):
@@ -46,7 +50,7 @@ class ServoWire:
         self.port.drain(self.timeout / 4, self.timeout)
 
     def send(self, frame: bytes) -> None:
-        """Without waiting for a reply."""
+        """Send a frame without waiting for a reply."""
         self.port.write(frame)
         self._last = time.monotonic()
 
@@ -71,13 +75,13 @@ class ServoWire:
         return tuple(id for id in self.names if id not in self.silent)
 
     def get(self, address: int, size: int) -> dict[int, bytes]:
-        """The same of every servo. DriverError where one does not answer."""
+        """Read the same block of every servo. DriverError where one does not answer."""
         found = self.hear(address, size)
         self.check_silent()
         return found
 
     def hear(self, address: int, size: int) -> dict[int, bytes]:
-        """The same of those that answer; the others are silent from now on."""
+        """Read the same block of the servos that answer; the others count as silent from now on."""
         found = self.ask(address, size, self.living)
         self.silent |= set(self.names) - set(found)
         return found

@@ -21,7 +21,11 @@ from embodied.real_robot.drivers.servos.registers import MAKES, TICKS
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
 MIDDLE = TICKS // 2 - 1  # where LeRobot puts the middle of each joint's motion
-OFFSET, LOW, HIGH, LOCK = 31, 9, 11, 55  # registers of a Feetech STS servo
+# Registers of a Feetech STS servo.
+OFFSET = 31
+LOW = 9
+HIGH = 11
+LOCK = 55
 MOST_OFFSET = 2047
 LEAST_RANGE = 40  # ticks: less is a joint that nobody moved
 Ask = Callable[[str], None]
@@ -31,7 +35,7 @@ Step = Callable[[], bool]
 
 @dataclass
 class Motor:
-    """As LeRobot's file has it, with its names."""
+    """One motor of LeRobot's calibration file, with its names."""
 
     id: int
     drive_mode: int = 0
@@ -54,7 +58,7 @@ def load_lerobot(path: Path) -> dict[str, Motor]:
 
 
 def save_lerobot(motors: Mapping[str, Motor], path: Path) -> None:
-    """As LeRobot writes it, whole or not at all."""
+    """Write the file as LeRobot does, whole or not at all."""
     _write(path, {name: asdict(motor) for name, motor in motors.items()})
 
 
@@ -128,7 +132,7 @@ def find_servos(path: str, protocol: str, baud: int, most: int = 30) -> list[Fou
 
 @dataclass
 class Progress:
-    """What is known so far; kept in a file, so that an interrupted calibration goes on."""
+    """The calibration so far, kept in a file, so that an interrupted one continues."""
 
     motors: dict[str, Motor]
     zeros: dict[str, int] = field(default_factory=dict[str, int])
@@ -150,8 +154,9 @@ class Progress:
 
 
 class Calibration:
-    """Of the Feetech servos `ids` (by name) on a port, with torque off: a person moves the arm.
-    `ask` shows one line at a time; `wait` does so too, and calls a function all the while."""
+    """Calibration of the Feetech servos `ids` (by name) on a port, with torque off: a person
+    moves the arm. `ask` shows one line at a time; `wait` does so too, and calls a function all
+    the while."""
 
     def __init__(
         self,
@@ -161,10 +166,13 @@ class Calibration:
         ask: Ask,
         wait: Callable[[str, Step], None],
     ) -> None:
-        self.make, self.port = MAKES["feetech"], SerialPort(path, 1_000_000)
+        self.make = MAKES["feetech"]
+        self.port = SerialPort(path, 1_000_000)
         names = {id: name for name, id in ids.items()}
         self.wire = ServoWire(self.port, self.make, names, 0.1, 5)
-        self.file, self.ask, self.wait = progress, ask, wait
+        self.file = progress
+        self.ask = ask
+        self.wait = wait
         self.progress = Progress.load(progress, ids)
 
     def run(self, stages: Sequence[str] = ("middle", "range", "zero")) -> Progress:
@@ -215,12 +223,13 @@ class Calibration:
             low, high = ends[motor.id]
             if high - low < LEAST_RANGE:
                 raise DriverError(f"{name} was moved by {high - low} ticks only: calibrate again")
-            motor.range_min, motor.range_max = low, high
+            motor.range_min = low
+            motor.range_max = high
         self._keep({LOW: {id: _word(low) for id, (low, _) in ends.items()}})
         self._keep({HIGH: {id: _word(high) for id, (_, high) in ends.items()}})
 
     def _zero(self) -> None:
-        """Where the kinematics' joints are at 0 rad."""
+        """Ask for the pose where the kinematics' joints are at 0 rad."""
         self.ask(
             "move the arm to its kinematics' zero (SO-101: upper arm upright, the rest forwards)"
         )

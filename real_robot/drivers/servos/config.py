@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
+
+Ampere = Annotated[float, Bound(above=0.0, high=10.0)]
 
 
 @dataclass(frozen=True)
 class Joint:
-    """`zero`: tick where the joint is at 0 rad; `sign`: -1 where it turns the other way than the
-    servo; `ratio`: turns of the servo for one of the joint; `low`, `high`: ticks that calibration
-    found to be reachable; `torque`: N m at the servo's shaft per A (0: not known, not measured)."""
+    """A servo of the arm. A tick is 1/4096 of a turn."""
 
-    name: str
-    id: int
-    low: int
-    high: int
-    zero: int = 2048
-    sign: Literal[-1, 1] = 1
-    ratio: float = 1.0
-    torque: float = 0.0
+    name: str  # of the joint
+    id: Annotated[int, Bound(0, HIGHEST_ID)]  # of the servo
+    low: Whole  # lowest tick that calibration found to be reachable
+    high: Whole  # highest tick that calibration found to be reachable
+    zero: Whole = 2048  # tick where the joint is at 0 rad
+    sign: Literal[-1, 1] = 1  # -1: the joint turns the other way than the servo
+    ratio: Positive = 1.0  # turns of the servo for one of the joint
+    torque: Annotated[float, Bound(0.0, 1e3)] = 0.0  # N m per A at the servo; 0: not measured
 
 
 @dataclass(frozen=True)
 class Hand:
-    """A gripper's servo: ticks where it is `closed` and `open`, and `width` (m) when it is open.
-    `force`: the share of the servo's torque that it closes with at most."""
+    """The gripper's servo."""
 
-    id: int
-    closed: int
-    open: int
-    width: float
-    force: float = 0.5
+    id: Annotated[int, Bound(0, HIGHEST_ID)]  # of the servo
+    closed: Whole  # tick where it is closed
+    open: Whole  # tick where it is open
+    width: Annotated[float, Bound(above=0.0, high=1.0)]  # opening there, m
+    force: Annotated[float, Bound(0.05, 1.0)] = 0.5  # largest share of the servo's torque
 
 
 @dataclass(frozen=True)
 class Config:
-    """`timeout` (s) of one exchange, asked again up to `retries` times; `watchdog` (s) of silence
-    after which a Dynamixel stops by itself (Feetech's servos have none, and hold their goal);
-    `ampere`: A of one unit of measured current (None: 2.69 mA of an X servo, 6.5 mA of an STS3215;
-    an XL330 has 1 mA)."""
+    """Settings of an arm of servos on one serial bus. A Dynamixel stops by itself after `watchdog`;
+    Feetech's servos have no watchdog, and hold their goal."""
 
-    protocol: Literal["dynamixel", "feetech"]
-    port: str
-    joints: tuple[Joint, ...]
-    hand: Hand | None = None
-    baud: int = 1_000_000
-    timeout: float = 0.01
-    retries: int = 3
-    watchdog: float = 0.2
-    ampere: float | None = None
+    protocol: Literal["dynamixel", "feetech"]  # what the servos speak
+    port: str  # /dev/serial/by-id/...
+    joints: tuple[Joint, ...]  # servos of the arm, in the order of the limits
+    hand: Hand | None = None  # servo of the gripper; null: none
+    baud: Count = 1_000_000  # bits a second
+    timeout: Annotated[float, Bound(above=0.0, high=10.0)] = 0.01  # s of one exchange
+    retries: Annotated[int, Bound(0, 100)] = 3  # times that an exchange is asked again
+    watchdog: Annotated[float, Bound(0.02, 2.54)] = 0.2  # s of silence, then a Dynamixel stops
+    ampere: Ampere | None = None  # A per unit; null: 2.69e-3 (X), 6.5e-3 (STS3215); XL330: 1e-3
 
     def __post_init__(self) -> None:
         ids = [joint.id for joint in self.joints] + [hand.id for hand in some(self.hand)]
@@ -74,5 +72,5 @@ class Config:
 
 
 def some(hand: Hand | None) -> tuple[Hand, ...]:
-    """Its hand, or none."""
+    """A tuple of the hand, empty without one."""
     return () if hand is None else (hand,)

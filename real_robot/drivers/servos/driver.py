@@ -34,7 +34,9 @@ class ServoBus(Driver):
     falls_when_released = True
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.make = config, clock, MAKES[config.protocol]
+        self.config = config
+        self.clock = clock
+        self.make = MAKES[config.protocol]
         self.joints = tuple(joint.name for joint in config.joints)
         names = {joint.id: f"joint {joint.name}" for joint in config.joints}
         names |= {hand.id: "the hand" for hand in some(config.hand)}
@@ -116,11 +118,12 @@ class ServoBus(Driver):
         return low, high
 
     def unloaded(self, stretch: Floats) -> None:
-        """Taken as the arm's droop: servos know no gravity, and masses are unknown."""
+        """Take `stretch` [n] (rad) as the arm's droop: servos know no gravity, and masses are
+        unknown."""
         np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
 
     def droop(self, q: Floats) -> Floats:
-        """As it was before the last start, wherever the arm is now."""
+        """The droop [n] (rad) before the last start, wherever the arm is now."""
         return self._droop
 
     def release(self) -> None:
@@ -177,8 +180,8 @@ class ServoBus(Driver):
         return self.wire.put(self.make.torque, dict.fromkeys(ids, bytes((on,))))
 
     def _limit_force(self) -> None:
-        """Of the hand. What survives switching off is written only where it is another one: its
-        memory wears."""
+        """Limit the hand's force. Registers that survive switching off are written only where
+        they change: their memory wears."""
         for hand in some(self.config.hand):
             kept, lost = self.make.force(hand.force)
             differs = {

@@ -14,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from embodied.real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Packet, Reply
 
 HEADER = b"\xff\xff\xfd\x00"
-PING, READ, WRITE, STATUS, SYNC_READ, SYNC_WRITE = 0x01, 0x02, 0x03, 0x55, 0x82, 0x83
-ALERT = 0x80  # of the error byte: the servo has a hardware error; the other bits number a refusal
+PING = 0x01
+READ = 0x02
+WRITE = 0x03
+STATUS = 0x55
+SYNC_READ = 0x82
+SYNC_WRITE = 0x83
 LONGEST = 1024  # bytes of one frame: anything that claims more is noise
 
 
@@ -73,7 +77,7 @@ def take(buffer: bytearray) -> Packet | None:
 
 
 def reply(packet: Packet) -> Reply | None:
-    """What a servo said; None for an instruction (our own, echoed)."""
+    """The reply of a servo; None for an instruction (our own, echoed)."""
     if packet.code != STATUS or not packet.data:
         return None
     return Reply(packet.id, packet.data[0], packet.data[1:])
@@ -97,15 +101,15 @@ def write(id: int, address: int, data: bytes) -> bytes:
 
 
 def sync_read(address: int, size: int, ids: Sequence[int]) -> bytes:
-    """One frame; every servo of `ids` replies in turn."""
+    """A frame to which every servo of `ids` replies in turn."""
     return frame(BROADCAST, SYNC_READ, _two(address) + _two(size) + bytes(ids))
 
 
 def sync_write(address: int, data: Mapping[int, bytes]) -> bytes:
-    """One frame with as many bytes for every id; without replies."""
+    """A frame with as many bytes for every id, without replies."""
     size = len(next(iter(data.values())))
-    rows = b"".join(bytes((id,)) + value for id, value in data.items())
-    return frame(BROADCAST, SYNC_WRITE, _two(address) + _two(size) + rows)
+    entries = b"".join(bytes((id,)) + value for id, value in data.items())
+    return frame(BROADCAST, SYNC_WRITE, _two(address) + _two(size) + entries)
 
 
 def _two(number: int) -> bytes:

@@ -14,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from embodied.real_robot.drivers.servos.packet import BROADCAST, HIGHEST_ID, Packet, Reply
 
 HEADER = b"\xff\xff"
-PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 0x01, 0x02, 0x03, 0x82, 0x83
+PING = 0x01
+READ = 0x02
+WRITE = 0x03
+SYNC_READ = 0x82
+SYNC_WRITE = 0x83
 MOST = 253  # bytes of data that one frame can carry
 
 
 def checksum(data: bytes | bytearray) -> int:
-    """Of everything between header and checksum."""
+    """Checksum of everything between header and checksum."""
     return ~sum(data) & 0xFF
 
 
@@ -67,7 +71,7 @@ def take(buffer: bytearray) -> Packet | None:
 
 
 def reply(packet: Packet) -> Reply | None:
-    """What a servo said. An echo of an instruction looks the same: the port has to remove it."""
+    """The reply of a servo. An echo of an instruction looks the same: the port has to remove it."""
     return None if packet.id == BROADCAST else Reply(*packet)
 
 
@@ -89,12 +93,12 @@ def write(id: int, address: int, data: bytes) -> bytes:
 
 
 def sync_read(address: int, size: int, ids: Sequence[int]) -> bytes:
-    """One frame; every servo of `ids` replies in turn."""
+    """A frame to which every servo of `ids` replies in turn."""
     return frame(BROADCAST, SYNC_READ, bytes((address, size)) + bytes(ids))
 
 
 def sync_write(address: int, data: Mapping[int, bytes]) -> bytes:
-    """One frame with as many bytes for every id; without replies."""
+    """A frame with as many bytes for every id, without replies."""
     size = len(next(iter(data.values())))
-    rows = b"".join(bytes((id,)) + value for id, value in data.items())
-    return frame(BROADCAST, SYNC_WRITE, bytes((address, size)) + rows)
+    entries = b"".join(bytes((id,)) + value for id, value in data.items())
+    return frame(BROADCAST, SYNC_WRITE, bytes((address, size)) + entries)

@@ -17,7 +17,7 @@ class Packet(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a servo answered; `error` is its error byte, 0 while all is well."""
+    """The answer of a servo; `error` is its error byte, 0 without an error."""
 
     id: int
     error: int

@@ -26,7 +26,7 @@ class Motion(NamedTuple):
 
 
 Registers = dict[int, bytes]
-"""What is written, by register."""
+"""Bytes to write, by register."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Make:
 
 
 def _dynamixel(data: bytes) -> Motion:
-    """From 126: current (2), velocity (4, 0.229 rpm), position (4)."""
+    """Motion in registers from 126: current (2), velocity (4, 0.229 rpm), position (4)."""
     current, velocity, position = (
         int.from_bytes(part, "little", signed=True) for part in (data[:2], data[2:6], data[6:10])
     )
@@ -70,7 +70,7 @@ def _dynamixel(data: bytes) -> Motion:
 
 
 def _feetech(data: bytes) -> Motion:
-    """From 56: position (2), speed (2, ticks/s), ..., at 69 current (2)."""
+    """Motion in registers from 56: position (2), speed (2, ticks/s), ..., at 69 current (2)."""
     position, speed, current = (
         signed(int.from_bytes(data[at : at + 2], "little"), 15) for at in (0, 2, 13)
     )

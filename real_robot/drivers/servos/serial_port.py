@@ -16,12 +16,15 @@ DEVICES = Path("/sys/bus/usb-serial/devices")
 
 
 class SerialPort:
-    """One process owns it. With `echo`, the adapter sends back what was written: as many bytes are
-    dropped of what is read after a write."""
+    """A serial port that one process owns. With `echo`, the adapter sends back what was written:
+    as many bytes are dropped of what is read after a write."""
 
     def __init__(self, path: str, baud: int) -> None:
-        self.path, self.baud, self.echo = path, baud, False
-        self._file, self._skip = -1, 0
+        self.path = path
+        self.baud = baud
+        self.echo = False
+        self._file = -1
+        self._skip = 0
         self._poll = select.poll()
 
     def open(self) -> None:
@@ -52,7 +55,7 @@ class SerialPort:
         self._poll.register(self._file, select.POLLIN)
 
     def write(self, data: bytes) -> None:
-        """All of `data`, after dropping what came in uninvited. DriverError."""
+        """Write all of `data`, after dropping bytes that were not asked for. DriverError."""
         if self._file < 0:
             raise DriverError(f"{self.path} is not open: connect first")
         try:
@@ -68,8 +71,8 @@ class SerialPort:
         self._skip += len(data) if self.echo else 0
 
     def read(self, deadline: float) -> bytes:
-        """What there is, as soon as there is some; empty from `deadline` (s, monotonic) on.
-        DriverError where the port is gone."""
+        """Read the bytes that have come, as soon as there are some; empty from `deadline` (s,
+        monotonic) on. DriverError where the port is gone."""
         while (left := deadline - time.monotonic()) > 0:
             if not self._poll.poll(left * 1000):
                 continue
@@ -93,7 +96,7 @@ class SerialPort:
         self._skip = 0
 
     def latency(self) -> str:
-        """What to type where the adapter keeps bytes back for longer than 1 ms; else empty."""
+        """The command to type where the adapter delays bytes by more than 1 ms; else empty."""
         file = DEVICES / Path(self.path).resolve().name / "latency_timer"
         if not file.exists() or int(file.read_text()) <= 1:
             return ""

@@ -6,7 +6,7 @@ import socket
 
 
 def ask_dashboard(wire: socket.socket, words: str, patience: float) -> str:
-    """Its answer to `words`, on a connection that is closed then. OSError."""
+    """The dashboard server's answer to `words`, on a connection of its own. OSError."""
     with wire, wire.makefile("rw", newline="\n") as lines:
         wire.settimeout(patience)
         lines.readline()  # it says who it is

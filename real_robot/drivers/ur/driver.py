@@ -25,7 +25,9 @@ from embodied.real_robot.drivers.ur import rtde_codec as rtde
 from embodied.real_robot.drivers.ur.dashboard import ask_dashboard
 from embodied.real_robot.drivers.ur.program import Config, program
 
-RTDE, SCRIPT, DASHBOARD = 30004, 30002, 29999  # ports
+RTDE = 30004  # port
+SCRIPT = 30002  # port
+DASHBOARD = 29999  # port
 SEEN = (
     "timestamp",
     "actual_q",
@@ -59,11 +61,15 @@ class UR(Driver):
     """Six joints and no hand: grippers of URs have wires of their own."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self.clock, self.joints = config, clock, config.joints
+        self.config = config
+        self.clock = clock
+        self.joints = config.joints
         self._wire: socket.socket | None = None
         self._buffer = bytearray()
         self._state: dict[str, Any] = {}
-        self._seen, self._beat, self._said = 0.0, 0, ""
+        self._seen = 0.0
+        self._beat = 0
+        self._said = ""
         self._free = False
 
     def connect(self) -> None:
@@ -143,7 +149,9 @@ class UR(Driver):
                     self._beat = -1
                     self._send(self._state["actual_q"])
             self._wire.close()
-        self._wire, self._state, self._free = None, {}, False
+        self._wire = None
+        self._state = {}
+        self._free = False
         self._buffer.clear()
 
     def _agree(self) -> None:
@@ -198,7 +206,7 @@ class UR(Driver):
         return answer[0]
 
     def _wait(self, so: Callable[[], bool], what: str) -> None:
-        """Until the newest state is `so`."""
+        """Wait until the newest state is `so`."""
 
         def heard() -> bool:
             self._drain()

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
+from embodied.real_robot.drivers.driver import Wait
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 
 
 @dataclass(frozen=True)
 class Config:
-    """`frequency`: 500 of an e-Series, 125 of a CB3. `lookahead` (s, 0.03 to 0.2) and `gain` (100
-    to 2000) are servoj's. After `watchdog` s without a command the program on the arm stops it with
-    `brake` (rad/s^2). `silence` (s) without news is a lost arm; `patience` (s) for what is asked
-    before anything moves."""
+    """Settings of a UR. After `watchdog` s without a command the program on the arm stops it."""
 
-    host: str
-    frequency: float = 500.0
-    lookahead: float = 0.1
-    gain: float = 300.0
-    watchdog: float = 0.1
-    brake: float = 4.0
-    silence: float = 0.1
-    patience: float = 10.0
-    joints: tuple[str, ...] = JOINTS
+    host: str  # address of the arm
+    frequency: Annotated[float, Bound(1.0, 1000.0)] = 500.0  # Hz: 500 of an e-Series, 125 of a CB3
+    lookahead: Annotated[float, Bound(0.03, 0.2)] = 0.1  # servoj's, s
+    gain: Annotated[float, Bound(100.0, 2000.0)] = 300.0  # servoj's
+    watchdog: Annotated[float, Bound(above=0.0, high=10.0)] = 0.1  # s; two periods or more
+    brake: Annotated[float, Bound(above=0.0, high=100.0)] = 4.0  # to stop, rad/s^2; UrRtde: m/s^2
+    silence: Wait = 0.1  # s without news after which the arm is lost
+    patience: Wait = 10.0  # s for what is asked before anything moves
+    joints: tuple[str, ...] = JOINTS  # names of the six joints
 
     def __post_init__(self) -> None:
         if not (0.03 <= self.lookahead <= 0.2 and 100 <= self.gain <= 2000):
@@ -36,9 +36,9 @@ class Config:
 
 
 def program(config: Config) -> str:
-    """What runs on the arm. Registers 24 to 29 are the target, integer 24 the beat (0: nothing has
-    been said yet, below 0: leave), integer 25 is 1 for freedrive. What an earlier session left in
-    them is not followed: only a beat that changes is."""
+    """The program that runs on the arm. Registers 24 to 29 are the target, integer 24 the beat
+    (0: nothing has been said yet, below 0: leave), integer 25 is 1 for freedrive. What an
+    earlier session left in them is not followed: only a beat that changes is."""
     dt, most = 1 / config.frequency, round(config.watchdog * config.frequency)
     registers = ", ".join(f"read_input_float_register({i})" for i in range(24, 30))
     return f"""def follow():

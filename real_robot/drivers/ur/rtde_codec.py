@@ -12,8 +12,14 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-VERSION, CONTROLLER, TEXT = ord("V"), ord("v"), ord("M")
-OUTPUTS, INPUTS, START, PAUSE, DATA = ord("O"), ord("I"), ord("S"), ord("P"), ord("U")
+VERSION = ord("V")
+CONTROLLER = ord("v")
+TEXT = ord("M")
+OUTPUTS = ord("O")
+INPUTS = ord("I")
+START = ord("S")
+PAUSE = ord("P")
+DATA = ord("U")
 KNOWN = {VERSION, CONTROLLER, TEXT, OUTPUTS, INPUTS, START, PAUSE, DATA}
 LONGEST = 4096  # bytes of one packet
 HEAD = struct.Struct(">HB")
@@ -37,7 +43,7 @@ class RtdeError(ValueError):
 
 
 class Packet(NamedTuple):
-    """One whole packet."""
+    """A whole packet."""
 
     type: int
     payload: bytes
@@ -74,7 +80,8 @@ class Recipe:
         for name, type in zip(names, types, strict=True):
             if type not in FORMATS:
                 raise RtdeError(f"field {name} is {type}")
-        self.id, self.names = id, tuple(names)
+        self.id = id
+        self.names = tuple(names)
         formats = [FORMATS[type] for type in types]
         self._fields = [(f, struct.Struct(">" + f)) for f in formats]
         self._all = struct.Struct(">" + "".join(formats))

@@ -38,7 +38,7 @@ GONE = 3.0  # s for its process to stop the arm and end
 
 @dataclass(frozen=True)
 class Config(driver.Config):
-    """As that of `UR`; `brake` is in m/s^2 of the flange."""
+    """Settings as of `UR`, but `brake` is in m/s^2 of the flange."""
 
 
 class UrRtde(driver.UR):
@@ -60,7 +60,7 @@ class UrRtde(driver.UR):
             raise
 
     def close(self) -> None:
-        """Its process stops the arm and the script when the wire between us closes."""
+        """Close the wire to the process, which then stops the arm and the script."""
         if self._wire is not None:
             with suppress(DriverError):
                 self._drain()
@@ -71,7 +71,10 @@ class UrRtde(driver.UR):
                 self._process.wait(0.0 if hangs else GONE)
             self._process.kill()
             self._process.wait()
-        self._wire, self._process, self._state, self._free = None, None, {}, False
+        self._wire = None
+        self._process = None
+        self._state = {}
+        self._free = False
 
     def _start(self) -> None:
         if find_spec("rtde_control") is None or find_spec("rtde_receive") is None:

@@ -29,13 +29,13 @@ from typing import Any
 from embodied.real_robot.drivers.ur.driver import PLAYING, SEEN
 
 ORDER = struct.Struct("=i6d")
-"""What to do, and joint targets (rad)."""
+"""An order: what to do, and joint targets (rad)."""
 STATE = struct.Struct("=d12d4i")
-"""When it was seen (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state, and
-whether it follows orders."""
+"""A state: the time (s, monotonic), q (rad), dq (rad/s), robot mode, safety bits, runtime state,
+and whether it follows orders."""
 BEGIN, FOLLOW, FREE = range(3)
 MEASURED, REASON = b"m", b"!"
-"""What an answer begins with."""
+"""First bytes of an answer."""
 OURS = -1  # its threads keep the priority that they have
 PRIORITY = 49  # below the control process: ur_rtde burns time while it waits
 OPEN = 3  # files that stay: input, output, errors
@@ -45,7 +45,8 @@ class Client:
     """Both interfaces of ur_rtde; RuntimeError and ValueError are theirs."""
 
     def __init__(self, wire: socket.socket, settings: dict[str, Any]) -> None:
-        self.wire, self.settings = wire, settings
+        self.wire = wire
+        self.settings = settings
         self.tick: float = 1 / settings["frequency"]
         place: tuple[str, float] = (settings["host"], settings["frequency"])
         receiver = import_module("rtde_receive").RTDEReceiveInterface
@@ -100,7 +101,8 @@ class Client:
         stamp, numbers = self._look()
         if stamp == self.stamp:
             return
-        self.stamp, self.playing = stamp, numbers[-1] == PLAYING
+        self.stamp = stamp
+        self.playing = numbers[-1] == PLAYING
         with suppress(OSError):  # not read for long, or closed: the next order says so
             state = STATE.pack(time.monotonic(), *numbers, self.control is not None)
             self.wire.send(MEASURED + state)
@@ -142,7 +144,7 @@ def newest(wire: socket.socket, patience: float) -> bytes | None:
 
 
 def serve(wire: socket.socket, settings: dict[str, Any]) -> None:
-    """Until the other end closes; RuntimeError and ValueError with what went wrong."""
+    """Serve orders until the other end closes; RuntimeError and ValueError with what went wrong."""
 
     def alarm() -> None:
         signal.setitimer(signal.ITIMER_REAL, settings["patience"])
@@ -168,7 +170,7 @@ def serve(wire: socket.socket, settings: dict[str, Any]) -> None:
 
 
 def main(handle: int) -> None:
-    """Never returns: ur_rtde's threads are not waited for."""
+    """Serve, and never return: ur_rtde's threads are not waited for."""
     wire = socket.socket(fileno=handle)
     with suppress(AttributeError, OSError):  # where it is not granted, the control process says so
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Protocol
+from typing import Annotated, Protocol
 
+from embodied.core.bounds import Bound
 from embodied.real_robot.emulators.crazyflie.setpoint import (
     OFF,
     STOP,
@@ -78,11 +79,11 @@ class Body(Protocol):
 
 @dataclass(frozen=True)
 class Config:
-    """`arms_itself`: no arming is needed (brushed motors); `battery` (V) falls by `drain` (V/s)."""
+    """Settings of the emulated firmware."""
 
-    arms_itself: bool = False
-    battery: float = 4.0
-    drain: float = 0.0
+    arms_itself: bool = False  # whether no arming is needed (brushed motors)
+    battery: Annotated[float, Bound(0.0, 20.0)] = 4.0  # V at the start
+    drain: Annotated[float, Bound(0.0, 20.0)] = 0.0  # V/s by which the battery falls
 
 
 class Firmware:

@@ -18,8 +18,9 @@ import tty
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
-from typing import Self
+from typing import Annotated, Self
 
+from embodied.core.bounds import Bound, Fraction, NonNegative
 from embodied.real_robot.drivers.servos import dynamixel_codec, feetech_codec
 from embodied.real_robot.drivers.servos.packet import BROADCAST, Packet
 
@@ -30,18 +31,16 @@ STIFF = 300.0  # ticks from its goal at which an STS3215 gives all its torque
 
 @dataclass
 class Faults:
-    """Shares of frames: `flip` one bit of it (both ways), `lose` a reply, `late` a reply by `delay`
-    s, `split` a reply in two. `echo`: what is written comes back first. `turnaround` (s) and
-    `baud` make an exchange last as long as on a wire (0: no wait)."""
+    """Faults of an emulated wire."""
 
-    flip: float = 0.0
-    lose: float = 0.0
-    late: float = 0.0
-    delay: float = 0.03
-    split: float = 0.0
-    echo: bool = False
-    turnaround: float = 0.0
-    baud: float = 0.0
+    flip: Fraction = 0.0  # share of frames with one wrong bit, both ways
+    lose: Fraction = 0.0  # share of replies that never come
+    late: Fraction = 0.0  # share of replies that come late
+    delay: Annotated[float, Bound(0.0, 60.0)] = 0.03  # s by which those are late
+    split: Fraction = 0.0  # share of replies that come in two parts
+    echo: bool = False  # whether what is written comes back first
+    turnaround: Annotated[float, Bound(0.0, 60.0)] = 0.0  # s that a servo takes to reply
+    baud: NonNegative = 0.0  # bits a second, so that frames take time; 0: they take none
 
 
 class Servo:
@@ -294,10 +293,10 @@ class FakeBus:
                 self._answer([packet.id], b"", error)
         elif packet.code == codec.SYNC_WRITE and len(data) > 2 * two:
             size = _number(data[two : 2 * two]) + 1
-            rows = data[2 * two :]
-            for k in range(0, len(rows) - size + 1, size):
-                if (servo := self._servo(rows[k])) is not None:
-                    servo.store(_number(data[:two]), rows[k + 1 : k + size])
+            entries = data[2 * two :]
+            for k in range(0, len(entries) - size + 1, size):
+                if (servo := self._servo(entries[k])) is not None:
+                    servo.store(_number(data[:two]), entries[k + 1 : k + size])
 
     def _servo(self, id: int) -> DynamixelServo | FeetechServo | None:
         return None if id in self.gone else self.servos.get(id)

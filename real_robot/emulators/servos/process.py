@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from embodied.core.bounds import Bound, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.real_robot.emulators.process import Process
 from embodied.real_robot.emulators.servos.bus import Faults
@@ -12,16 +13,16 @@ from embodied.real_robot.emulators.servos.bus import Faults
 
 @dataclass(frozen=True)
 class Config:
-    """`ticks` [n]: where servos 1 to n stand at first; `faults` of the wire."""
+    """Settings of an emulated servo bus."""
 
-    protocol: Literal["dynamixel", "feetech"]
-    ticks: tuple[float, ...]
-    faults: Faults | None = None
-    seed: int = 0
+    protocol: Literal["dynamixel", "feetech"]  # what the servos speak
+    ticks: tuple[Annotated[float, Bound(0.0, 4095.0)], ...]  # where servos 1 to n stand at first
+    faults: Faults | None = None  # faults of the wire; null: none
+    seed: CountOrZero = 0  # of the faults
 
     def __post_init__(self) -> None:
-        if not self.ticks or not all(0 <= tick <= 4095 for tick in self.ticks):
-            raise ConfigError("ticks: where each servo stands, from 0 to 4095")
+        if not self.ticks:
+            raise ConfigError("ticks: where each servo stands")
 
 
 class ServoArm(Process):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
 from embodied.real_robot.emulators.process import Process
 
 
 @dataclass(frozen=True)
 class Config:
-    """`q` [6] (rad): where its joints stand at first; `frequency` (Hz) of its control box."""
+    """Settings of an emulated UR."""
 
-    q: tuple[float, ...]
-    frequency: float = 125.0
+    q: tuple[Annotated[float, Bound(-math.tau, math.tau)], ...]  # joints [6] at first, rad
+    frequency: Annotated[float, Bound(10.0, 500.0)] = 125.0  # Hz of its control box
 
     def __post_init__(self) -> None:
-        if len(self.q) != 6 or not all(abs(each) <= 2 * math.pi for each in self.q):
-            raise ConfigError("q: where each of 6 joints stands, within +-2 pi rad")
-        if not 10 <= self.frequency <= 500:
-            raise ConfigError(f"frequency={self.frequency:g}: a UR's is 125 or 500 Hz")
+        if len(self.q) != 6:
+            raise ConfigError("q: where each of 6 joints stands")
 
 
 class UrArm(Process):

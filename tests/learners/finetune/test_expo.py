@@ -14,6 +14,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.expo import Expo
 from embodied.learners.learner import Learner
+from tests.builders import make_learner, make_policy
+from tests.learners.bandit import slopes
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
@@ -29,29 +31,10 @@ def make(
     scale: float = 0.2,
     **settings: Any,
 ) -> Expo:
-    torch.manual_seed(0)
     critic = {**CRITIC, "n": critics, "hidden": list(hidden)}
     parts = {"base": FLOW, "edit": EDIT, "critic": critic}
-    node = {
-        "_target_": "embodied.policies.wrappers.edit.Edit",
-        "chunk": chunk,
-        "n": n,
-        "scale": scale,
-        **parts,
-    }
-    policy = build(node, Policy, spec=SPEC)
-    given = {"batch_size": 16, **settings}
-    return build(
-        {"_target_": "embodied.learners.finetune.expo.Expo", **given}, Learner, policy=policy
-    )
-
-
-@torch.no_grad()
-def slopes(critic: Any, values: list[float]) -> None:
-    """Make linear critic i answer values[i] * a."""
-    critic.ensemble.weights[0].zero_()
-    critic.ensemble.biases[0].zero_()
-    critic.ensemble.weights[0][:, -1, 0] = torch.tensor(values)
+    policy = make_policy("wrappers.edit.Edit", SPEC, chunk=chunk, n=n, scale=scale, **parts)
+    return make_learner("finetune.expo.Expo", policy, **{"batch_size": 16, **settings})
 
 
 def rows(n: int) -> Tensors:
@@ -174,7 +157,7 @@ def test_what_each_step_moves() -> None:
     for old, new, average in zip(slow, learner.base_params, learner.ema_base_params, strict=True):
         torch.testing.assert_close(average, 0.75 * old + 0.25 * new.detach())
     base_before, slow = copies(base.parameters()), copies(learner.ema_base_params)
-    learner.soft_actor_step(rows(16), "edit")
+    learner.soft_actor_step(rows(16))
     assert all(moved(before[1], edit.parameters()))
     assert not any(moved(base_before, base.parameters()) + moved(before[2], learner.critic_params))
     edit_before = copies(edit.parameters())
@@ -199,7 +182,7 @@ def test_who_acts_shares_all_but_the_base() -> None:
 def test_climbs_beyond_what_it_imitates() -> None:
     """The data are around 0 (deviation 0.15), the reward peaks at 0.4. The best of four of the base
     would be at 0.15 on average; edits get nearer."""
-    rates = {"base_lr": 3e-3, "edit_lr": 3e-3, "critic_lr": 3e-3, "base_tau": 0.05}
+    rates = {"base_lr": 3e-3, "actor_lr": 3e-3, "critic_lr": 3e-3, "base_tau": 0.05}
     learner = make(batch_size=64, n=4, initial_temperature=0.005, **rates)
     for _ in range(400):
         learner.update(rows(64))

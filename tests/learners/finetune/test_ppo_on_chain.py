@@ -21,7 +21,7 @@ from embodied.learners.finetune import dppo
 from embodied.learners.finetune.dppo import Dppo, clip_schedule
 from embodied.learners.finetune.ppo_on_chain import PpoOnChain
 from embodied.learners.finetune.reinflow import Reinflow, fallen
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import EPS
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
@@ -68,7 +68,9 @@ def make(
     spec = SPECS[kind]
     policy = build({**POLICIES[name], **settings.pop("policy", {})}, Policy, spec=spec)
     node = {"_target_": LEARNERS[name], "batch_size": 16, "warm_up": 0, "epochs": 2, **settings}
-    learner = build(node, Learner, policy=policy, spec=spec, total_decisions=1000, execute=execute)
+    learner = build(
+        node, Learner, policy=policy, spec=spec, run=RunPlan(decisions=1000, execute=execute)
+    )
     return learner, policy
 
 

@@ -1,0 +1,85 @@
+"""Remembered: an object whose state is the attributes that its classes name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embodied.core.state_codec import pack, unpack
+
+
+class Remembered:
+    """Saves and restores the attributes named in `remembered`, so that a run resumes exactly.
+
+    An attribute is a number, a text, a tensor, an array, a dataclass, a list, a deque or a dict of
+    these; or a module, an optimiser, a random generator or an object with `get_state` and
+    `set_state`, by itself or in a dict.
+    """
+
+    remembered: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes to save, besides those that the base classes name."""
+
+    def get_state(self) -> dict[str, Any]:
+        """A copy of the remembered attributes, by name."""
+        return {name: _saved(getattr(self, name)) for name in _names(type(self))}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        for name in _names(type(self)):
+            setattr(self, name, _restored(getattr(self, name), state[name]))
+
+
+def _names(kind: type) -> list[str]:
+    """The attributes that `kind` and its bases name, each once."""
+    named = (vars(each).get("remembered", ()) for each in reversed(kind.__mro__))
+    return list(dict.fromkeys(name for names in named for name in names))
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
+        return copy.deepcopy(value.state_dict())
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if hasattr(value, "get_state"):  # torch.Generator has it, too
+        return value.get_state()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _saved(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if parts := _parts(value):
+        return {key: _saved(part) for key, part in parts.items()}
+    return copy.deepcopy(pack(value))
+
+
+def _restored(current: Any, saved: Any) -> Any:
+    """`saved` as the value of an attribute, which is `current` so far."""
+    if isinstance(current, nn.Module | torch.optim.Optimizer):
+        current.load_state_dict(copy.deepcopy(saved))
+        return current
+    if isinstance(current, np.random.Generator):
+        current.bit_generator.state = saved
+        return current
+    if hasattr(current, "set_state"):
+        current.set_state(saved.cpu() if isinstance(current, torch.Generator) else saved)
+        return current
+    if dataclasses.is_dataclass(current) and not isinstance(current, type):
+        return type(current)(**unpack(copy.deepcopy(saved)))
+    if parts := _parts(current):
+        return {key: _restored(part, saved[key]) for key, part in parts.items()}
+    value = unpack(copy.deepcopy(saved))
+    if isinstance(current, Counter):
+        return Counter(cast(dict[Any, int], value))
+    return value.to(current.device) if isinstance(current, Tensor) else value
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """`value` if it is a dict of objects that have a state of their own, else {}."""
+    if not isinstance(value, dict):
+        return {}
+    parts = cast(dict[Any, Any], value)
+    held = (hasattr(part, "get_state") or hasattr(part, "state_dict") for part in parts.values())
+    return parts if any(held) else {}

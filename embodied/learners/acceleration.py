@@ -1,0 +1,101 @@
+"""Acceleration: what makes an update faster and changes its results by rounding only.
+
+Whoever builds a learner puts it around that learner, once, after moving it to its device:
+
+    learner = accelerate(build(node, Learner, ...).to(device), native=True)
+
+Losses are compiled, the update is recorded as CUDA graphs, or native code takes the place of the
+PyTorch code. A learner's own file is only its losses, optimisers and `update`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from embodied.core.cuda_graph import Graph
+from embodied.core.tensors import Tensors
+from embodied.learners.gradient_learner import GradientLearner
+from embodied.learners.learner import Learner
+
+NATIVE = {
+    "embodied.learners.off_policy.td3.Td3": "embodied.learners.off_policy.native_td3",
+    "embodied.learners.on_policy.ppo.Ppo": "embodied.learners.on_policy.native_ppo",
+}
+"""The modules of native code by the class that they equal; names, so that a run imports only its
+own. Each has `obstacle(learner)` and `use(learner)`."""
+
+AnyLearner = TypeVar("AnyLearner", bound=Learner)
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """How an update runs (`accelerate`); the results are the same up to rounding."""
+
+    compile: bool = False  # compile the losses with torch.compile (for GPUs; slower on a CPU)
+    cuda_graph: bool = False  # record the update as a CUDA graph and replay it (GPUs only)
+
+
+class RecordedStep:
+    """A learner's `_step` or `update` as CUDA graphs: one for each set of leading arguments."""
+
+    def __init__(self, step: Callable[..., Tensors]) -> None:
+        self.step = step
+        self.graphs: dict[tuple[Any, ...], Graph] = {}
+
+    def __call__(self, *arguments: Any) -> Tensors:
+        *kind, batch = arguments
+        key = tuple(kind)
+        if key not in self.graphs:
+            self.graphs[key] = Graph(partial(self.step, *kind))
+        return self.graphs[key](batch)
+
+    def forget(self, *_: Any) -> None:
+        """Discard the recordings: a loaded state has other optimiser tensors."""
+        self.graphs.clear()
+
+
+def accelerate(learner: AnyLearner, native: bool = False) -> AnyLearner:
+    """Put around `learner`, and around learners inside it, what their settings ask for.
+
+    `native`: use native code too, if `native_obstacle` is None.
+    """
+    for part in learner.modules():
+        settings = getattr(part, "config", None)
+        if isinstance(part, GradientLearner) and isinstance(settings, Acceleration):
+            _apply(settings, part)
+    if native and native_obstacle(learner) is None:
+        _native_code(type(learner)).use(learner)
+    return learner
+
+
+def native_obstacle(learner: Learner) -> str | None:
+    """Why the update has no native code that equals it; None if it has, "" if no such code is
+    written for this learner."""
+    code = _native_code(type(learner))
+    if code is not None:
+        return code.obstacle(learner)
+    bases = type(learner).__mro__[1:]
+    return f"{type(learner).__name__} has other losses" if any(map(_native_code, bases)) else ""
+
+
+def _native_code(kind: type) -> Any:
+    """The module of native code that equals exactly the class `kind`; None if there is none."""
+    name = NATIVE.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if name is None else importlib.import_module(name)
+
+
+def _apply(settings: Acceleration, learner: GradientLearner) -> None:
+    if settings.compile:
+        for name in learner.losses:
+            setattr(learner, name, torch.compile(getattr(learner, name)))
+    if settings.cuda_graph:
+        name = "_step" if hasattr(type(learner), "_step") else "update"
+        step = RecordedStep(getattr(learner, name))
+        setattr(learner, name, step)
+        learner.register_load_state_dict_post_hook(step.forget)

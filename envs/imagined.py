@@ -1,0 +1,143 @@
+"""Imagined: an environment whose steps are predicted by a learned model (Sutton, 1991: Dyna).
+
+Episodes begin at observations of a dataset and end where the model predicts a termination, or after
+`horizon` steps (truncated). Short horizons from all of the data's observations keep the model where
+it was fitted (branched rollouts; Janner et al., 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.core import tensors as tt
+from embodied.core.bounds import Count, CountOrZero
+from embodied.core.build import ConfigError
+from embodied.core.device import pick_device
+from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
+from embodied.core.tensors import Tensors
+from embodied.datasets.hub import local_folder
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.envs.row_rng import RowRng
+from embodied.models import dynamics
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of Imagined."""
+
+    model: str  # folder of the model (embodied model train)
+    starts: str  # dataset at whose observations episodes begin: a folder or hf://owner/name
+    horizon: Count = 50  # steps after which an episode is truncated
+    only_first: bool = False  # begin at the first observations of the dataset's episodes only
+    num_envs: Count = 16  # parallel envs
+    seed: CountOrZero = 0  # of initial states and of the model's noise
+    device: str = "cpu"  # cpu, cuda, auto
+
+
+class Imagined(VecEnv):
+    """The model's predictions as an environment with its Spec. Every env draws initial states and
+    noise from a generator of its own."""
+
+    def __init__(self, config: Config) -> None:
+        self.num_envs, self.horizon = config.num_envs, config.horizon
+        self.device = device = pick_device(config.device)
+        self.model = dynamics.load(config.model).to(device).requires_grad_(False)
+        self.spec = self.model.spec
+        self.starts = tt.to(initial_states(config, self.spec), device)
+        self.rng = RowRng(config.seed, self.num_envs, device)
+        self.age = torch.zeros(self.num_envs, dtype=torch.int64, device=device)
+        self.obs = {k: leaf.zeros(self.num_envs, device) for k, leaf in self.spec.obs.items()}
+        self._begin(torch.ones(self.num_envs, dtype=torch.bool, device=device))
+
+    def _begin(self, mask: Tensor) -> None:
+        """Draw new initial states in the envs of `mask` [B]."""
+        rows = mask.nonzero().flatten()
+        count = tt.length(self.starts)
+        drawn = (self.rng.uniform(1, rows)[0] * count).long().clamp(max=count - 1)
+        self.obs = {
+            name: value.index_copy(0, rows, self.starts[name][drawn])
+            for name, value in self.obs.items()
+        }
+        self.age = self.age * ~mask
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        mask = torch.ones_like(self.age, dtype=torch.bool) if mask is None else mask
+        if seed is not None:
+            self.rng.seed(seed, mask.nonzero().flatten())
+        self._begin(mask)
+        return dict(self.obs)
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> Step:
+        action = action if self.spec.act.dtype == "int64" else action.clamp(-1, 1)
+        noise = self.rng.normal(self.model.noise_size).T
+        following = self.model.step(self.obs, action, noise)
+        self.obs, self.age = following.next_obs, self.age + 1
+        late = (self.age >= self.horizon) & ~following.terminated
+        ended = following.terminated | late
+        if ended.any():
+            self._notify_before_reset(ended)
+            self._begin(ended)
+        return Step(
+            obs=dict(self.obs),
+            next_obs=following.next_obs,
+            reward=following.reward,
+            terminated=following.terminated,
+            truncated=late,
+            log={},
+        )
+
+    @property
+    def state_roles(self) -> StateRoles:
+        return StateRoles({"age": None}, {"generator": None})
+
+    def get_state(self) -> Tensors:
+        place = tt.nest(tt.each(self.obs, torch.clone), "obs")
+        return {**place, "age": self.age.clone(), "generator": self.rng.state.clone()}
+
+    def set_state(self, state: Tensors) -> Tensors:
+        state = tt.to(state, self.device)
+        self.obs = tt.each(tt.under(state, "obs"), torch.clone)
+        self.age, self.rng.state = state["age"].clone(), state["generator"].clone()
+        return dict(self.obs)
+
+    def describe(self, row: int = 0) -> str:
+        parts = (f"{name} {value[row].tolist()}" for name, value in self.obs.items())
+        return f"Imagined by a model, after {int(self.age[row])} steps: {', '.join(parts)}."
+
+
+def initial_states(config: Config, spec: Spec) -> Tensors:
+    """The observations [N, ...] of the dataset at which episodes may begin. SpecMismatch if it is
+    not of the model's environment, ConfigError if actions are in units of the dataset's own."""
+    if spec.act.dtype != "int64" and not is_unit(spec.act):
+        raise ConfigError(
+            f"the model {config.model} has actions in [{spec.act.low}, {spec.act.high}]: an "
+            "environment needs [-1, 1], so fit it to episodes of an environment of this project"
+        )
+    episodes = read_episodes(local_folder(config.starts))
+    _require_same(spec, episodes, config)
+    index = episodes.start if config.only_first else torch.arange(int(episodes.length.sum()))
+    return {name: episodes.steps[f"obs/{name}"][index] for name in spec.obs}
+
+
+def is_unit(act: Leaf) -> bool:
+    """Whether every element of an action is in [-1, 1]."""
+    ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
+    return set(ends[0]) == {-1} and set(ends[1]) == {1}
+
+
+def _require_same(spec: Spec, episodes: Episodes, config: Config) -> None:
+    """The dataset may have observations that the model leaves out."""
+    there = episodes.spec
+    obs = {name: leaf for name, leaf in there.obs.items() if name in spec.obs}
+    known = Spec(obs, there.act, there.dt)
+    try:
+        require_same(spec, known, f"model {config.model}", f"dataset {config.starts}")
+    except SpecMismatch as error:
+        raise SpecMismatch(f"env.starts: {error}") from error

@@ -1,0 +1,107 @@
+"""Policies, learners, rewards, transitions and runs of the size that unit tests need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from embodied.core import checkpoint
+from embodied.core.build import Node, build
+from embodied.core.env import VecEnv
+from embodied.core.policy import Policy
+from embodied.core.reward import Reward
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.learners.learner import Learner
+
+
+@dataclass
+class Clock:
+    """A clock that stands still until a test sets `now` (s)."""
+
+    now: float
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_policy(target: str, spec: Spec, seed: int = 0, **settings: Any) -> Any:
+    """`embodied.policies.TARGET` with `settings`, initialised from `seed`."""
+    torch.manual_seed(seed)
+    node = {"_target_": f"embodied.policies.{target}", **settings}
+    return build(node, Policy, spec=spec)
+
+
+def make_learner(target: str, policy: Policy, **settings: Any) -> Any:
+    """`embodied.learners.TARGET` of `policy` with `settings`."""
+    node = {"_target_": f"embodied.learners.{target}", **settings}
+    return build(node, Learner, policy=policy, spec=policy.spec)
+
+
+def make_reward(node: Node, spec: Spec, folder: Path) -> Any:
+    """The reward of `node`, on the CPU, which keeps its files in `folder`."""
+    device = torch.device("cpu")
+    return build(node, Reward, spec=spec, device=device, seed=0, folder=folder)
+
+
+def transitions(n: int, spec: Spec, shift: float | None = None) -> Tensors:
+    """`n` random transitions with the rewards 0 to n - 1 and the discount 0.9.
+
+    The next observations are random too, or with `shift` the observations plus `shift`.
+    """
+    obs = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
+    action = torch.rand(n, spec.act.size) * 2 - 1
+    if shift is None:
+        after = {name: torch.randn(n, *leaf.shape) for name, leaf in spec.obs.items()}
+    else:
+        after = {name: value + shift for name, value in obs.items()}
+    return {
+        **{f"obs/{name}": value for name, value in obs.items()},
+        "action": action,
+        "reward": torch.arange(float(n)),
+        "discount": torch.full((n,), 0.9),
+        **{f"next_obs/{name}": value for name, value in after.items()},
+    }
+
+
+def run_folder(folder: Path, env: Node, policy: Node, steps: tuple[int, ...]) -> Path:
+    """A run in `folder`: a checkpoint of an untrained policy at each of `steps`."""
+    made = build(env | {"num_envs": 1}, VecEnv)
+    for step in steps:
+        torch.manual_seed(step)
+        place = folder / "checkpoints" / f"{step:08d}"
+        checkpoint.save(place, build(policy, Policy, spec=made.spec), step)
+    made.close()
+    (folder / "run.yaml").write_text(yaml.safe_dump({"env": env, "execute": 2}))
+    return folder
+
+
+def wait_until(
+    holds: Callable[[], Any], what: str = "it", limit: float = 60.0, tick: float = 0.005
+) -> None:
+    """Return as soon as `holds()` is true; fail after `limit` s. It is asked every `tick` s."""
+    deadline = time.monotonic() + limit
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {limit:.0f} s: {what}"
+        time.sleep(tick)
+
+
+def require_same(one: Any, other: Any) -> None:
+    """Fail unless nested states are the same, their tensors to 0.1%."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            require_same(one[key], other[key])
+    elif isinstance(one, list):
+        for a, b in zip(one, other, strict=True):
+            require_same(a, b)
+    elif isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    else:
+        assert one == other

@@ -1,0 +1,272 @@
+"""Every setting of every class says what it is and which numbers it takes; no YAML repeats one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import pytest
+import yaml
+
+from embodied.compose import DATA, PACKAGED, PRIMARY, compose
+from embodied.core.bounds import Bound
+from embodied.core.build import ConfigError, plain, resolve
+from embodied.core.config_fields import (
+    Setting,
+    Source,
+    config_of,
+    fields_of,
+    settings_of,
+    source_of,
+)
+from embodied.core.node_settings import require_settings
+from tests.repeated_defaults import files, outermost, repeated
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"embodied": "embodied", "envs": "embodied.envs", "policies": "embodied.policies"}
+FOLDERS |= {"real_robot": "embodied.real_robot"}
+UNFINISHED: tuple[str, ...] = (
+    "embodied.commands.",
+    "embodied.deploy.",
+    "embodied.embodiments.",
+    "embodied.envs.",
+    "embodied.learners.",
+    "embodied.llm.",
+    "embodied.policies.",
+    "embodied.real_robot.",
+    "embodied.reward_design.",
+    "embodied.rewards.",
+    "embodied.teachers.",
+)
+"""Packages whose settings have no comments and bounds yet."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A setting and the dataclass that has it."""
+
+    owner: str
+    setting: Setting
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting.source.module}.{self.owner}.{self.setting.name}"
+
+
+def targets() -> set[str]:
+    """Classes that settings configure: those with `config` in `__init__`, those that a YAML names,
+    and those of commands."""
+    found = {*PRIMARY.values(), *DATA.values()}
+    for folder, package in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            found |= {f"{module}.{name}" for name in configured(path)}
+    return found | {name for node in nodes() for name in named(node)}
+
+
+def parsed() -> Iterator[tuple[Source, ast.ClassDef]]:
+    """The dataclasses that `parse` is called with."""
+    for folder, package in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if "parse(" not in text or "core.build" not in text:
+                continue
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            for name in re.findall(r"\bparse\(([A-Z]\w+|\w+\.[A-Z]\w+), ", text):
+                source = source_of(module)
+                if source is not None and (found := source.find(name)) is not None:
+                    yield found
+
+
+def configured(path: Path) -> Iterator[str]:
+    """The classes of a file whose `__init__` takes `config`."""
+    for node in ast.parse(path.read_text()).body:
+        for part in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                every = [*part.args.posonlyargs, *part.args.args, *part.args.kwonlyargs]
+                if isinstance(node, ast.ClassDef) and any(a.arg == "config" for a in every):
+                    yield node.name
+
+
+def nodes() -> Iterator[Any]:
+    for path in PACKAGED.rglob("*.yaml"):
+        yield yaml.safe_load(path.read_text())
+
+
+def named(node: Any) -> Iterator[str]:
+    """The classes that a node names, at any depth."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        for value in node.values():
+            yield from named(value)
+    if isinstance(node, list):
+        for value in node:
+            yield from named(value)
+
+
+def options_with_a_class() -> list[Path]:
+    """YAML files with a `_target_`."""
+    found = sorted(PACKAGED.glob("*/*.yaml"))
+    return [path for path in found if "_target_" in (yaml.safe_load(path.read_text()) or {})]
+
+
+def every_field() -> dict[str, Field]:
+    """Every setting of every configured class, those of dataclasses inside of it too."""
+    found: dict[str, Field] = {}
+    for target in targets():
+        if (config := config_of(target)) is not None:
+            for setting in settings_of(target) or []:
+                add(found, config[1].name, setting)
+    for source, tree in parsed():
+        for setting in settings_of(f"{source.module}.{tree.name}") or []:
+            add(found, tree.name, setting)
+    return found
+
+
+def add(found: dict[str, Field], owner: str, setting: Setting) -> None:
+    field = Field(owner, setting)
+    if field.name in found:
+        return
+    found[field.name] = field
+    for kind in inner(setting.kind):
+        for each in fields_of(kind):
+            add(found, kind.__name__, each)
+
+
+def inner(kind: Any) -> Iterator[Any]:
+    """The dataclasses in a type."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        yield kind
+    for each in typing.get_args(kind):
+        yield from inner(each)
+
+
+def bare(kind: Any) -> bool:
+    """Whether a type has a number without a bound."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return not any(isinstance(each, Bound) for each in args[1:])
+    if origin is typing.Literal:
+        return False
+    if origin is dict and args:
+        return bare(args[1])
+    return kind in (int, float) or any(bare(each) for each in args)
+
+
+def unfinished(field: Field) -> bool:
+    return field.setting.source.module.startswith(UNFINISHED) if UNFINISHED else False
+
+
+FIELDS = every_field()
+
+
+def test_there_are_many() -> None:
+    assert len(FIELDS) > 1400
+    assert "embodied.learners.off_policy.sac.Config.tau" in FIELDS
+
+
+def test_every_setting_says_what_it_is() -> None:
+    silent = [name for name, field in FIELDS.items() if not field.setting.says]
+    assert sorted(name for name in silent if not unfinished(FIELDS[name])) == []
+
+
+def test_every_number_has_a_bound() -> None:
+    without = [name for name, field in FIELDS.items() if bare(field.setting.kind)]
+    assert sorted(name for name in without if not unfinished(FIELDS[name])) == []
+
+
+def test_what_has_no_bound_is_found() -> None:
+    fraction = Annotated[float, Bound(0.0, 1.0)]
+    for kind in (int, float, tuple[int, ...], dict[str, float], fraction | int, int | None):
+        assert bare(kind), kind
+    for kind in (fraction, tuple[fraction, ...], fraction | None, bool, str, dict[str, fraction]):
+        assert not bare(kind), kind
+
+
+def test_defaults_are_read_as_they_are() -> None:
+    """What `compose` writes to run.yaml is what the class would use."""
+    compared = 0
+    for target in sorted({name for node in nodes() for name in named(node)}):
+        known = settings_of(target)
+        try:
+            cls = resolve(target, object)
+        except (ConfigError, ImportError):  # an optional package is missing
+            continue
+        config = cls if is_dataclass(cls) else typing.get_type_hints(cls.__init__)["config"]
+        defaults = dict(defaults_of(config))
+        for setting in known or []:
+            try:
+                value = setting.value()
+            except LookupError:
+                continue
+            assert defaults[setting.name] == value, f"{target}.{setting.name}"
+            compared += 1
+    assert compared > 900
+
+
+def defaults_of(config: Any) -> Iterator[tuple[str, Any]]:
+    """The defaults of a dataclass as plain values."""
+    for field in fields(config):
+        made = None if field.default_factory is MISSING else field.default_factory()
+        value = made if field.default is MISSING else field.default
+        yield field.name, plain(asdict(cast(Any, value)) if is_dataclass(value) else value)
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_yaml_says_what_differs(file: Path) -> None:
+    again = [".".join(map(str, place)) for place in outermost(repeated(file))]
+    assert again == [], f"{file}: these values are the class's defaults: leave them out"
+
+
+@pytest.mark.parametrize("experiment", ["pendulum_sac", "fr3_lift_dsrl", "minigrid_doorkey_ppo"])
+def test_run_yaml_holds_every_setting(experiment: str) -> None:
+    """Of every part, at every depth."""
+    node = compose("train", [f"experiment={experiment}"]).node
+    assert set(node) >= {each.name for each in settings_of(PRIMARY["train"]) or []}
+    for part in ("env", "policy", "learner", "finetune", "teacher", "reward"):
+        if node[part] is not None:
+            require_whole(node[part])
+    assert node["data"].keys() >= {s.name for s in settings_of(DATA[node["data"]["regime"]]) or []}
+
+
+def require_whole(node: Any) -> None:
+    if isinstance(node, list):
+        for each in node:
+            require_whole(each)
+    if not isinstance(node, dict):
+        return
+    for setting in settings_of(str(node.get("_target_", ""))) or []:
+        if setting.default is not None:
+            assert setting.name in node, f"{node['_target_']}.{setting.name}"
+    for each in node.values():
+        require_whole(each)
+
+
+def test_nonsense_is_refused_in_one_line() -> None:
+    for word, says in (
+        ("learner.gamma=99", "learner.gamma=99 should be at least 0, at most 1"),
+        ("learner.actor_lr=-1", "learner.actor_lr=-1 should be above 0"),
+        ("learner.tau=5", "learner.tau=5 should be above 0, at most 1"),
+        ("learner.hidden=[0]", "learner.hidden=0 should be at least 1"),
+        ("data.demo_fraction=2", "data.demo_fraction=2 should be at least 0, at most 1"),
+        ("seed=-1", "seed=-1 should be at least 0"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            compose("train", ["experiment=pendulum_sac", word])
+        assert str(refused.value) == says
+        assert isinstance(refused.value.allowed, Bound) and refused.value.key is not None
+
+
+@pytest.mark.parametrize("file", options_with_a_class(), ids=lambda file: file.stem)
+def test_the_values_of_every_option_are_within_bounds(file: Path) -> None:
+    node = yaml.safe_load(file.read_text())
+    given = {key: value for key, value in node.items() if value != "???" and key != "defaults"}
+    require_settings(file.parent.name, given)
