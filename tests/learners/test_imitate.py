@@ -20,7 +20,7 @@ SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
 def make(kind: str = "gaussian.Gaussian", steps: int = 100, **settings: float) -> BehaviorCloning:
     torch.manual_seed(0)
-    node = {"_target_": f"policies.{kind}", "chunk": 2}
+    node = {"_target_": f"embodied.policies.{kind}", "chunk": 2}
     return BehaviorCloning(Config(**settings), build(node, Policy, spec=SPEC), run=RunPlan(steps))
 
 

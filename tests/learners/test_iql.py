@@ -19,7 +19,7 @@ SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **settings: object) -> Iql:
     torch.manual_seed(0)
-    made = build({"_target_": f"policies.{policy}", "hidden": [32]}, Policy, spec=spec)
+    made = build({"_target_": f"embodied.policies.{policy}", "hidden": [32]}, Policy, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
     node = {"_target_": "embodied.learners.offline.iql.Iql", **given}
     return build(node, Learner, policy=made, spec=spec, run=RunPlan(100))
