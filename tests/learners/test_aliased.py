@@ -15,7 +15,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
-from embodied.learners.learner import Learner
+from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering import dsrl_na
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -114,7 +114,7 @@ def test_it_learns_from_what_another_policy_did_and_the_base_stays() -> None:
 def test_part_of_a_chunk() -> None:
     """With execute=1 of 2, critics judge the one action that was played."""
     policy = made().policy
-    learner: DsrlNa = build(LEARNER, DsrlNa, policy=policy, execute=1)
+    learner: DsrlNa = build(LEARNER, DsrlNa, policy=policy, run=RunPlan(execute=1))
     learner.update(rows(torch.zeros(64, 1), torch.ones(64)))
     assert learner.critic.ensemble.weights[0].shape[1] == 2 + 1
 

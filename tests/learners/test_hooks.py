@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import build
+from embodied.core.build import allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
@@ -22,6 +22,7 @@ from embodied.policies.gaussian import Gaussian
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 SHARE = 0.8  # lambda of f-DVL
+allow("tests")
 
 
 class FDvl(Iql):

@@ -186,7 +186,7 @@ def test_minibatches_are_every_decision_once(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(rows["target"])
         return step(rows)
 
-    monkeypatch.setattr(learner, "step", listening)
+    monkeypatch.setattr(learner, "_step", listening)
     learner.update(played(learner))
     assert [len(part) for part in seen] == [6] * 8
     one, other = torch.cat(seen[:4]), torch.cat(seen[4:])
@@ -198,7 +198,7 @@ def test_with_memory_minibatches_are_whole_rows(monkeypatch: pytest.MonkeyPatch)
     shapes: list[torch.Size] = []
     step = learner._step
     monkeypatch.setattr(
-        learner, "step", lambda rows: (shapes.append(rows["old"].shape), step(rows))[1]
+        learner, "_step", lambda rows: (shapes.append(rows["old"].shape), step(rows))[1]
     )
     learner.update(played(learner))
     assert shapes == [(2, 6), (2, 6)]
@@ -321,7 +321,7 @@ def test_no_more_epochs_beyond_the_divergence(monkeypatch: pytest.MonkeyPatch) -
     for stop, epochs in ((1e-9, 2), (0.0, 5)):
         learner, calls = make(epochs=5, batch_size=24, stop_kl=stop, lr=1e-2), []
         step = learner._step
-        monkeypatch.setattr(learner, "step", lambda rows: (calls.append(1), step(rows))[1])  # noqa: B023
+        monkeypatch.setattr(learner, "_step", lambda rows: (calls.append(1), step(rows))[1])  # noqa: B023
         learner.update(played(learner))
         assert len(calls) == epochs  # the first epoch's only minibatch has a divergence of 0
 
@@ -386,7 +386,7 @@ def test_only_the_played_part_of_a_chunk_counts() -> None:
         Learner,
         policy=build(node, Policy, spec=env.spec),
         spec=env.spec,
-        execute=2,
+        run=RunPlan(execute=2),
     )
     loop = OnPolicyLoop(Collector(env, learner.policy, learner.gamma, execute=2), learner)
     table: list[Tensors] = []
