@@ -165,7 +165,7 @@ def saved(what: str, stride: int, steps: int = 600) -> Comparison:
     judge, texts = RuleReader(Rules(HELPFUL)), reward.captions.texts
     full = np.array([float(judge.worth(text) > 0) for text in texts])
     rank = spearman(reward.caption_scores(torch.from_numpy(numbers)).numpy(), full[numbers])
-    asked = reward.annotator.asked
+    asked = reward.pool.asked
     return Comparison(
         (len(told_of) / asked,),
         (1.0,),

@@ -105,7 +105,7 @@ class VideoReward(Remembered, SummedReward):
         )
         self.waiting: dict[str, Video] = {}  # unanswered episodes, by their last observation
         self.phi = torch.zeros(0)  # by the number of the observation
-        self.counts = dict.fromkeys(("labelled", "abstained", "dropped", "tokens"), 0)
+        self.counts = dict.fromkeys(("labelled", "abstained", "dropped"), 0)
         self.order = 0.0  # running mean of the rank correlation with time
         self.spent = ""
 
