@@ -30,20 +30,6 @@ from tests.repeated_defaults import files, outermost, repeated
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"embodied": "embodied", "envs": "embodied.envs", "policies": "embodied.policies"}
 FOLDERS |= {"real_robot": "embodied.real_robot"}
-UNFINISHED: tuple[str, ...] = (
-    "embodied.commands.",
-    "embodied.deploy.",
-    "embodied.embodiments.",
-    "embodied.envs.",
-    "embodied.learners.",
-    "embodied.llm.",
-    "embodied.policies.",
-    "embodied.real_robot.",
-    "embodied.reward_design.",
-    "embodied.rewards.",
-    "embodied.teachers.",
-)
-"""Packages whose settings have no comments and bounds yet."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +147,6 @@ def bare(kind: Any) -> bool:
     return kind in (int, float) or any(bare(each) for each in args)
 
 
-def unfinished(field: Field) -> bool:
-    return field.setting.source.module.startswith(UNFINISHED) if UNFINISHED else False
-
-
 FIELDS = every_field()
 
 
@@ -175,12 +157,12 @@ def test_there_are_many() -> None:
 
 def test_every_setting_says_what_it_is() -> None:
     silent = [name for name, field in FIELDS.items() if not field.setting.says]
-    assert sorted(name for name in silent if not unfinished(FIELDS[name])) == []
+    assert sorted(silent) == []
 
 
 def test_every_number_has_a_bound() -> None:
     without = [name for name, field in FIELDS.items() if bare(field.setting.kind)]
-    assert sorted(name for name in without if not unfinished(FIELDS[name])) == []
+    assert sorted(without) == []
 
 
 def test_what_has_no_bound_is_found() -> None:

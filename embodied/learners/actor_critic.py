@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive, PositiveFraction
 from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, each
+from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
+from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
+from embodied.policies.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,15 @@ SOFT_METRICS = ("actor_loss", "entropy", "temperature")
 class ActorCritic(GradientLearner):
     """A critic and its target, a policy and, if it has an entropy to reach, a temperature.
 
-    Subclasses define `_critic_loss`, `_actor_loss` and `update`.
+    Subclasses define `_backup` (of reward [N], discount [N] and next observations: the critics'
+    target [N]), `_actor_loss` and `update`.
     """
 
     losses = ("_critic_loss", "_actor_loss")
     critic: Any
     target: Any
     log_alpha: nn.Parameter
-    _critic_loss: Callable[[Tensors], tuple[Tensor, ...]]
+    _backup: Callable[..., Any]
     _actor_loss: Callable[..., Any]
 
     def __init__(
@@ -97,6 +100,18 @@ class ActorCritic(GradientLearner):
     def alpha(self) -> Tensor:
         """The temperature, without gradients."""
         return self.log_alpha.detach().exp()
+
+    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, ...]:
+        """The critics' loss, and the mean of their values."""
+        q = self.critic(under(batch, "obs"), batch["action"])
+        backup = self._backup(batch["reward"], batch["discount"], under(batch, "next_obs"))
+        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
+
+    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
+        """Further terms of the critics' loss, a scalar, from the transitions and the critics'
+        output `q` [E, N] (categorical: logits [E, N, atoms]). None by default; a hook for
+        subclasses (Cal-QL)."""
+        return 0.0
 
     def critic_step(self, batch: Tensors, tau: float = 0.0) -> dict[str, Tensor]:
         """One gradient step of the critic; with `tau` > 0 also one Polyak step of its target."""
@@ -166,6 +181,11 @@ class DelayedActorCritic(ActorCritic):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.updates = state["updates"]
+
+
+def draw(policy: Gaussian, obs: Tensors) -> tuple[Tensor, Tensor]:
+    """Sample actions [N, size] for observations [N, ...], with their log-densities [N]."""
+    return policy.sample(obs, policy.sample_noise(len(next(iter(obs.values()))), True))
 
 
 def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:

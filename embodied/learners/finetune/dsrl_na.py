@@ -29,8 +29,9 @@ from embodied.learners.actor_critic import (
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
+    draw,
 )
-from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.critics import Critic, CriticConfig, ensemble
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -95,15 +96,9 @@ class DsrlNa(ActorCritic):
         metrics["distil"] = distilled.detach()
         return metrics | self.soft_actor_step(obs, fixed=self.noise_critic_params)
 
-    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        q = self.critic(under(batch, "obs"), batch["action"])
-        following = under(batch, "next_obs")
-        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
-        return loss, q.detach().mean()
-
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        u, log_prob = self.actor.sample(following, self.actor.sample_noise(len(reward), True))
+        u, log_prob = draw(self.actor, following)
         value = self.target(following, self._executed(following, u)).amin(0)
         if self.config.entropy_in_backup:
             value = value - self.log_alpha.exp() * log_prob
@@ -130,8 +125,7 @@ class DsrlNa(ActorCritic):
         return torch.cat([u, z[own:] / self.policy.bound])
 
     def _actor_loss(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        n = len(next(iter(obs.values())))
-        u, log_prob = self.actor.sample(obs, self.actor.sample_noise(n, True))
+        u, log_prob = draw(self.actor, obs)
         value = self.noise_critic(obs, u).amin(0)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
 

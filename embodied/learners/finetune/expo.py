@@ -35,7 +35,6 @@ from embodied.learners.actor_critic import (
     TemperatureConfig,
     actor_loss,
 )
-from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.nn.optim import Adam
@@ -86,12 +85,6 @@ class Expo(ActorCritic):
         for part in self.slices(batch, self.config.batch_size):
             metrics |= self.critic_step(part, self.config.tau)
         return metrics | self._base_step(part) | self.soft_actor_step(part)
-
-    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        q = self.critic(under(batch, "obs"), batch["action"])
-        following = under(batch, "next_obs")
-        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
-        return loss, q.detach().mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:

@@ -119,7 +119,8 @@ class Held(Sac):
         new = self._backup(reward, discount, following)
         with torch.no_grad():
             same = reward + discount * self.target(following, action).amin(0)
-        return critic_loss(q, same + (new - same) / self.held_steps), q.detach().mean()
+        backup = same + (new - same) / self.held_steps
+        return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
 
 
 class Bresa(GradientLearner):

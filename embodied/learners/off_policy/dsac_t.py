@@ -41,6 +41,7 @@ from embodied.learners.actor_critic import (
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
+    draw,
 )
 from embodied.learners.critics import Critic
 from embodied.learners.gradient_learner import soft_update
@@ -122,6 +123,7 @@ class DsacT(DelayedActorCritic):
             mean = sample
         bound, weight = self._adjustment(sigma.detach())
         loss = value_loss(q, sigma, mean, sample, bound, weight, self.config.form)
+        loss = loss + self.critic_terms(batch, q)
         at_rim = (weight >= RIM[1]).float().mean()  # 1 if all sigma have collapsed
         return loss, q.detach().mean(), sigma.detach().mean(), at_rim
 
@@ -130,8 +132,7 @@ class DsacT(DelayedActorCritic):
         self, reward: Tensor, discount: Tensor, following: Tensors
     ) -> tuple[Tensor, Tensor]:
         """y_q and y_z, [N] each."""
-        noise = self.target_policy.sample_noise(len(reward), True)
-        action, log_prob = self.target_policy.sample(following, noise)
+        action, log_prob = draw(self.target_policy, following)
         q, sigma = distribution(self.target(following, action))
         value, least = q.min(0)
         sigma = sigma.gather(0, least[None]).squeeze(0)
@@ -153,9 +154,7 @@ class DsacT(DelayedActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = self.policy.sample(
-            obs, self.policy.sample_noise(len(batch["reward"]), True)
-        )
+        action, log_prob = draw(self.policy, obs)
         q = distribution(self.critic(obs, action))[0].amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 

@@ -39,6 +39,7 @@ from embodied.learners.actor_critic import (
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
+    draw,
 )
 from embodied.learners.distributional import Support, cross_entropy
 from embodied.learners.gradient_learner import soft_update
@@ -135,7 +136,7 @@ class Flashsac(DelayedActorCritic):
         n = len(batch["reward"])
         following = under(batch, "next_obs")
         with torch.no_grad():
-            action, log_prob = self.policy.sample(following, self.policy.sample_noise(n, True))
+            action, log_prob = draw(self.policy, following)
         obs = {
             key: torch.cat([value, following[key]]) for key, value in under(batch, "obs").items()
         }
@@ -143,7 +144,7 @@ class Flashsac(DelayedActorCritic):
         target = self._backup(batch["reward"], batch["discount"], log_prob, obs, actions)
         logits = self.critic(obs, actions, fresh=True)[:, :n]
         q = self.support.mean(logits.detach()).mean() * self.scale
-        return cross_entropy(logits, target), q
+        return cross_entropy(logits, target) + self.critic_terms(batch, logits), q
 
     @torch.no_grad()
     def _backup(
@@ -163,9 +164,7 @@ class Flashsac(DelayedActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = self.policy.sample(
-            obs, self.policy.sample_noise(len(batch["reward"]), True)
-        )
+        action, log_prob = draw(self.policy, obs)
         q = self.support.mean(self.critic(obs, action, fresh=False)).amin(0)
         return actor_loss(q, log_prob, self.alpha), log_prob.detach()
 

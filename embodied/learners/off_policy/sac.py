@@ -29,6 +29,7 @@ from embodied.learners.actor_critic import (
     OffPolicyConfig,
     TemperatureConfig,
     actor_loss,
+    draw,
 )
 from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
 from embodied.policies.gaussian import Gaussian
@@ -85,9 +86,7 @@ class Sac(ActorCritic):
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
-        action, log_prob = self.policy.sample(
-            following, self.policy.sample_noise(len(reward), True)
-        )
+        action, log_prob = draw(self.policy, following)
         q = self.target(following, action)
         if self.config.subset < self.config.critics:
             # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
@@ -100,18 +99,11 @@ class Sac(ActorCritic):
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")
-        action, log_prob = self.policy.sample(
-            obs, self.policy.sample_noise(len(batch["reward"]), True)
-        )
+        action, log_prob = draw(self.policy, obs)
         q = self.critic(obs, action)
         value = q.amin(0) if self.config.actor_objective == "min" else q.mean(0)
         value = value + self.prior(obs, action)
         return actor_loss(value, log_prob, self.alpha), log_prob.detach()
-
-    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
-        """Further terms of the critics' loss, a scalar, from the transitions and their Q-values `q`
-        [E, N]. None by default; a hook for subclasses (Cal-QL)."""
-        return 0.0
 
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
         """lambda log rho(a|s), [N], of a prior rho over actions: added to their values in the

@@ -138,12 +138,6 @@ class Td3(DelayedActorCritic):
             value = self.support.mean(self.critic(obs, action)).amin(0)
         return -(value + self.prior(obs, action)).mean()
 
-    def critic_terms(self, batch: Tensors, q: Tensor) -> Tensor | float:
-        """Further terms of the critics' loss, a scalar, from the transitions and their Q-values `q`
-        [E, N] (categorical critics: logits [E, N, atoms]). None by default; a hook for subclasses.
-        """
-        return 0.0
-
     def prior(self, obs: Tensors, action: Tensor) -> Tensor | float:
         """lambda log rho(a|s), [N], of a prior rho over actions: added to the value of the policy's
         actions in its loss. None by default; a hook for subclasses."""

@@ -24,6 +24,7 @@ from embodied.core.bounds import Count, NonNegative
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
+from embodied.learners.actor_critic import draw
 from embodied.learners.off_policy import sac
 
 
@@ -64,8 +65,7 @@ class CalQl(sac.Sac):
         log_probs: list[Tensor] = []
         for seen in (obs, following):
             many = each(seen, lambda leaf: leaf.repeat_interleave(k, 0))
-            n = len(next(iter(many.values())))
-            action, log_prob = self.policy.sample(many, self.policy.sample_noise(n, True))
+            action, log_prob = draw(self.policy, many)
             actions.append(action.unflatten(0, (-1, k)))
             log_probs.append(log_prob.unflatten(0, (-1, k)))
         uniform = torch.rand_like(actions[0]).mul_(2).sub_(1)

@@ -29,7 +29,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
+from embodied.learners.critics import Critic, CriticConfig, ensemble
 from embodied.learners.gradient_learner import frozen, soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.policies.generative.one_step import OneStep
@@ -70,12 +70,6 @@ class Fql(ActorCritic):
         soft_update(self.target_params, self.critic_params, self.config.tau)
         parts = {"flow_loss": flow, "distil_loss": distil, "value_loss": value}
         return metrics | {name: part.detach() for name, part in parts.items()}
-
-    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        q = self.critic(under(batch, "obs"), batch["action"])
-        following = under(batch, "next_obs")
-        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
-        return loss, q.detach().mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:

@@ -124,7 +124,7 @@ class Iql(ActorCritic):
             [
                 self.value_loss(best, value),
                 (weight * self.policy.loss(self._shown(batch))).mean(),
-                critic_loss(q, backup),
+                critic_loss(q, backup) + self.critic_terms(batch, q),
             ]
         )
         value_loss, actor_loss, q_loss = losses.detach().unbind()

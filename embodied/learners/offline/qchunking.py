@@ -23,9 +23,8 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors, under
+from embodied.core.tensors import Tensors
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.critics import critic_loss
 from embodied.learners.gradient_learner import soft_update
 from embodied.learners.imitation.bc_rows import behaviour
 from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
@@ -58,12 +57,6 @@ class QChunking(ActorCritic):
         self.descend("actor", clone)
         soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics | {"clone_loss": clone.detach()}
-
-    def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        q = self.critic(under(batch, "obs"), batch["action"])
-        following = under(batch, "next_obs")
-        loss = critic_loss(q, self._backup(batch["reward"], batch["discount"], following))
-        return loss, q.detach().mean()
 
     @torch.no_grad()
     def _backup(self, reward: Tensor, discount: Tensor, following: Tensors) -> Tensor:
