@@ -71,7 +71,7 @@ def test_episodes_begin_in_the_data_and_end(given: dict[str, str]) -> None:
             age = age * ~seen.ended
             new = seen.obs["state"][seen.ended].tolist()
             assert {tuple(state) for state in new} <= known
-        assert len(torch.cat(ends)) > 20 and torch.cat(ends).float().mean() > 0.8
+        assert len(torch.cat(ends)) > 10 and torch.cat(ends).float().mean() > 0.6
     assert begun - every == set() and first < every
 
 
