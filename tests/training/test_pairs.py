@@ -124,7 +124,7 @@ class Watcher(CountingLabeller):
         super().__init__(0)
         self.seen: list[Tensor] = []
 
-    def __call__(self, first: Tensors, second: Tensors) -> Tensor:
+    def label(self, first: Tensors, second: Tensors) -> Tensor:
         one, two = (side["picture"][:, 0, 0, 0].long() for side in (first, second))
         self.seen += [one, two]
         labels = torch.where(two > one, SECOND, FIRST)
