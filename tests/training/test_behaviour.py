@@ -12,6 +12,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
 from embodied.training.components import RunComponents
@@ -25,19 +26,13 @@ class Behaving(ppo.Ppo):
     """PPO that collects with a copy of the policy whose actions are larger, and keeps 3 batches."""
 
     keep_batches = 3
-    shapes: list[tuple[int, ...]]
 
     def __init__(
-        self,
-        config: ppo.Config,
-        policy: Policy,
-        spec: Spec,
-        total_decisions: int = 0,
-        execute: int | None = None,
+        self, config: ppo.Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
     ) -> None:
-        super().__init__(config, policy, spec, total_decisions, execute)
+        super().__init__(config, policy, spec, run)
         self.behaviour = shifted(policy)
-        self.shapes = []
+        self.shapes: list[tuple[int, ...]] = []
 
     def behaviour_policy(self) -> Policy:
         return self.behaviour

@@ -106,7 +106,7 @@ def test_a_run_switches(tmp_path: Path) -> None:
 
 def test_resume_is_exact(tmp_path: Path) -> None:
     """Before and after the switch."""
-    ratio = QUICK | {"every": 40, "window": 7, "threshold": 0.01}
+    ratio = QUICK | {"every": 20, "window": 7, "threshold": 0.02}  # at step 320
     run(probed(tmp_path / "whole", ratio))
     for steps in (148, 360):
         half = tmp_path / f"half-{steps}"
@@ -148,6 +148,6 @@ def test_the_command_line_takes_a_node() -> None:
     words = ["experiment=pendulum_sac", "name=x", "out=y"]
     node = compose("train", [*words, f"data.utd_ratio={{_target_: {TARGET}, low: 0.25}}"]).node
     data: Any = read_config(node).data
-    assert data.utd_ratio == {"_target_": TARGET, "low": 0.25}
+    assert {"_target_": TARGET, "low": 0.25, "high": 2.0}.items() <= data.utd_ratio.items()
     data = read_config(compose("train", [*words, "data.utd_ratio=3"]).node).data
     assert data.utd_ratio == 3.0

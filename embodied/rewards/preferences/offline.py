@@ -22,7 +22,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import Labels, joined
-from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, TIE, Labeller
+from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, SKIPPED, TIE, Labeller
 
 CHECKED = 2000  # pairs to compare with the recorded reward
 AT_ONCE = 40  # pairs that a labeller gets at once
@@ -158,8 +158,10 @@ class SegmentPairs:
         if self.labeller.stopped:
             return None
         first, second = sample_pairs(self.episodes, self.among, n, self.random, self.segment)
-        labels = self.labeller(self._evidence(first), self._evidence(second))
-        answered = (labels != ABSTAIN).nonzero().flatten()
+        self.labeller.submit(range(n), self._evidence(first), self._evidence(second))
+        found = self.labeller.poll(wait=True)
+        labels = torch.tensor([found.get(pair, SKIPPED) for pair in range(n)])
+        answered = ((labels != ABSTAIN) & (labels != SKIPPED)).nonzero().flatten()
         if not len(answered):
             return None
         target = torch.where(labels == TIE, 0.5, (labels == SECOND).float())[answered]
