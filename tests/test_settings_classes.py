@@ -152,7 +152,7 @@ FIELDS = every_field()
 
 def test_there_are_many() -> None:
     assert len(FIELDS) > 1400
-    assert "embodied.learners.off_policy.sac.Config.tau" in FIELDS
+    assert "embodied.learners.actor_critic.OffPolicyConfig.tau" in FIELDS
 
 
 def test_every_setting_says_what_it_is() -> None:
@@ -182,7 +182,9 @@ def test_defaults_are_read_as_they_are() -> None:
             cls = resolve(target, object)
         except (ConfigError, ImportError):  # an optional package is missing
             continue
-        config = cls if is_dataclass(cls) else typing.get_type_hints(cls.__init__)["config"]
+        config = cls if is_dataclass(cls) else typing.get_type_hints(cls.__init__).get("config")
+        if config is None:  # a class with keywords
+            continue
         defaults = dict(defaults_of(config))
         for setting in known or []:
             try:
@@ -247,8 +249,17 @@ def test_nonsense_is_refused_in_one_line() -> None:
         assert isinstance(refused.value.allowed, Bound) and refused.value.key is not None
 
 
+def without_gaps(node: dict[str, Any]) -> dict[str, Any]:
+    """`node` without the values, and the blocks of values, that its user has to complete."""
+    return {
+        key: without_gaps(value) if isinstance(value, dict) else value
+        for key, value in node.items()
+        if value != "???" and not (isinstance(value, dict) and "???" in value.values())
+    }
+
+
 @pytest.mark.parametrize("file", options_with_a_class(), ids=lambda file: file.stem)
 def test_the_values_of_every_option_are_within_bounds(file: Path) -> None:
-    node = yaml.safe_load(file.read_text())
-    given = {key: value for key, value in node.items() if value != "???" and key != "defaults"}
+    node = without_gaps(yaml.safe_load(file.read_text()))
+    given = {key: value for key, value in node.items() if key != "defaults"}
     require_settings(file.parent.name, given)
