@@ -23,6 +23,7 @@ def two_modes(n: int) -> Tensors:
     }
 
 
+@torch.no_grad()
 def slopes(critic: Any, values: list[float]) -> None:
     """Make linear critic i answer values[i] * a."""
     critic.ensemble.weights[0].zero_()

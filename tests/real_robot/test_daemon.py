@@ -382,8 +382,9 @@ def test_a_deployment_is_checked(deployment: Deployment, tmp_path: Path) -> None
     deployment.write(tmp_path)
     assert Deployment.read(tmp_path) == deployment
     settings = asdict(deployment)
-    with pytest.raises(ConfigError, match='did you mean "limits"'):
+    with pytest.raises(ConfigError) as error:
         Deployment.parse({**settings, "limit": 3})
+    assert (error.value.key, error.value.hint) == ("limit", "limits")
     with pytest.raises(ConfigError, match="deployment needs limits, fresh"):
         Deployment.parse({k: v for k, v in settings.items() if k not in ("limits", "fresh")})
     with pytest.raises(ConfigError, match="hertz"):
