@@ -156,7 +156,7 @@ def test_learns_to_reach() -> None:
     }
     learner = build(node | rates, Learner, policy=policy, spec=env.spec)
     replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
-    for step in range(700):
+    for step in range(1000):
         if step == 50:
             rollout.act_with(policy)
         replay.add(rollout.step()[0])
