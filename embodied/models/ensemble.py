@@ -79,7 +79,16 @@ class MlpEnsemble(Dynamics):
             config.networks,
             size + action_size(spec.act),
             config.hidden,
-            2 * self.outputs + 1,
+            2 * self.outputs,
+            activation=config.activation,
+        )
+        # Networks of their own: the likelihood of nearly exact outputs has gradients that are
+        # thousands of times as large, and a shared network would learn no terminations.
+        self.end_net = Ensemble(
+            config.networks,
+            size + action_size(spec.act),
+            config.hidden,
+            1,
             activation=config.activation,
         )
         ends = torch.ones(config.networks, 1, self.outputs)
@@ -95,9 +104,10 @@ class MlpEnsemble(Dynamics):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means and log-variances [E, n, outputs] of the standardised outputs, and the logits of a
         termination [E, n], of inputs [n, size] or [E, n, size]."""
-        raw = self.net(self.normalizer(x))
-        mean, log_var, logit = raw.split([self.outputs, self.outputs, 1], 2)
-        return mean, bounded(log_var, self.min_log_var, self.max_log_var), logit.squeeze(2)
+        normalized = self.normalizer(x)
+        mean, log_var = self.net(normalized).split(self.outputs, 2)
+        logit = self.end_net(normalized).squeeze(2)
+        return mean, bounded(log_var, self.min_log_var, self.max_log_var), logit
 
     def step(self, obs: Tensors, action: Tensor, noise: Tensor) -> Prediction:
         """noise[:, 0] chooses the network, noise[:, -1] the termination, the others the outputs."""
@@ -158,7 +168,7 @@ class MlpEnsemble(Dynamics):
         self.can_end.fill_(bool(rows.ended.any()))
         rate = rows.ended.mean().clamp(1e-4, 1 - 1e-4)
         with torch.no_grad():
-            self.net.biases[-1][:, :, -1] = torch.logit(rate)
+            self.end_net.biases[-1][:] = torch.logit(rate)
 
     def _optimize(self, train: Rows, test: Rows, progress: Progress) -> Iterator[tuple[int, float]]:
         """Train until the held-out error of no network has decreased for a while, and keep the best

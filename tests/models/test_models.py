@@ -58,7 +58,7 @@ def test_a_linear_system_is_learned(made: tuple[Dynamics, Fit]) -> None:
 
 def test_terminations_are_learned(made: tuple[Dynamics, Fit]) -> None:
     model, _ = made
-    for x, ends in ((-0.3, False), (0.55, True)):
+    for x, ends in ((-0.3, False), (0.2, False), (0.45, True)):
         state = torch.tensor([[x, 0.0]]).expand(64, 2)
         noise = torch.zeros(64, model.noise_size)
         noise[:, -1] = torch.linspace(-1, 1, 64)  # probabilities from 0.16 to 0.84

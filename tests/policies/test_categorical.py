@@ -16,6 +16,7 @@ from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.transitions import Dataset, chunks
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
+from embodied.learners.learner import RunPlan
 from embodied.policies.categorical import Categorical, Config
 
 CELLS = Leaf((2, 2), "uint8", 0, 3, unit="symbol")
@@ -106,7 +107,7 @@ def test_discrete_demonstrations_go_to_disk_and_are_imitated(tmp_path: Path) -> 
     rows = Dataset(chunks(episodes, 1))
     assert rows.rows["action"].shape == (320, 1)
     learner = BehaviorCloning(
-        ImitateConfig(batch_size=64, lr=1e-2), Categorical(Config(), SPEC), 150
+        ImitateConfig(batch_size=64, lr=1e-2), Categorical(Config(), SPEC), run=RunPlan(150)
     )
     learner.fit(rows.rows)
     for _ in range(150):
