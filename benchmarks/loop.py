@@ -228,7 +228,7 @@ def deployment(hertz: int, folder: Path) -> Deployment:
         step=STEP,
         limits=LIMITS,
         fresh=FreshConfig(5.0, 30.0, 30.0),
-        heartbeat=Heartbeat(3600.0, 3600.0),
+        heartbeat=Heartbeat(60.0, 120.0),
     )
 
 
@@ -249,6 +249,7 @@ def begin(control: Control, policy: Child, patience: float = 120.0) -> None:
 
 def measured(control: Control, rate: Deadlines) -> Row:
     """Iterations at that rate until the time is over."""
+    control.channels.beat(time.monotonic())  # as the daemon does
     control.quit = False
 
     def done() -> None:

@@ -92,7 +92,7 @@ def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
     env = build({**node, "portraits": ["front", "wrist"]}, VecEnv)
     env.reset(0)
     shots = env.render_batch(torch.tensor([1, 0]), 24)
-    assert env.views == 2 and shots.shape == (2, 24, 48, 3) and views_of(shots) == 2
+    assert env.num_views == 2 and shots.shape == (2, 24, 48, 3) and views_of(shots) == 2
     alone = build(node, VecEnv)
     alone.reset(0)
     assert torch.equal(alone.render_batch(torch.tensor([1, 0]), 24), shots[:, :, :24])
