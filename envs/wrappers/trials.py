@@ -18,7 +18,14 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
-from embodied.core.env import HasLevels, HasTaskParameters, StateRoles, Step, VecEnv
+from embodied.core.env import (
+    HasLevels,
+    HasTaskParameters,
+    NotSavable,
+    StateRoles,
+    Step,
+    VecEnv,
+)
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper, find_protocol
@@ -41,8 +48,6 @@ class Trials(Wrapper):
     at the start of a lifetime, and `first` [1], 1 at the start of each inner episode. `log` gains
     `trial` [B], the number of the inner episode, from 0.
     """
-
-    memory_roles = StateRoles({"trial": None}, {"generator": None})
 
     def __init__(self, config: Config, env: VecEnv) -> None:
         act = env.spec.act
@@ -69,6 +74,11 @@ class Trials(Wrapper):
         self.memory[ACTION] = torch.zeros(n, size, device=device)
         self.memory[REWARD] = torch.zeros(n, 1, device=device)
         self.memory[FIRST] = torch.ones(n, 1, device=device)
+
+    @property
+    def state_roles(self) -> StateRoles:
+        """Refused: a lifetime has the clock of an inner episode besides its own."""
+        raise NotSavable("a lifetime of trials cannot begin in the middle of another one")
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None

@@ -26,6 +26,7 @@ PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = {
     "embodied/core/node_settings.py",
     "tests/contract/test_reset_states.py",
+    "tests/test_settings_classes.py",
 }
 """They look at classes and build none."""
 TEMPORARY = "embodied.envs.fr3.warp_env"  # a file that catches a library's greeting

@@ -252,7 +252,7 @@ def test_limits_that_do_not_fit_the_calibration(
         (["demonstrator=reach"], "robot is not given"),
         (["robot=sim", "demonstrator=reach", "policy=x"], "not both"),
         (["robot=sim", "demonstrator=random"], "task of the simulated robot"),
-        (["robot=sim", "demonstrator=reach", "robot.limits.jerk=null"], "limits: jerk"),
+        (["robot=sim", "demonstrator=reach", "robot.limits.jerk=null"], "limits.jerk"),
         (["robot=sim", "demonstrator=reach", "robot.hertzz=3"], "hertzz"),
         (["robot=so101_sim", "demonstrator=reach", "robot.home=[9,0,0,0,0]"], "home: joint 1"),
     ],
