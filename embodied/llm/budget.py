@@ -39,7 +39,13 @@ class Budget:
         threads cannot overspend together."""
         with self.lock:
             self._read()
-            self._require()
+            limits = self.limits
+            if limits.calls is not None and self.calls + self.in_flight >= limits.calls:
+                self._spent(f"{limits.calls} calls")
+            if limits.tokens is not None and self.tokens >= limits.tokens:
+                self._spent(f"{limits.tokens} tokens")
+            if limits.cost is not None and self.cost >= limits.cost:
+                self._spent(f"{limits.cost:g} (cost)")
             self.in_flight += 1
 
     def settle(self, usage: Mapping[str, Any] | None) -> None:
@@ -87,15 +93,6 @@ class Budget:
         self.calls += 1
         self.tokens += int(record["tokens"])
         self.cost += float(record["cost"])
-
-    def _require(self) -> None:
-        limits = self.limits
-        if limits.calls is not None and self.calls + self.in_flight >= limits.calls:
-            self._spent(f"{limits.calls} calls")
-        if limits.tokens is not None and self.tokens >= limits.tokens:
-            self._spent(f"{limits.tokens} tokens")
-        if limits.cost is not None and self.cost >= limits.cost:
-            self._spent(f"{limits.cost:g} (cost)")
 
     def _spent(self, what: str) -> None:
         before = f" ({self.log.path})" if self.log is not None else ""

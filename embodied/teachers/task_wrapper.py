@@ -85,16 +85,12 @@ class TaskWrapper(Wrapper):
         ticket = memory["ticket"][at].cpu()
         report = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
         report(ticket, outcome)
-        self._write(ticket, memory["task"][at].cpu(), outcome)
+        if self.episode_log is not None:
+            columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
+            numbers = {name: value.numpy() for name, value in columns.items()}
+            self.episode_log.add(ticket.tolist(), memory["task"][at].cpu().numpy(), numbers)
         obs = self._begin(step.ended, None)
         return replace(step, obs=obs, next_obs=following, log=log)
-
-    def _write(self, ticket: Tensor, task: Tensor, outcome: Outcome) -> None:
-        if self.episode_log is None:
-            return
-        columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
-        numbers = {name: value.numpy() for name, value in columns.items()}
-        self.episode_log.add(ticket.tolist(), task.numpy(), numbers)
 
     def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
         memory, at = self.memory, rows.nonzero().flatten()

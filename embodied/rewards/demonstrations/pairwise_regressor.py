@@ -68,12 +68,20 @@ def fit_hops(
 
     def loss() -> Tensor:
         drawn = pairs(frames, how.batch_size, how.zero, how.cross, random)
-        reference = _references(frames.episode[drawn.after], won, how.swap, random)
+        # The demonstration that gives start and goal of each pair: its own, or with probability
+        # `swap` (and for failed episodes) any.
+        episode = frames.episode[drawn.after]
+        other = torch.randint(won, episode.shape, generator=random)
+        leave = (torch.rand(episode.shape, generator=random) < how.swap) | (episode >= won)
+        reference = torch.where(leave, other, episode)
         roles = torch.stack([drawn.before, drawn.after, first[reference], last[reference]])
         which, at = torch.unique(roles, return_inverse=True)
         features = net.encoder(shift_images(tt.take(moments, which), how.shift, random))
-        given = _noisy(features[at], net.numbers, how.noise, random)
-        return (net(*given) - drawn.label).square().mean()
+        given = features[at]
+        noise = torch.zeros_like(given)  # on the normalised vectors, which come first
+        shape = (*given.shape[:2], net.numbers)
+        noise[..., : net.numbers] = how.noise * torch.randn(*shape, generator=random)
+        return (net(*(given + noise)) - drawn.label).square().mean()
 
     return fit(net.parameters(), loss, how.updates, how.lr, decreasing=True)
 
@@ -83,18 +91,3 @@ def ends(frames: Frames, won: int) -> tuple[Tensor, Tensor]:
     length = torch.bincount(frames.episode)[:won]
     first = length.cumsum(0) - length
     return first, first + length - 1
-
-
-def _references(episode: Tensor, won: int, swap: float, random: torch.Generator) -> Tensor:
-    """The demonstration [n] that gives start and goal of each pair: its own, or with probability
-    `swap` (and for failed episodes) any."""
-    other = torch.randint(won, episode.shape, generator=random)
-    leave = (torch.rand(episode.shape, generator=random) < swap) | (episode >= won)
-    return torch.where(leave, other, episode)
-
-
-def _noisy(features: Tensor, numbers: int, noise: float, random: torch.Generator) -> Tensor:
-    """Features [4, n, F] with noise on the normalised vectors, which come first."""
-    extra = torch.zeros_like(features)
-    extra[..., :numbers] = noise * torch.randn(*features.shape[:2], numbers, generator=random)
-    return features + extra

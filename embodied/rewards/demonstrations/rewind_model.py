@@ -85,7 +85,9 @@ class FrameFeatures(nn.Module):
     def raw(self, frames: Tensors) -> Tensor:
         parts = [] if self.vectors is None else [self.vectors(frames)]
         for eyes in self.eyes:
-            parts += [self._embedded(eyes, frames[name]) for name in self.images]
+            for images in (frames[name] for name in self.images):
+                seen = [eyes.images(images[i : i + BATCH]) for i in range(0, len(images), BATCH)]
+                parts.append(torch.cat(seen).to(self.norm.mean))
         return torch.cat(parts, 1)
 
     @torch.no_grad()
@@ -94,10 +96,6 @@ class FrameFeatures(nn.Module):
         raw = self.raw(frames)
         self.norm.fit(raw)
         return self.norm(raw)
-
-    def _embedded(self, eyes: ImageText, images: Tensor) -> Tensor:
-        parts = [eyes.images(images[i : i + BATCH]) for i in range(0, len(images), BATCH)]
-        return torch.cat(parts).to(self.norm.mean)
 
 
 class ProgressNet(nn.Module):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -109,8 +109,15 @@ class Factor:
             raise ConfigError(f"a factor needs `of` ({', '.join(REGISTRY)}, or a dotted name)")
         name = str(given.pop("of"))
         self.weight = float(given.pop("weight", 1.0))
-        self.function = named_function(name, "factor") if "." in name else _registered(name)
-        _require_arguments(name, self.function, given)
+        if "." not in name and name not in REGISTRY:
+            raise ConfigError(f'no factor is called "{name}"{nearest(name, REGISTRY)}')
+        self.function = named_function(name, "factor") if "." in name else REGISTRY[name]
+        try:
+            inspect.signature(self.function).bind(**given)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(self.function).parameters)
+            why = f"factor {name}({takes}): {error} (KEY=null omits an argument)"
+            raise ConfigError(why) from error
         self.arguments = {key: part_of(argument, spec) for key, argument in given.items()}
 
     def __call__(self, transitions: Tensors, end: End = "next_obs") -> Tensor:
@@ -161,24 +168,6 @@ def _elements(text: str, spec: Spec) -> tuple[str, list[int] | None]:
 
 def _matrix(values: Tensor) -> Tensor:
     return values.float().reshape(len(values), math.prod(values.shape[1:]))
-
-
-def _registered(name: str) -> Callable[..., Tensor]:
-    if name not in REGISTRY:
-        raise ConfigError(f'no factor is called "{name}"{nearest(name, REGISTRY)}')
-    return REGISTRY[name]
-
-
-def _require_arguments(
-    name: str, function: Callable[..., Tensor], given: Mapping[str, Any]
-) -> None:
-    try:
-        inspect.signature(function).bind(**given)
-    except TypeError as error:
-        takes = ", ".join(inspect.signature(function).parameters)
-        raise ConfigError(
-            f"factor {name}({takes}): {error} (KEY=null omits an argument)"
-        ) from error
 
 
 REGISTRY: dict[str, Callable[..., Tensor]] = {

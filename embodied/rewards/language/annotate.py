@@ -104,7 +104,10 @@ class Annotate(Remembered, SummedReward):
             room=config.room,
             synchronous=config.synchronous,
         )
-        self.model = _model(config, seed)
+        learning = (config.steps, config.lr, config.learn_batch, config.threshold, seed)
+        self.model: CaptionModel = (
+            LabelTable() if config.model == "hash" else KINDS[config.model](*learning)
+        )
         self.random = np.random.default_rng(seed)
         self.scores = torch.zeros(1, device=device)  # by caption number
         self.current = torch.ones(1, dtype=torch.bool, device=device)
@@ -192,7 +195,11 @@ class Annotate(Remembered, SummedReward):
             warnings.warn(f"no more labels: {self.pool.spent}", stacklevel=2)
         if not labels:
             return
-        self._write(labels)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "labels.jsonl").open("a") as file:
+            for label in labels:
+                line = {**asdict(label), "goal": self.goal, "words": VERSION}
+                file.write(json.dumps(line) + "\n")
         for label in labels:
             self._count_label(label)
         useful = [(one.question, one.value) for one in labels if one.value is not None]
@@ -227,14 +234,6 @@ class Annotate(Remembered, SummedReward):
             self.current[stale] = True
         return self.scores[numbers]
 
-    def _write(self, labels: list[Label]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "labels.jsonl").open("a") as file:
-            for label in labels:
-                file.write(
-                    json.dumps({**asdict(label), "goal": self.goal, "words": VERSION}) + "\n"
-                )
-
     def get_state(self) -> dict[str, Any]:
         """Everything but answers still in flight: their questions are submitted again."""
         self._collect_labels()
@@ -245,10 +244,3 @@ class Annotate(Remembered, SummedReward):
         self.pool.clear()
         super().set_state(state)
         self.pool.submit([tuple(question) for question in state["questions"]])
-
-
-def _model(config: Config, seed: int) -> CaptionModel:
-    if config.model == "hash":
-        return LabelTable()
-    kind = KINDS[config.model]
-    return kind(config.steps, config.lr, config.learn_batch, config.threshold, seed)

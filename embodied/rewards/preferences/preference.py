@@ -134,15 +134,12 @@ class Preference(Remembered, Reward):
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
             self._submit(*(self.store.take(side) for side in self._choose_pairs()))
         found = self._collect(self.config.synchronous) if self.pairs else None
-        if found is not None:
-            self._learn(found)
-
-    def _learn(self, labels: Labels) -> None:
-        """Fit all labels so far, and update all scores."""
-        self.metrics |= self.ranker.learn(labels)
-        held = self.store.reached()
-        self.store.scores[held] = self.ranker.score(self.view(self.store.take(held)[self.scored]))
-        self.measure(self.store.scores[held])
+        if found is not None:  # fit all labels so far, and update all scores
+            self.metrics |= self.ranker.learn(found)
+            held = self.store.reached()
+            pictures = self.view(self.store.take(held)[self.scored])
+            self.store.scores[held] = self.ranker.score(pictures)
+            self.measure(self.store.scores[held])
 
     def _choose_pairs(self) -> tuple[Tensor, Tensor]:
         """Indices [pairs] of both sides."""

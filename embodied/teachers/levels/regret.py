@@ -81,7 +81,11 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     def assign(self, n: int, who: int) -> list[tuple[Floats, Any]]:
         """Levels [D] and memos for `n` episodes of agent `who`: the levels it has played least."""
         if not self.made:
-            self._open()
+            made = self.generate(self.duel.every)
+            self.made = list(made)
+            self.recent = list(made)
+            self.given = [[0] * len(made), [0] * len(made)]
+            self.returns = [[[] for _ in made], [[] for _ in made]]
         given, dealt = self.given[who], []
         for _ in range(n):
             place = min(range(len(given)), key=given.__getitem__)
@@ -100,13 +104,6 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
         least = min((len(each) for side in self.returns for each in side), default=0)
         if self.made and least >= self.duel.plays:
             self._close()
-
-    def _open(self) -> None:
-        made = self.generate(self.duel.every)
-        self.made = list(made)
-        self.recent = list(made)
-        self.given = [[0] * len(made), [0] * len(made)]
-        self.returns = [[[] for _ in made], [[] for _ in made]]
 
     def _close(self) -> None:
         student, rival = self.returns
