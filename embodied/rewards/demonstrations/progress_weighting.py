@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import observations
 from embodied.rewards.demonstrations import rewind
-from embodied.rewards.wrappers.progress_observation import PROGRESS
+from embodied.rewards.demonstrations.rewind import PROGRESS
 
 
 @dataclass(frozen=True)

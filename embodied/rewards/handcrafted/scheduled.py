@@ -4,6 +4,11 @@
 
 From "Learning to Fly in Seconds" (Eschmann et al., 2024). Transitions are rewarded when they are
 sampled, with the current weights, which equals rewriting all stored rewards at each change.
+
+Scaled reward: the environment's reward times a constant. Evaluation is not affected.
+
+Value functions, temperatures and distributional supports depend on the scale of the reward: this
+tests how sensitive a learner's settings are to it.
 """
 
 from __future__ import annotations
@@ -17,6 +22,25 @@ from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError, named_function
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class ScaledConfig:
+    """Settings of the scaled reward."""
+
+    factor: Number = 1.0  # factor of the environment's reward
+
+
+class Scaled(Reward):
+    """Applied once, when transitions are stored."""
+
+    frozen = True
+
+    def __init__(self, config: ScaledConfig) -> None:
+        self.config = config
+
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.config.factor * transitions["reward"]
 
 
 @dataclass(frozen=True)

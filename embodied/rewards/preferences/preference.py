@@ -34,7 +34,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.rewards.preferences.bradley_terry import FitConfig, Labels, Ranker
-from embodied.rewards.preferences.image_store import ImageStore
+from embodied.rewards.preferences.image_store import IMAGE_INDEX, ImageIndexWrapper, ImageStore
 from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, SKIPPED, TIE, Labeller
 from embodied.rewards.preferences.offline import (
     agreement,
@@ -44,7 +44,6 @@ from embodied.rewards.preferences.offline import (
     sample_pairs,
     split,
 )
-from embodied.rewards.wrappers.image_index import IMAGE_INDEX, ImageIndexWrapper
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 logger = logging.getLogger(__name__)
