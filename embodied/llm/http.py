@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from embodied.core.build import ConfigError
-from embodied.llm.budget import Budget
+from embodied.llm.budget import Budget, Deadline, Limits
 from embodied.llm.chat import ChatError, ServerUnusable
-from embodied.llm.limits import Deadline, Limits
 
 logger = logging.getLogger(__name__)
 SETUP = (401, 403, 404)

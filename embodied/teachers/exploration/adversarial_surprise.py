@@ -27,8 +27,7 @@ from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
-from embodied.teachers.teacher import Curriculum
+from embodied.teachers.teacher import Curriculum, StepSecondAgent, TwoAgentTeacher
 
 
 @runtime_checkable

@@ -3,6 +3,10 @@
 This is unsupervised environment design (UED). The task vector encodes the level
 (`spec.task.unit` is "level"); the environment has an attribute `levels` (`core.env.HasLevels`), a
 `LevelSpace`, which samples and edits such vectors.
+
+Domain randomization (Tobin et al., 2017): a random level for every episode.
+
+The baseline that every teacher of levels is compared with.
 """
 
 from __future__ import annotations
@@ -106,3 +110,13 @@ class LevelTeacher(teacher.Teacher):
 
     def metrics(self) -> dict[str, float]:
         return self.levels.traits(np.stack(self.recent)) if self.recent else {}
+
+
+class DomainRandomization(LevelTeacher):
+    """Samples levels with `levels.random`; does not adapt."""
+
+    def choose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [(level, None) for level in self.levels.random(n, self.random)]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        pass
