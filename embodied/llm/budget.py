@@ -1,8 +1,6 @@
 """Budget: what a run may spend on a language model, and what it has spent, also before a resume.
 
 A response costs (prompt_tokens price.prompt + completion_tokens price.completion) / 10^6.
-
-Limits of the requests to a language model, and the deadline of one answer.
 """
 
 from __future__ import annotations

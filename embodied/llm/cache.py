@@ -1,6 +1,6 @@
 """Append-only cache of language-model answers with their requests, one JSON line each.
 
-CachedChat: a language model's answers from a cache file, without any server.
+CachedChat answers from such a file, without any server.
 """
 
 from __future__ import annotations

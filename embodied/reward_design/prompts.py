@@ -1,8 +1,9 @@
 """Prompts for language models that write reward programs, and the requests themselves.
 
-Extracts a program from a language model's answer: the last complete block with the function.
-
-Reasoning (`<think>`) is left out first: the drafts in it are not the answer.
+The program is the last complete block of an answer that has the function. Reasoning (`<think>`) is
+left out first: the drafts in it are not the answer. The reflection after a training shows for each
+component and the task's score ten evenly spaced values, minimum, mean and maximum (Eureka, Ma et
+al., 2023).
 """
 
 from __future__ import annotations

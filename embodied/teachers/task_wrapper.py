@@ -1,7 +1,6 @@
 """TaskWrapper: starts each episode with a task that a teacher samples.
 
-StudentEstimates: per-episode averages of the student's advantages and values, for a teacher.
-
+The teacher may need per-episode averages of the student's advantages and values (StudentEstimates).
 An on-policy learner computes them per batch, which may hold parts of several episodes. Sums are
 kept by ticket until an episode has ended and all of its steps are known. Scores of prioritized
 level replay (Jiang, Grefenstette and Rocktaschel, 2021):

@@ -2,14 +2,6 @@
 
 Many episodes run in parallel. Each has a ticket (its id), under which the teacher's memo (which
 region, bound or goal it sampled) is kept until the outcome is known.
-
-Uniform task sampling, the baseline of all teachers.
-
-TwoAgentTeacher: protocol of teachers with a second agent, which the training loop trains too.
-
-The teacher makes the environments of both agents and
-decides after which steps of the first agent the second one is stepped. The second agent has the
-same kind of policy and learner as the first. Steps of both agents count as steps of the run.
 """
 
 from __future__ import annotations
@@ -32,36 +24,6 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.task_space import Floats, TaskSpace
-
-
-class StepSecondAgent(Protocol):
-    """Steps all parallel envs of the second agent once, and updates it if an update is due.
-
-    `obs`: its current observation; needed if the environment has changed since its last step.
-    """
-
-    def __call__(self, obs: Tensors | None = None) -> None: ...
-
-
-@runtime_checkable
-class TwoAgentTeacher(Protocol):
-    """A run calls `antagonist_env`, then `protagonist_env`, and `after_step` after each step."""
-
-    def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
-        """The second agent's environment. `env` is the run's environment; `make_env` makes another
-        one like it."""
-        ...
-
-    def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
-        """The first agent's environment."""
-        ...
-
-    def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
-        """Called after `step` of the first agent: steps the second agent as often as is due, and
-        returns the step that the first agent is trained on (with a changed reward, for example)."""
-        ...
-
-    def metrics(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -191,10 +153,46 @@ def bounded(scores: Floats) -> Floats:
 
 
 class Uniform(Teacher):
-    """Samples tasks uniformly from the box; does not adapt."""
+    """Samples tasks uniformly from the box; does not adapt: the baseline of all teachers."""
 
     def propose(self, n: int) -> list[tuple[Floats, Any]]:
         return [(point, None) for point in self.random.random((n, len(self.space)))]
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
         pass
+
+
+class StepSecondAgent(Protocol):
+    """Steps all parallel envs of the second agent once, and updates it if an update is due.
+
+    `obs`: its current observation; needed if the environment has changed since its last step.
+    """
+
+    def __call__(self, obs: Tensors | None = None) -> None: ...
+
+
+@runtime_checkable
+class TwoAgentTeacher(Protocol):
+    """Protocol of teachers with a second agent, which the training loop trains too.
+
+    The teacher makes the environments of both agents and decides after which steps of the first
+    agent the second one is stepped. The second agent has the same kind of policy and learner as the
+    first. Steps of both agents count as steps of the run. A run calls `antagonist_env`, then
+    `protagonist_env`, and `after_step` after each step.
+    """
+
+    def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
+        """The second agent's environment. `env` is the run's environment; `make_env` makes another
+        one like it."""
+        ...
+
+    def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
+        """The first agent's environment."""
+        ...
+
+    def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
+        """Called after `step` of the first agent: steps the second agent as often as is due, and
+        returns the step that the first agent is trained on (with a changed reward, for example)."""
+        ...
+
+    def metrics(self) -> dict[str, float]: ...

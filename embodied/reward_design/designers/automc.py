@@ -7,8 +7,6 @@ second request, gets the program and its results on stored transitions (rejectio
 is positive and negative), up to three times. After training, the analyser gets the last steps of
 failed episodes, and its advice goes into the next round. Unlike in the paper, programs are
 stateless.
-
-Digests: the last steps of failed episodes as short lines of numbers, for a language model.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ positive multiples and potential shapings, and 1 between a reward and its negati
 bounds the regret of one reward's optimal policy under the other, and ignores changes that affect no
 expectation over successors; EPIC evaluates transitions that never occur.
 
-Agreement of a learned reward with the true reward or progress of whole episodes.
+A learned reward is also compared with the true reward or progress of whole episodes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Zhang et al., "ReWiND: language-guided rewards teach robot policies without new demonstrations"
 (2025). A small network predicts the progress of a video from frozen features of its frames; it is
 trained once, when the reward is built, on demonstrations, on rewound ones and on mismatched
-episodes (`embodied.rewards.demonstrations.rewind`). With its prediction Phi,
+episodes. With its prediction Phi,
 
     r = env_weight r_env + scale F,   F = Phi' - 1 (level), Phi' - Phi (gain),
                                           gamma^k Phi' - Phi (potential; Phi' = 0 at a termination)
@@ -13,8 +13,6 @@ of something else instead of wrong instructions; an MLP over a window of frames 
 transformer over the whole video; vectors as well as images; `level` is Phi' - 1 instead of Phi', so
 that waiting before a terminating success is never worth it.
 
-Progress model of ReWiND: from the newest frames of a video to its progress.
-
 A video is a sequence of frame features. It is shown in windows; a training window ends at a random
 frame of a demonstration, whose progress is its place in it. A rewound video turns round at a random
 frame p of a demonstration of T steps, so that losing progress looks like what it is:
@@ -22,8 +20,6 @@ frame p of a demonstration of T steps, so that losing progress looks like what i
     its frame j is frame p - |p - j| of the demonstration, with progress (p - |p - j|) / T
 
 Frames of mismatched episodes, which do something else, have progress 0.
-
-Wrapper that adds the predicted progress of each running episode, from its newest frames.
 """
 
 from __future__ import annotations

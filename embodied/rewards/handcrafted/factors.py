@@ -12,11 +12,11 @@ A list of numbers is a constant vector, null omits an argument, and anything els
 
     {of: near, a: tool, b: goal, scale: 0.1}
 
-Weighted sum of hand-written factors, the usual dense reward.
+`WeightedSum` is the usual dense reward:
 
-r = env_weight r_env + scale sum_k w_k z_k(s')
+    r = env_weight r_env + scale sum_k w_k z_k(s')
 
-Potential-based reward shaping, which does not change the optimal policy.
+`Shaping` is potential-based and does not change the optimal policy:
 
     r' = env_weight r + weight (discount Phi(s') - Phi(s))
 
@@ -24,8 +24,8 @@ Ng, Harada and Russell, "Policy invariance under reward transformations" (1999).
 of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination, where the
 potential is 0 by definition. At a truncation Phi(s') counts.
 
-Multiplicative reward: progress times soft penalties, less a penalty at the end (CaRL; Jaeger et
-al., "CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025).
+`Multiplicative` is progress times soft penalties, less a penalty at the end (CaRL; Jaeger et al.,
+"CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025):
 
     r = scale (progress(s') prod_j p_j(s') - sum_k T_k(s')),   0 <= p_j <= 1
 

@@ -4,11 +4,6 @@
 
 From "Learning to Fly in Seconds" (Eschmann et al., 2024). Transitions are rewarded when they are
 sampled, with the current weights, which equals rewriting all stored rewards at each change.
-
-Scaled reward: the environment's reward times a constant. Evaluation is not affected.
-
-Value functions, temperatures and distributional supports depend on the scale of the reward: this
-tests how sensitive a learner's settings are to it.
 """
 
 from __future__ import annotations
@@ -32,7 +27,10 @@ class ScaledConfig:
 
 
 class Scaled(Reward):
-    """Applied once, when transitions are stored."""
+    """The environment's reward times a constant, applied once, when transitions are stored.
+
+    Evaluation is not affected. It tests how sensitive a learner's settings are to the scale.
+    """
 
     frozen = True
 

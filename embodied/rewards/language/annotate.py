@@ -7,8 +7,6 @@ frequent captions get next to no reward. New captions are labelled asynchronousl
 newest first, each once; an abstention is no label. ONI (Zheng et al., 2024), after Motif (Klissarov
 et al., 2023). Transitions are rewarded when they are sampled.
 
-Counts of captions: how often each occurred, which are labelled, which are due for labelling.
-
 A caption is due at its first occurrence, and again at twice the count if no label resulted. So
 common captions are retried soon, those that no labeller can decide cost little, and none is
 dropped.

@@ -3,8 +3,6 @@
 A replay buffer would hold every image twice (`obs` and `next_obs`), and every sampled batch would
 run the reward network on it again. With an index, an image is scored once when it is new and once
 after every change of the network.
-
-Wrapper that stores observations in an `ImageStore` and adds their index as an observation.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """Success classifier network: training, calibration, and its versions on disk.
 
-Training batches are half positives, half negatives; `embodied.rewards.success.model` corrects
-the probabilities on held-out episodes.
-
-Calibration of a success classifier: probabilities and the decision threshold.
-
-The network is trained on balanced batches, so the log odds are corrected for the true fraction pi
+Labels say which frames of labelled episodes show success. Training batches are half positives, half
+negatives, so the log odds are corrected on held-out episodes for the true fraction pi
 of successes, then divided by a temperature (Guo et al., 2017):
 
     p = sigma((z + log(pi / (1 - pi))) / T),   T = argmin of the log loss on held-out EPISODES
 
 A frame counts as success above the threshold that at most a given fraction of negatives exceeds.
-
-Success labels: which frames of labelled episodes show success, for training a classifier.
 """
 
 from __future__ import annotations

@@ -3,12 +3,6 @@
 Where the environment cannot tell success (a robot without a sensor for it), the detector is what
 evaluation counts, too: `log["success"]`. Where it can, that stays as it is, and `log["detected"]`
 can be compared with it.
-
-NoTerminationWrapper: terminations are treated as truncations.
-
-If an environment terminates on success, a learner that sees terminations is rewarded or punished
-for finishing, whatever the reward function says. VLM-RM (Rocamonde et al., 2024) trains without
-terminations.
 """
 
 from __future__ import annotations
@@ -32,7 +26,11 @@ from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 class NoTerminationWrapper(Wrapper):
     """Turns `terminated` into `truncated`. Episodes end as before, but the value of the final
-    state is bootstrapped."""
+    state is bootstrapped.
+
+    If an environment terminates on success, a learner that sees terminations is rewarded or
+    punished for finishing, whatever the reward function says (VLM-RM; Rocamonde et al., 2024).
+    """
 
     hides_terminations = True
 

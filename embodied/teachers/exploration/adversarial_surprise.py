@@ -7,7 +7,7 @@ environment in alternating turns of k steps. Their rewards are
     Explore: minus the sum of Control's rewards in the following turn, at the end of its own turn
 
 The environment's reward is not used. Each turn is one episode of its policy. Explore is the run's
-policy, which is evaluated and saved; Control is the second agent (levels/two_agent.py).
+policy, which is evaluated and saved; Control is the second agent (`TwoAgentTeacher`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,6 @@
 This is unsupervised environment design (UED). The task vector encodes the level
 (`spec.task.unit` is "level"); the environment has an attribute `levels` (`core.env.HasLevels`), a
 `LevelSpace`, which samples and edits such vectors.
-
-Domain randomization (Tobin et al., 2017): a random level for every episode.
-
-The baseline that every teacher of levels is compared with.
 """
 
 from __future__ import annotations
@@ -113,7 +109,7 @@ class LevelTeacher(teacher.Teacher):
 
 
 class DomainRandomization(LevelTeacher):
-    """Samples levels with `levels.random`; does not adapt."""
+    """Samples levels with `levels.random` (Tobin et al., 2017): the baseline of all teachers."""
 
     def choose(self, n: int) -> list[tuple[Floats, Any]]:
         return [(level, None) for level in self.levels.random(n, self.random)]

@@ -9,10 +9,7 @@ Robust PLR trains the student on replayed levels only. Scores that estimate the 
     gain  1/T sum_t max(A_t, 0)        error  1/T sum_t |A_t|
     maxmc 1/T sum_t (R_max - V(s_t)),  R_max the highest return on this level so far
 
-LevelBuffer: the replay buffer of levels of prioritized level replay (PLR).
-
-Jiang, Grefenstette and Rocktaschel, 2021. Sampling probabilities from score ranks (1: best) and
-staleness:
+The sampling probabilities follow from score ranks (1: best) and staleness:
 
     P = (1 - c) P_score + c P_stale,   P_score ~ (1 / rank)^(1 / beta),   P_stale ~ C - C_i
 

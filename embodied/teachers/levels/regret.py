@@ -7,12 +7,8 @@ Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised envi
 
 is the generator's reward. `flexible`: the antagonist is whichever agent did better.
 
-PAIRED: an adversary generates levels and is rewarded with the student's regret on them.
-
-Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment design",
-2020. The adversary generates a level token by token (level_generator.py); its reward is the regret
-of the finished level (py). The student (protagonist) and the antagonist are both trained on
-the environment's reward.
+In PAIRED the adversary generates a level token by token (level_generator.py). The student
+(protagonist) and the antagonist are both trained on the environment's reward.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ stitched trajectory graph), with probability `stray` from a state near the frame
 state-transition field); its score counts for the frame. The reward is the task's, not how closely a
 reference is followed, so the paper's masked frames are not needed.
 
-Stitched trajectory graph and state-transition field of SkillMimic-V2 (Yu et al., 2025).
-
 The graph joins each state to the most similar state of another trajectory; the field has states
 that lie near the trajectories. The paper compares body positions and velocities; here standardised
 observations z are compared:

@@ -5,9 +5,7 @@ with ALP-GMM, the expert is chosen: the past student with similar scores and the
 The components of its mixtures with high learning progress are sampled, stage by stage, besides the
 new student's own.
 
-Student archive of Meta-ACL: a folder of past students, one .npz file each.
-
-Portelas, Romac, Hofmann and Oudeyer, "Meta automatic curriculum learning", 2020.
+The student archive is a folder of past students, one .npz file each.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ a natural gradient step with line search on
     max_nu mean_i [p_nu(c_i) / p_old(c_i) V_i] - alpha KL(p_nu || target)
     subject to KL(p_old || p_nu) <= eps,   alpha = zeta max(0, mean V) / KL(p_nu || target)
 
-Gaussian: a multivariate normal distribution by its mean and Cholesky factor.
+The divergence of two normal distributions with means m and covariances S:
 
-KL(p || q) = (tr(S_q^-1 S_p) + (m_q - m_p)' S_q^-1 (m_q - m_p) - d + log |S_q| - log |S_p|) / 2.
+    KL(p || q) = (tr(S_q^-1 S_p) + (m_q - m_p)' S_q^-1 (m_q - m_p) - d + log |S_q| - log |S_p|) / 2.
 """
 
 from __future__ import annotations
