@@ -5,9 +5,9 @@ programs and mutates the best of earlier rounds: a constant component is replace
 scaled down, constants and terms are changed, and two programs exchange terms. It uses the Spec, not
 the sentence; programs that fail the checks are resampled.
 
-Programs sum typed primitives over the environment's variables. A displacement is a vector of the Spec (goal_from_tool) or the difference of two positions; a scalar
-is a single element, or the height of a position. Each primitive is defined by its code; its
-constants are sampled.
+Programs sum typed primitives over the environment's variables. A displacement is a vector of the
+Spec (goal_from_tool) or the difference of two positions; a scalar is a single element, or the
+height of a position. Each primitive is defined by its code; its constants are sampled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stepwise progress learned from a few demonstrations, as potential-based shaping.
 
-Robo-Dopamine (2025). A `PairwiseRegressor` is fitted to hops between frames of one to five demonstrations. The progress of a state is estimated
-from anchor frames a of each demonstration, whose progress phi_a is known:
+Robo-Dopamine (2025). A `PairwiseRegressor` is fitted to hops between frames of one to five
+demonstrations. The progress of a state is estimated from anchor frames a of each demonstration,
+whose progress phi_a is known:
 
     Phi(s) = w mean of compose(phi_a, h(a, s)):  phi_a = 0 (forward), 1 (backward), between
     r = r_env + scale (gamma^k Phi(s') - Phi(s)),       Phi(s') = 0 at a termination
@@ -9,9 +10,9 @@ from anchor frames a of each demonstration, whose progress phi_a is known:
 with the confidence w = exp(-((forward - backward) / tolerance)^2). A potential does not change the
 optimal policy (Ng, Harada and Russell, 1999). The model is fitted once, when the reward is built.
 
-The regressor has the role of the vision-language model in Robo-Dopamine (2025), and is small enough to be
-fitted to a few demonstrations: h(before, after, start, goal) in [-1, 1], where start and goal are
-the first and last frame of a demonstration.
+The regressor has the role of the vision-language model in Robo-Dopamine (2025), and is small enough
+to be fitted to a few demonstrations: h(before, after, start, goal) in [-1, 1], where start and goal
+are the first and last frame of a demonstration.
 """
 
 from __future__ import annotations

@@ -9,16 +9,17 @@ where Phi is 0 until there is an answer, and where there was none. Transitions a
 they are sampled, so that old ones get late answers. Recorded episodes are asked about at once.
 
 `VlmProgress` shows the frames in random order: GVL (Ma et al., "Vision language models are
-in-context value learners", 2024). In order, models answer
-with rising numbers whatever the frames show; shuffled, they have to look. The first frame is given
-as the one with 0%, the others without their order, and the model says how far each of them is. The
-rank correlation of its answers with time ("value-order correlation", VOC) says whether it follows
-the task: high in good recordings, low if it cannot see it, or if the episode fails.
+in-context value learners", 2024). In order, models answer with rising numbers whatever the frames
+show; shuffled, they have to look. The first frame is given as the one with 0%, the others without
+their order, and the model says how far each of them is. The rank correlation of its answers with
+time ("value-order correlation", VOC) says whether it follows the task: high in good recordings, low
+if it cannot see it, or if the episode fails.
 
 Differences from the source: no examples in the prompt; integers as JSON; one question an episode.
 
-`VlmSuccess` asks for the success of an episode: a probability, or a score. `probability` (TOPReward, 2026): the model is asked whether the video completes the task, and the
-log probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked about
+`VlmSuccess` asks for the success of an episode: a probability, or a score. `probability`
+(TOPReward, 2026): the model is asked whether the video completes the task, and the log
+probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked about
 `prefixes` of growing length, p over time is progress. `score` (RoboReward, 2026): a grade from 1
 (no progress) to 5 (completed) of the whole video, as JSON, scaled to [0, 1]; it needs no
 probabilities.

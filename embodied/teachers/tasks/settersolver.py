@@ -6,9 +6,10 @@ sum of its validity, feasibility and coverage losses (g: goals of successful epi
 
     E[-log p_S(g + U(0, e) | f)] + E[(J(S(z, f)) - logit f)^2] + E[log p_S(S(z, f) | f)]
 
-The flow onto the unit cube is RealNVP, the goal generator. Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", 2017. Each affine coupling
-keeps part of the elements and maps the others by x -> x s + t, s = 0.01 + softplus(a). A network
-computes (a, t) from the kept part and the condition f. The last layer is a sigmoid.
+The flow onto the unit cube is RealNVP, the goal generator. Dinh, Sohl-Dickstein and Bengio,
+"Density estimation using Real NVP", 2017. Each affine coupling keeps part of the elements and maps
+the others by x -> x s + t, s = 0.01 + softplus(a). A network computes (a, t) from the kept part and
+the condition f. The last layer is a sigmoid.
 
     log p(g | f) = log N(z) - log |dg / dz|
 """
