@@ -14,7 +14,7 @@ FILES = re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL)
 PROTOCOLS = """
 from embodied.core.policy import PolicyWrapper
 from embodied.learners.learner import TakesDemonstrations
-from embodied.teachers.levels.two_agent import TwoAgentTeacher
+from embodied.teachers.teacher import TwoAgentTeacher
 from my_lab.gain import Gain
 from my_lab.ppo_bc import PpoBc
 from my_lab.scout import Scout

@@ -20,11 +20,9 @@ from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
-from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.student_estimates import StudentEstimates
-from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Curriculum, Need
+from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
+from embodied.teachers.teacher import Curriculum, Need, TwoAgentTeacher
 
 SMALL: dict[str, Any] = {
     **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},

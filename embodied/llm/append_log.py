@@ -6,6 +6,7 @@ to `FILE.broken` with a warning.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -49,17 +50,14 @@ class AppendLog:
             with os.fdopen(os.dup(file), "rb") as source:
                 data = source.read()
                 self.read_to = os.fstat(file).st_size
-        return list(self._parsed(data))
-
-    def _parsed(self, data: bytes) -> Iterator[Any]:
-        unreadable = 0
-        for line in data.splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                unreadable += 1
-        if unreadable:
+        values: list[Any] = []
+        lines = data.splitlines()
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                values.append(json.loads(line))
+        if unreadable := len(lines) - len(values):
             logger.warning("%s: %d lines cannot be parsed and are ignored", self.path, unreadable)
+        return values
 
     @contextmanager
     def _open(self) -> Iterator[int]:

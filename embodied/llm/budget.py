@@ -6,16 +6,78 @@ A response costs (prompt_tokens price.prompt + completion_tokens price.completio
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
+from embodied.core.build import ConfigError
 from embodied.llm.append_log import AppendLog
 from embodied.llm.chat import BudgetSpent, ChatError
-from embodied.llm.limits import Limits
 
 FILE = "chat_usage.jsonl"
+
+
+@dataclass(frozen=True)
+class Price:
+    """Price of a million tokens, in the currency of `Limits.cost`."""
+
+    prompt: NonNegative = 0.0  # of the request
+    completion: NonNegative = 0.0  # of the answer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of requests. Calls, tokens and cost are those of one run with its resumes."""
+
+    connect: Positive = 5.0  # s until a connection
+    read: Positive = 120.0  # s between two parts of an answer
+    deadline: Positive = 600.0  # s for one answer with all its attempts
+    retries: CountOrZero = 5  # attempts after the first
+    backoff: NonNegative = 1.0  # s before the first retry; doubled with each
+    patience: NonNegative = 60.0  # s, longest wait before a retry
+    in_flight: Count = 32  # answers that are requested at a time
+    per_minute: Positive | None = None  # requests per minute; null: no limit
+    calls: CountOrZero | None = None  # successful requests; null: no limit
+    tokens: CountOrZero | None = None  # tokens of requests and answers; null: no limit
+    cost: NonNegative | None = None  # cost at `price`; null: no limit
+    price: Price = field(default_factory=Price)  # price of tokens
+
+    def __post_init__(self) -> None:
+        if self.cost is not None and self.price == Price():
+            raise ConfigError("chat.limits.cost needs chat.limits.price.prompt and .completion")
+
+
+class DeadlinePassed(ChatError):
+    """The answer was not complete in time; another attempt may succeed."""
+
+
+class Deadline:
+    """`seconds` for one answer, from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left, possibly negative."""
+        return self.end - time.monotonic()
+
+    def extend(self, seconds: float) -> None:
+        """Do not count `seconds`: the client waited for its own turn."""
+        self.end += seconds
+
+    def require(self, url: str, problem: str, wait: float = 0.0) -> None:
+        """DeadlinePassed, with the last problem, if `wait` seconds would end after it."""
+        if self.left <= wait:
+            why = f"; {problem}" if problem else ""
+            raise DeadlinePassed(
+                f"{url} gave no answer within {self.seconds:g} s (chat.limits.deadline){why}"
+            )
 
 
 class Budget:
@@ -39,7 +101,13 @@ class Budget:
         threads cannot overspend together."""
         with self.lock:
             self._read()
-            self._require()
+            limits = self.limits
+            if limits.calls is not None and self.calls + self.in_flight >= limits.calls:
+                self._spent(f"{limits.calls} calls")
+            if limits.tokens is not None and self.tokens >= limits.tokens:
+                self._spent(f"{limits.tokens} tokens")
+            if limits.cost is not None and self.cost >= limits.cost:
+                self._spent(f"{limits.cost:g} (cost)")
             self.in_flight += 1
 
     def settle(self, usage: Mapping[str, Any] | None) -> None:
@@ -87,15 +155,6 @@ class Budget:
         self.calls += 1
         self.tokens += int(record["tokens"])
         self.cost += float(record["cost"])
-
-    def _require(self) -> None:
-        limits = self.limits
-        if limits.calls is not None and self.calls + self.in_flight >= limits.calls:
-            self._spent(f"{limits.calls} calls")
-        if limits.tokens is not None and self.tokens >= limits.tokens:
-            self._spent(f"{limits.tokens} tokens")
-        if limits.cost is not None and self.cost >= limits.cost:
-            self._spent(f"{limits.cost:g} (cost)")
 
     def _spent(self, what: str) -> None:
         before = f" ({self.log.path})" if self.log is not None else ""

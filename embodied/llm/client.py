@@ -18,11 +18,10 @@ from typing import Any
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
-from embodied.llm.budget import Budget
+from embodied.llm.budget import Budget, Deadline, Limits
 from embodied.llm.cache import Cache, Record, answer_from, missing
 from embodied.llm.chat import Answer, Chat, ChatError, Message, ServerUnusable
 from embodied.llm.http import HttpClient, HttpError
-from embodied.llm.limits import Deadline, Limits
 from embodied.llm.request import Request, parse_json
 
 logger = logging.getLogger(__name__)

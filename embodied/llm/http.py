@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from embodied.core.build import ConfigError
-from embodied.llm.budget import Budget
+from embodied.llm.budget import Budget, Deadline, Limits
 from embodied.llm.chat import ChatError, ServerUnusable
-from embodied.llm.limits import Deadline, Limits
 
 logger = logging.getLogger(__name__)
 SETUP = (401, 403, 404)
@@ -55,7 +54,9 @@ class HttpClient:
         self.url = url.rstrip("/")
         self.limits = limits
         self.budget = budget
-        self.secret = _secret(key)
+        if key is not None and not os.environ.get(key):
+            raise ConfigError(f"the environment variable {key} (key={key}) is not set")
+        self.secret = "" if key is None else os.environ[key]
         bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
         # No proxy for a server on this machine.
         outside = not _loopback(parts.hostname)
@@ -113,8 +114,12 @@ class HttpClient:
             turn = self.turn(time.monotonic())
             deadline.extend(turn)
             time.sleep(turn)
+            left = max(deadline.left, 0.001)
+            timeout = httpx.Timeout(
+                min(self.limits.read, left), connect=min(self.limits.connect, left)
+            )
             with self.client.stream(
-                "POST", f"{self.url}{path}", json=dict(body), timeout=self._timeout(deadline)
+                "POST", f"{self.url}{path}", json=dict(body), timeout=timeout
             ) as response:
                 usage = {} if response.status_code == 200 else None
                 whole = self._read(response, deadline)
@@ -122,10 +127,6 @@ class HttpClient:
                 return whole
         finally:
             self.budget.settle(usage)
-
-    def _timeout(self, deadline: Deadline) -> httpx.Timeout:
-        left = max(deadline.left, 0.001)
-        return httpx.Timeout(min(self.limits.read, left), connect=min(self.limits.connect, left))
 
     def _read(self, response: httpx.Response, deadline: Deadline) -> httpx.Response:
         """`response` with its content. A server may send its body in drops that never end, so that
@@ -194,14 +195,6 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
 def _usage(response: httpx.Response) -> dict[str, Any]:
     found = (_object(response) or {}).get("usage")
     return found if isinstance(found, dict) else {}
-
-
-def _secret(name: str | None) -> str:
-    if name is None:
-        return ""
-    if not os.environ.get(name):
-        raise ConfigError(f"the environment variable {name} (key={name}) is not set")
-    return os.environ[name]
 
 
 def _loopback(host: str) -> bool:

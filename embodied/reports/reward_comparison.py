@@ -16,7 +16,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn import statistics
 from embodied.reports.load_reward import evaluate_reward
 from embodied.reports.policy_episodes import PolicyEpisodes
-from embodied.rewards.analysis import agreement, distances
+from embodied.rewards.analysis import distances
 
 Numbers = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -85,7 +85,7 @@ def _numbers(obs: Tensors) -> torch.Tensor:
 
 def _ranks(each: Sequence[Sequence[Numbers]]) -> dict[str, Any]:
     """Rank correlations of the two rewards, within episodes and between returns."""
-    inside = agreement.within(each[0], each[1])
+    inside = distances.within(each[0], each[1])
     returns = [np.array([part.sum() for part in parts]) for parts in each]
     return {
         "rank_within": _with_interval(lambda i: float(inside[i].mean()), len(inside)),
@@ -100,8 +100,8 @@ def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[s
     sums, last = np.array([p.sum() for p in parts]), np.array([p[-1] for p in parts])
     facts: dict[str, Any] = {
         f"{name}_mean": float(np.concatenate(list(parts)).mean()),
-        f"{name}_falls": float(np.mean([agreement.violations(p, SLACK) for p in parts])),
-        f"{name}_plateau": float(np.mean([agreement.plateau(p) for p in parts])),
+        f"{name}_falls": float(np.mean([distances.violations(p, SLACK) for p in parts])),
+        f"{name}_plateau": float(np.mean([distances.plateau(p) for p in parts])),
     }
     if cover.success is None:
         return facts
@@ -116,7 +116,7 @@ def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[s
 def _with_interval(statistic: Callable[[Index], float], count: int) -> dict[str, float]:
     if not count:
         return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
-    low, high = agreement.interval(statistic, count, samples=500)
+    low, high = distances.interval(statistic, count, samples=500)
     return {"value": statistic(np.arange(count)), "low": low, "high": high}
 
 

@@ -16,7 +16,7 @@ from embodied.core.reward import Reward
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.nn.statistics import auc, spearman
 from embodied.reports.label_dataset import labels
-from embodied.rewards.analysis import agreement
+from embodied.rewards.analysis import distances
 
 Numbers = NDArray[np.float64]
 Row = dict[str, Any]
@@ -120,7 +120,7 @@ def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] 
     """The area with its bootstrap interval; None without both successes and failures."""
     if won.all() or not won.any():
         return None
-    low, high = agreement.interval(lambda i: auc(scores[i], won[i]), len(won), samples=500)
+    low, high = distances.interval(lambda i: auc(scores[i], won[i]), len(won), samples=500)
     return {"value": auc(scores, won), "low": low, "high": high}
 
 

@@ -24,7 +24,7 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.nn.statistics import auc_of_samples
 from embodied.rewards.handcrafted import variables as vs
-from embodied.sandbox.gate import Report, Sandbox
+from embodied.sandbox.gate import Sandbox
 from embodied.sandbox.program import Rejected
 
 GATE = 256  # transitions for the sandbox's gate
@@ -71,19 +71,17 @@ class Experience:
             gated.close()
         except Rejected as error:
             return Verdict(error.reason, error.layer)
-        report = _facts(gated.report) | self._measured(output.total)
+        facts, total, auc = gated.report, output.total, None
+        if self.success is not None and int(self.success.sum()) >= ENOUGH:
+            failures = total[self.random & ~self.success]
+            auc = round(auc_of_samples(total[self.success], failures), 4)
+        report: dict[str, Any] = {"cost": facts.cost, "terms": facts.terms, "lock": facts.lock}
+        report |= {"one_by_one": facts.one_by_one, "auc": auc}
         report["shares"] = {
             name: [float((part > 0).float().mean()), float((part < 0).float().mean())]
             for name, part in output.components.items()
         }
         return Verdict(*_gates(report, output.total, output.components), report)
-
-    def _measured(self, total: Tensor) -> dict[str, Any]:
-        if self.success is None or int(self.success.sum()) < ENOUGH:
-            return {"auc": None}
-        return {
-            "auc": round(auc_of_samples(total[self.success], total[self.random & ~self.success]), 4)
-        }
 
     def _tried(self) -> Tensor:
         """Indices of GATE transitions, up to a quarter of them successes."""
@@ -136,15 +134,6 @@ def _random(env: VecEnv, generator: torch.Generator) -> Tensor:
         return 2 * torch.rand(env.num_envs, *act.shape, generator=generator) - 1
     assert isinstance(act.high, int | float), "discrete actions need an upper bound"
     return torch.randint(0, int(act.high) + 1, (env.num_envs, *act.shape), generator=generator)
-
-
-def _facts(report: Report) -> dict[str, Any]:
-    return {
-        "cost": report.cost,
-        "terms": report.terms,
-        "lock": report.lock,
-        "one_by_one": report.one_by_one,
-    }
 
 
 def _gates(report: dict[str, Any], total: Tensor, parts: Tensors) -> tuple[str, str]:

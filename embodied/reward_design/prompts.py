@@ -1,15 +1,29 @@
-"""Prompts for language models that write reward programs, and the requests themselves."""
+"""Prompts for language models that write reward programs, and the requests themselves.
+
+The program is the last complete block of an answer that has the function. Reasoning (`<think>`) is
+left out first: the drafts in it are not the answer. The reflection after a training shows for each
+component and the task's score ten evenly spaced values, minimum, mean and maximum (Eureka, Ma et
+al., 2023).
+"""
 
 from __future__ import annotations
 
+import ast
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from embodied.llm.ask_pool import ask_all
 from embodied.llm.chat import Answer, BudgetSpent, Chat, ChatError, Message
+from embodied.llm.request import without_reasoning
 from embodied.reward_design.designer import Proposal
 from embodied.reward_design.experience import Verdict
-from embodied.reward_design.parse_answer import extract
+from embodied.reward_design.journal import Candidate
+from embodied.sandbox.program import ENTRIES, defined
+
+OPEN = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*$")
+LONGEST = 200_000  # characters of an answer that are parsed
 
 SILENT = "no answer"
 IN_FLIGHT = 32  # requests at a time
@@ -39,6 +53,72 @@ TIPS = (
     "temperature of its own, a named number inside the function; pay for where the step ended "
     "(next_ variables); return each part that you add as a component."
 )
+ADVICE = (
+    "Read these numbers and write a better reward function.\n"
+    "1. If the task's score stays near zero, rewrite the whole reward function.\n"
+    "2. If a component hardly changes, it is not learned from: change its scale, write it anew, or "
+    "leave it out.\n"
+    "3. If one component is much larger than the others, scale it down to their size.\n"
+    "First say what each component did, then answer with one code block that holds the whole "
+    "program."
+)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """`source`, or None and the `problem`."""
+
+    source: str | None
+    problem: str = ""
+
+
+def extract(text: str, functions: Sequence[str] = ()) -> Extracted:
+    """The program of an answer that defines all `functions`, or, without any, an entry."""
+    answer = without_reasoning(text[:LONGEST])
+    if not answer and text.strip():
+        return Extracted(None, "the answer ends within its reasoning: raise chat.max_tokens")
+    blocks, cut = _blocks(answer)
+    if not blocks:
+        return Extracted(None, "the code block is not closed" if cut else "there is no code block")
+    parsed = [(block, _defined(block)) for block in blocks]
+    if all(names is None for _, names in parsed):
+        return Extracted(None, "no code block is Python")
+    for block, names in reversed(parsed):
+        if names and (set(functions) <= names if functions else names & set(ENTRIES)):
+            return Extracted(block.strip() + "\n")
+    wanted = " and ".join(functions) or ENTRIES[0]
+    return Extracted(None, f"no code block has the function {wanted}")
+
+
+def _blocks(text: str) -> tuple[list[str], bool]:
+    """The closed blocks between fences of backticks or tildes, without their indentation, and
+    whether the last one is not closed."""
+    found: list[str] = []
+    fence = ""
+    indent = 0
+    lines = list[str]()
+    for line in text.replace("\r\n", "\n").split("\n"):
+        if not fence:
+            if match := OPEN.match(line):
+                fence = match[1]
+                indent = len(line) - len(line.lstrip())
+                lines = []
+        elif line.strip() == fence:
+            found.append("\n".join(lines))
+            fence = ""
+        else:
+            lines.append(line[indent:] if not line[:indent].strip() else line)
+    return found, bool(fence)
+
+
+def _defined(block: str) -> set[str] | None:
+    """Names of a block's functions and methods; None if it is not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return set(defined(ast.parse(block)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -126,3 +206,34 @@ def provenance(answer: Answer) -> dict[str, object]:
 def as_text_pairs(messages: Sequence[Message]) -> list[list[str]]:
     """Messages as the journal stores them."""
     return [[message.role, message.text] for message in messages]
+
+
+def reflect(candidate: Candidate) -> str:
+    """Feedback on a candidate that was trained, or on why it was rejected."""
+    if candidate.problem and not candidate.scores:
+        return refusal(candidate.problem)
+    lines = ["A policy was trained with your reward function. Values over its training:"]
+    lines += [line(name, values) for name, values in curves(candidate).items()]
+    lines.append(line("the task's score", [value for _, value in candidate.scores]))
+    if candidate.problem:
+        lines.append(f"Training ended early: {candidate.problem[:500]}")
+    return "\n".join([*lines, "", ADVICE])
+
+
+def curves(candidate: Candidate) -> dict[str, list[float]]:
+    """Means of the components during training."""
+    names = list(dict.fromkeys(name for point in candidate.terms for name in point["terms"]))
+    return {
+        name: [point["terms"][name][0] for point in candidate.terms if name in point["terms"]]
+        for name in names
+    }
+
+
+def line(name: str, values: Sequence[float]) -> str:
+    if not values:
+        return f"{name}: never measured"
+    shown = ", ".join(f"{value:.3g}" for value in values)
+    low = min(values)
+    high = max(values)
+    mean = sum(values) / len(values)
+    return f"{name}: [{shown}], min {low:.3g}, mean {mean:.3g}, max {high:.3g}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.reports.svg import Curve, chart
 from embodied.reward_design.journal import Candidate, Journal
-from embodied.reward_design.reflection import curves, line
+from embodied.reward_design.prompts import curves, line
 
 STYLE = (
     "<style>text{font:11px sans-serif;fill:#666}.grid{stroke:#ddd;fill:none}"

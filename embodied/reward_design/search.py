@@ -47,20 +47,17 @@ class Search:
         """Run all rounds; returns the best program, None if none could be trained."""
         for number in range(self.rounds):
             if number not in self.ledger.rounds:
-                self._round(number)
+                self.tell(f"round {number + 1} of {self.rounds}")
+                if not self.ledger.of_round(number):
+                    self._propose(number)
+                self._train(number)
+                self._conclude(number)
             if self.ledger.said.get(number) == STOP:
                 break
         best = self.ledger.best
         if best is not None:
             self._final(best)
         return best
-
-    def _round(self, number: int) -> None:
-        self.tell(f"round {number + 1} of {self.rounds}")
-        if not self.ledger.of_round(number):
-            self._propose(number)
-        self._train(number)
-        self._conclude(number)
 
     def _propose(self, number: int) -> None:
         """All proposals of a round are stored before any is trained, so that their numbers do not
@@ -73,7 +70,10 @@ class Search:
             self.silent &= bool(proposal.origin.get("spent"))
             candidate = self._candidate(first + place, number, proposal, seen)
             seen.setdefault(candidate.digest, candidate)
-            self._write(candidate)
+            folder = self.ledger.folder / "candidates" / f"{candidate.id:03d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            if candidate.source is not None:
+                (folder / "reward.py").write_text(candidate.source)
             self.ledger.put(candidate)
             for reason in candidate.returned:
                 self.tell(f"  {candidate.id:3d}  returned  {reason[:100]}")
@@ -95,12 +95,6 @@ class Search:
                 report = verdict.report
                 problem = f"{verdict.layer}: {verdict.problem}" if verdict.problem else ""
         return Candidate(id, number, source, digest, proposal.origin, problem, report)
-
-    def _write(self, candidate: Candidate) -> None:
-        folder = self.ledger.folder / "candidates" / f"{candidate.id:03d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        if candidate.source is not None:
-            (folder / "reward.py").write_text(candidate.source)
 
     def _train(self, number: int) -> None:
         budget = self.trials.budget

@@ -141,7 +141,11 @@ class Trials:
             finally:
                 _kill(process)
                 self.running.discard(process)
-        return "" if code == 0 else _last_line(log)
+        if code == 0:
+            return ""
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        last = lines[-1] if lines else "the process ended without output"
+        return last.removeprefix("embodied: ")[:500]
 
     @staticmethod
     def read(out: Path, problem: str = "") -> Outcome:
@@ -163,10 +167,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return (
-        lines[-1].removeprefix("embodied: ")[:500] if lines else "the process ended without output"
-    )

@@ -97,20 +97,14 @@ class LoadedProgram:
         with explained(), torch.no_grad():
             if not program.owner and not program.bare:
                 return self.names[program.entry](**given)
-            made = self._owner()
+            owner: Any = types.SimpleNamespace if program.bare else self.names[program.owner]
+            made = owner.__new__(owner)  # a new `self` in each call: no batch sees another's
             for name in program.attributes:
                 setattr(made, name, found[name])
             if program.bare:
                 return self.names[program.entry](made, **given)
             made.__init__()
             return getattr(made, program.entry)(**given)
-
-    def _owner(self) -> Any:
-        """The object `self`: new in each call, so that nothing is kept between batches."""
-        if self.program.bare:
-            return types.SimpleNamespace()
-        kind = self.names[self.program.owner]
-        return kind.__new__(kind)
 
 
 class explained:

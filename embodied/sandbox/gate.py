@@ -111,7 +111,10 @@ class Sandbox:
                 f"{cost:.0f} microseconds a transition; at most {self.limits.cost:g}: "
                 "compute all transitions at once, on tensors [N, ...]",
             )
-        terms = _statistics(first)
+        terms = {
+            name: (float(v.min()), float(v.mean()), float(v.max()))
+            for name, v in {"": first.total, **first.components}.items()
+        }
         return Report(program.digest, count, round(cost, 2), terms, self.status, worker.one_by_one)
 
     def _test(self, require_lock: bool) -> str:
@@ -171,10 +174,3 @@ def _joined(parts: Sequence[ProgramOutput]) -> ProgramOutput:
             for name in names
         },
     )
-
-
-def _statistics(output: ProgramOutput) -> dict[str, tuple[float, float, float]]:
-    return {
-        name: (float(v.min()), float(v.mean()), float(v.max()))
-        for name, v in {"": output.total, **output.components}.items()
-    }

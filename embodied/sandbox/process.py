@@ -56,12 +56,14 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link = ours
         self.lock = threading.Lock()
+        paths = os.pathsep.join(filter(None, sys.path))
         self.process = subprocess.Popen(
             module_command("embodied.sandbox.worker", str(theirs.fileno())),
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=_environment(),
+            # What Python needs to find its packages.
+            env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         )
         theirs.close()
         self.close = weakref.finalize(self, _end, ours, self.process)
@@ -89,12 +91,6 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Environment variables of the template: what Python needs to find its packages."""
-    paths = os.pathsep.join(filter(None, sys.path))
-    return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Worker:
@@ -230,13 +226,10 @@ class Worker:
                     raise self._died()
             if able or [handle for handle in ready if handle != self.printed]:
                 return
-            self._require_time()
-
-    def _require_time(self) -> None:
-        if self._used() - self.begun > self.limits.cpu:
-            raise self._stopped(f"it computes longer than {self.limits.cpu:g} s in one call")
-        if time.monotonic() > self.until:
-            raise self._stopped(f"no answer within {self.limits.wall:g} s")
+            if self._used() - self.begun > self.limits.cpu:
+                raise self._stopped(f"it computes longer than {self.limits.cpu:g} s in one call")
+            if time.monotonic() > self.until:
+                raise self._stopped(f"no answer within {self.limits.wall:g} s")
 
     def _died(self) -> Rejected:
         how = self.close()

@@ -71,7 +71,12 @@ def read(source: str, known: Iterable[str]) -> Program:
     _require_plain_text(source)
     tree, known = _parsed(source), list(known)
     _require_imports(tree)
-    owner, function = _entry(tree)
+    found = defined(tree)
+    entry = next((name for name in ENTRIES if name in found), None)
+    if entry is None:
+        why = f"there is no function {ENTRIES[0]}{nearest(ENTRIES[0], found)}"
+        raise Rejected("signature", why)
+    owner, function = found[entry]
     static = any(
         isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list
     )
@@ -99,14 +104,6 @@ def required(function: ast.FunctionDef) -> list[str]:
     """The parameters of a function that have no default."""
     plain = [*function.args.posonlyargs, *function.args.args]
     return [a.arg for a in plain[: len(plain) - len(function.args.defaults)]]
-
-
-def _entry(tree: ast.Module) -> tuple[str, ast.FunctionDef]:
-    found = defined(tree)
-    for name in ENTRIES:
-        if name in found:
-            return found[name]
-    raise Rejected("signature", f"there is no function {ENTRIES[0]}{nearest(ENTRIES[0], found)}")
 
 
 def _parameters(function: ast.FunctionDef, known: list[str], skip: int) -> tuple[str, ...]:

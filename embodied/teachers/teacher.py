@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,8 +18,11 @@ from torch import Tensor
 
 from embodied.core.bounds import Fraction, Number
 from embodied.core.build import ConfigError
+from embodied.core.env import Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.teachers.episode_log import EpisodeLog
 from embodied.teachers.task_space import Floats, TaskSpace
 
 
@@ -147,3 +150,49 @@ class Teacher(Remembered, Curriculum, ABC):
 def bounded(scores: Floats) -> Floats:
     """Scores [n] clipped to [0, 1]; NaN where they are infinite."""
     return np.where(np.isfinite(scores), scores, np.nan).clip(0, 1)
+
+
+class Uniform(Teacher):
+    """Samples tasks uniformly from the box; does not adapt: the baseline of all teachers."""
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        return [(point, None) for point in self.random.random((n, len(self.space)))]
+
+    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
+        pass
+
+
+class StepSecondAgent(Protocol):
+    """Steps all parallel envs of the second agent once, and updates it if an update is due.
+
+    `obs`: its current observation; needed if the environment has changed since its last step.
+    """
+
+    def __call__(self, obs: Tensors | None = None) -> None: ...
+
+
+@runtime_checkable
+class TwoAgentTeacher(Protocol):
+    """Protocol of teachers with a second agent, which the training loop trains too.
+
+    The teacher makes the environments of both agents and decides after which steps of the first
+    agent the second one is stepped. The second agent has the same kind of policy and learner as the
+    first. Steps of both agents count as steps of the run. A run calls `antagonist_env`, then
+    `protagonist_env`, and `after_step` after each step.
+    """
+
+    def antagonist_env(self, env: VecEnv, make_env: Callable[[], VecEnv]) -> VecEnv:
+        """The second agent's environment. `env` is the run's environment; `make_env` makes another
+        one like it."""
+        ...
+
+    def protagonist_env(self, env: VecEnv, log: EpisodeLog | None) -> VecEnv:
+        """The first agent's environment."""
+        ...
+
+    def after_step(self, step: Step, step_second: StepSecondAgent) -> Step:
+        """Called after `step` of the first agent: steps the second agent as often as is due, and
+        returns the step that the first agent is trained on (with a changed reward, for example)."""
+        ...
+
+    def metrics(self) -> dict[str, float]: ...

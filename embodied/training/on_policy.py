@@ -19,9 +19,8 @@ from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations
-from embodied.teachers.levels.two_agent import TwoAgentTeacher
-from embodied.teachers.student_estimates import StudentEstimates
-from embodied.teachers.teacher import Curriculum
+from embodied.teachers.task_wrapper import StudentEstimates
+from embodied.teachers.teacher import Curriculum, TwoAgentTeacher
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for

@@ -15,7 +15,7 @@ from embodied.core import tensors as tt
 from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
-from embodied.teachers.levels.two_agent import TwoAgentTeacher
+from embodied.teachers.teacher import TwoAgentTeacher
 from embodied.training.collector import Collector
 
 

@@ -15,11 +15,9 @@ from embodied.core.reward import Stateful
 from embodied.core.wrapper import find_protocol
 from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.episode_log import FILE, EpisodeLog
-from embodied.teachers.levels.two_agent import TwoAgentTeacher
 from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.student_estimates import StudentEstimates
-from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Curriculum, Teacher
+from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
+from embodied.teachers.teacher import Curriculum, Teacher, TwoAgentTeacher
 from embodied.training.config import OnPolicy, RunConfig
 from embodied.training.second_agent import SecondAgent
 from embodied.training.value_query import task_value_estimator

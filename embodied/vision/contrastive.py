@@ -121,13 +121,12 @@ class Contrastive:
 
     def _images(self, pictures: Tensor) -> Tensor:
         """The mean embedding of several views."""
-        views = pictures.chunk(views_of(pictures), dim=2)
-        seen = torch.stack([self._view(view) for view in views])
-        return functional.normalize(seen.mean(0), dim=1)
-
-    def _view(self, pictures: Tensor) -> Tensor:
-        seen = self.model.get_image_features(pixel_values=self.prepare(pictures.to(self._device)))
-        return functional.normalize(_pooled(seen), dim=1)
+        seen: list[Tensor] = []
+        for view in pictures.chunk(views_of(pictures), dim=2):
+            values = self.prepare(view.to(self._device))
+            features = self.model.get_image_features(pixel_values=values)
+            seen.append(functional.normalize(_pooled(features), dim=1))
+        return functional.normalize(torch.stack(seen).mean(0), dim=1)
 
     @property
     def _device(self) -> torch.device:

@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks import teachers
 from embodied.checks import simulated_students
-from embodied.teachers.students.student_archive import records
+from embodied.teachers.students.meta_acl import records
 from tests.teachers.place import made
 
 

@@ -413,7 +413,7 @@ def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, watched: list[str]) -> No
             POLICIES["a chat"](marker),
             {"_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights"}
             | {"function": "embodied.core.checkpoint.git_revision", "start": {}},
-            {"_target_": "embodied.rewards.handcrafted.shaping.Shaping"}
+            {"_target_": "embodied.rewards.handcrafted.factors.Shaping"}
             | {"potential": {"of": "embodied.core.checkpoint.file_hash", "path": "/etc/passwd"}},
             {"_target_": "embodied.rewards.handcrafted.composite.CompositeReward"}
             | {"terms": {"a": {"reward": franka_sim()}}},

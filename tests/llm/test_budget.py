@@ -13,10 +13,9 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
-from embodied.llm.budget import FILE, Budget
+from embodied.llm.budget import FILE, Budget, Limits, Price
 from embodied.llm.chat import BudgetSpent, ChatError, Message
 from embodied.llm.client import ChatClient, Config
-from embodied.llm.limits import Limits, Price
 from embodied.reward_design.run import DesignConfig, design
 from tests.llm.server import Server, Told, says, serving
 

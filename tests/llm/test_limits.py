@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from embodied.llm.budget import DeadlinePassed, Limits
 from embodied.llm.chat import ChatError, Message
 from embodied.llm.client import ChatClient, Config
-from embodied.llm.limits import DeadlinePassed, Limits
 from tests.llm.server import Told, says, serving
 
 ASK = [Message("user", "which one?")]

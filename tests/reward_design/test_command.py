@@ -12,7 +12,7 @@ from embodied import cli
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.reward_design.designer import Board
-from embodied.reward_design.digest import digests
+from embodied.reward_design.designers.automc import digests
 from embodied.reward_design.experience import Experience, Verdict
 from embodied.reward_design.journal import Journal
 from embodied.reward_design.search import folder_of

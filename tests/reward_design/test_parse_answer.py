@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embodied.reward_design.parse_answer import extract
+from embodied.reward_design.prompts import extract
 from tests.reward_design.recorded import Recital
 
 

@@ -23,7 +23,7 @@ from embodied.reward_design.description import about
 from embodied.reward_design.designers import eureka
 from embodied.reward_design.experience import Experience
 from embodied.reward_design.journal import Journal
-from embodied.reward_design.parse_answer import extract
+from embodied.reward_design.prompts import extract
 from embodied.sandbox.gate import Sandbox
 from tests.llm.tiny_model import served, write_model
 from tests.reward_design.instant import board

@@ -20,14 +20,16 @@ from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.envs.toy.two_gap import Config as PlanarConfig
 from embodied.envs.toy.two_gap import TwoGap
-from embodied.rewards.success.calibration import (
+from embodied.rewards.success.classifier import Classifier, RecentBuffer
+from embodied.rewards.success.model import (
+    Training,
     best_temperature,
     calibrate,
+    load_labelled,
     reliability,
+    split,
     threshold_for,
 )
-from embodied.rewards.success.classifier import Classifier, RecentBuffer
-from embodied.rewards.success.labels import Training, load_labelled, split
 from embodied.rewards.wrappers.render_caption import PICTURE
 from tests.builders import make_reward
 

@@ -16,7 +16,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.vision_language.clip import Config, Ladders, Projected, readout_of
-from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
+from embodied.rewards.wrappers.success_detector import NoTerminationWrapper
 from embodied.vision import simclip
 
 REACH = "the hand is touching the green ball"

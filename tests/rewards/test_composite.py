@@ -23,7 +23,7 @@ from tests.toy_envs import Counter
 
 allow("tests")
 NEAR = {
-    "_target_": "embodied.rewards.handcrafted.weighted_sum.WeightedSum",
+    "_target_": "embodied.rewards.handcrafted.factors.WeightedSum",
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
     "env_weight": 0.0,
 }

@@ -10,19 +10,22 @@ import torch
 from numpy.typing import NDArray
 
 from embodied.nn import statistics
-from embodied.rewards.analysis import agreement
 from embodied.rewards.analysis.distances import (
     dard,
     dard_canonical,
     epic,
     epic_canonical,
     fourier,
+    interval,
     pearson_distance,
+    plateau,
     sampled_dard,
     sampled_epic,
     sampled_starc,
     starc,
     starc_canonical,
+    violations,
+    within,
 )
 
 GAMMA = 0.9
@@ -191,19 +194,19 @@ def test_ranks_and_their_correlation_by_hand() -> None:
     assert statistics.spearman([1, 2, 3], [1, 8, 27]) == pytest.approx(1.0)
     assert statistics.spearman([1, 2, 3], [1, 3, 2]) == pytest.approx(0.5)
     assert np.isnan(statistics.spearman([1, 1, 1], [1, 2, 3]))
-    both = agreement.within([[1, 2, 3], [1, 1, 1]], [[3, 2, 1], [1, 2, 3]])
+    both = within([[1, 2, 3], [1, 1, 1]], [[3, 2, 1], [1, 2, 3]])
     np.testing.assert_allclose(both, [-1.0])
 
 
 def test_falls_and_plateaus_by_hand() -> None:
-    assert agreement.violations([0, 1, 0.5, 2, 1.9]) == pytest.approx(0.5)
-    assert agreement.violations([0, 1, 0.5, 2, 1.9], slack=0.2) == pytest.approx(0.25)
-    assert agreement.plateau([0, 0, 1, 1.0005, 2]) == pytest.approx(0.5)
+    assert violations([0, 1, 0.5, 2, 1.9]) == pytest.approx(0.5)
+    assert violations([0, 1, 0.5, 2, 1.9], slack=0.2) == pytest.approx(0.25)
+    assert plateau([0, 0, 1, 1.0005, 2]) == pytest.approx(0.5)
 
 
 def test_an_interval_holds_its_statistic() -> None:
     values = np.random.default_rng(0).normal(1.0, 1.0, 200)
-    low, high = agreement.interval(lambda index: float(values[index].mean()), 200)
+    low, high = interval(lambda index: float(values[index].mean()), 200)
     assert low < values.mean() < high
     assert high - low == pytest.approx(2 * 1.96 / np.sqrt(200), rel=0.2)
 

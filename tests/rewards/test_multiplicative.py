@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.rewards.handcrafted.factors import fading, held, within
 from tests.rewards.rows import make
 
-TARGET = "embodied.rewards.handcrafted.multiplicative.Multiplicative"
+TARGET = "embodied.rewards.handcrafted.factors.Multiplicative"
 NAMES = ("gain", "over", "off", "hit", "since_a", "since_b")
 SPEC = Spec({"state": Leaf((6,), names=NAMES)}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NODE: dict[str, Any] = {

@@ -18,9 +18,7 @@ from embodied.datasets.transitions import transitions, with_observations
 from embodied.nn.statistics import spearman
 from embodied.reports.label_dataset import labels
 from embodied.rewards.demonstrations.progress_hops import linear_progress
-from embodied.rewards.demonstrations.rewind import Rewind
-from embodied.rewards.demonstrations.rewind_model import FitConfig, Window, draw
-from embodied.rewards.wrappers.progress_observation import PROGRESS
+from embodied.rewards.demonstrations.rewind import PROGRESS, FitConfig, Rewind, Window, draw
 from tests.builders import make_reward
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter

@@ -12,13 +12,18 @@ from embodied.buffers.n_step import NStepBuffer
 from embodied.core.build import ConfigError
 from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps
 from embodied.core.tensors import Tensors
-from embodied.rewards.handcrafted.factors import Factor, alignment, closeness, proximity
-from embodied.rewards.handcrafted.shaping import Shaping
-from embodied.rewards.handcrafted.weighted_sum import WeightedSum
+from embodied.rewards.handcrafted.factors import (
+    Factor,
+    Shaping,
+    WeightedSum,
+    alignment,
+    closeness,
+    proximity,
+)
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
 SHAPING = {
-    "_target_": "embodied.rewards.handcrafted.shaping.Shaping",
+    "_target_": "embodied.rewards.handcrafted.factors.Shaping",
     "potential": {"of": "distance", "a": "tool", "b": "goal", "weight": -2.0},
 }
 
@@ -128,7 +133,7 @@ def test_what_is_best_stays_best() -> None:
 
 def test_summed_by_hand() -> None:
     node = {
-        "_target_": "embodied.rewards.handcrafted.weighted_sum.WeightedSum",
+        "_target_": "embodied.rewards.handcrafted.factors.WeightedSum",
         "factors": {
             "near": {"of": "distance", "a": "tool", "b": "goal", "weight": -0.1},
             "effort": {"of": "effort", "a": "action", "weight": -1.0},

@@ -15,8 +15,7 @@ from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.rewards.success.classifier import Classifier
-from embodied.rewards.success.labels import Training, load_labelled
-from embodied.rewards.success.model import made, write
+from embodied.rewards.success.model import Training, load_labelled, made, write
 from embodied.rewards.wrappers.success_detector import DetectSuccess, SuccessDetector
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter

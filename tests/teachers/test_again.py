@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.teachers.students.student_archive import (
+from embodied.teachers.students.meta_acl import (
     Record,
     choose_expert,
     curriculum,

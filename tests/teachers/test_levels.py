@@ -13,10 +13,8 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.level_buffer import LevelBuffer
-from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, Plr
-from embodied.teachers.student_estimates import StudentEstimates
-from embodied.teachers.task_wrapper import TaskWrapper
+from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, LevelBuffer, Plr
+from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
 from embodied.teachers.teacher import Curriculum, Outcome
 
 NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5, "score": "gain"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from embodied.teachers.tasks.goalgan import critic_loss
-from embodied.teachers.tasks.real_nvp import Flow, normal
+from embodied.teachers.tasks.settersolver import Flow, normal
 from embodied.teachers.torch_teacher import mlp, tensor
 from tests.teachers.place import ended, made, point
 

@@ -21,12 +21,11 @@ from embodied.teachers.levels.level_generator import (
     improve,
     surrogate,
 )
-from embodied.teachers.levels.paired import Paired
-from embodied.teachers.levels.regret import STUDENT, regret
+from embodied.teachers.levels.regret import STUDENT, Paired, regret
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.teachers.teacher import Curriculum, Outcome
 
-NODE = {"_target_": "embodied.teachers.levels.paired.Paired", "every": 4}
+NODE = {"_target_": "embodied.teachers.levels.regret.Paired", "every": 4}
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from embodied.core.build import ConfigError
-from embodied.teachers.tasks.gaussian import Gaussian, kl, log_density
-from embodied.teachers.tasks.selfpaced import step
+from embodied.teachers.tasks.selfpaced import Gaussian, kl, log_density, step
 from embodied.teachers.teacher import Outcome
 from tests.teachers.place import LINE, ended, made
 

@@ -12,9 +12,13 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.state_codec import pack, unpack
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.resets.state_graph import nearby_states, similarity, similarity_graph
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories
-from embodied.teachers.resets.trajectory import Trajectory
+from embodied.teachers.resets.trajectory import (
+    Trajectory,
+    nearby_states,
+    similarity,
+    similarity_graph,
+)
 from embodied.teachers.teacher import Curriculum, Outcome
 from tests.teachers.test_resets import SCRIPT, Fr3, paths, reach
 

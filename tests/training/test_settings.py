@@ -37,8 +37,8 @@ POLICIES = {
         "hidden": [8],
     },
 }
-REWARD = {"_target_": "embodied.rewards.handcrafted.scaled.Scaled", "factor": -2.0}
-UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
+REWARD = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
+UNIFORM = {"_target_": "embodied.teachers.teacher.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
 

@@ -20,7 +20,7 @@ NODE: dict[str, Any] = {
     "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "teacher": {
-        "_target_": "embodied.teachers.tasks.alpgmm.AlpGmm",
+        "_target_": "embodied.teachers.tasks.gmm_teacher.AlpGmm",
         "box": {"goal_x": [0.1, 0.3]},
         "signal": "return",
         "every": 20,

@@ -67,7 +67,7 @@ def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
 
 def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
     potential = {"of": "distance", "a": "tool", "b": "goal", "weight": -5.0}
-    reward = {"_target_": "embodied.rewards.handcrafted.shaping.Shaping", "potential": potential}
+    reward = {"_target_": "embodied.rewards.handcrafted.factors.Shaping", "potential": potential}
     session = open_session(make_run(tmp_path, reward=reward))
     with Viewer(session, port=0) as viewer:
         viewer.step(4)

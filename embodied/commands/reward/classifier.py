@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from embodied.core.build import ConfigError, nearest, parse
 
 if TYPE_CHECKING:
-    from embodied.rewards.success.calibration import Calibration
+    from embodied.rewards.success.model import Calibration
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from embodied.rewards.success.labels import Training, load_labelled
-    from embodied.rewards.success.model import made, mark_of, write
+    from embodied.rewards.success.model import Training, load_labelled, made, mark_of, write
 
     folders = [word for word in args.words if "=" not in word]
     given = _settings([word for word in args.words if "=" in word])

@@ -18,7 +18,7 @@ from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
 from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.journal import Candidate
-from embodied.reward_design.reflection import reflect
+from embodied.reward_design.prompts import reflect
 
 
 @dataclass(frozen=True)

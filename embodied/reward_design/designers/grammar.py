@@ -4,31 +4,182 @@ A baseline for language models as reward designers, which also works offline. Ea
 programs and mutates the best of earlier rounds: a constant component is replaced, the largest one
 scaled down, constants and terms are changed, and two programs exchange terms. It uses the Spec, not
 the sentence; programs that fail the checks are resampled.
+
+Programs sum typed primitives over the environment's variables. A displacement is a vector of the
+Spec (goal_from_tool) or the difference of two positions; a scalar is a single element, or the
+height of a position. Each primitive is defined by its code; its constants are sampled.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+import re
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from embodied.core.bounds import Count, Fraction
 from embodied.reward_design.designer import Board, Designer, Proposal
-from embodied.reward_design.designers.primitives import (
-    SCALES,
-    WEIGHTS,
-    Kinds,
-    Term,
-    kinds,
-    restored,
-    sample_term,
-    stored,
-    written,
-)
 from embodied.reward_design.journal import Candidate
-from embodied.reward_design.reflection import curves
+from embodied.reward_design.prompts import curves
+from embodied.rewards.handcrafted.variables import NEXT, Variable
+
+SCALES = (0.03, 0.05, 0.1, 0.2, 0.4)  # m, for distances
+WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0)
+WAY, NUMBER, NOTHING = "way", "number", "nothing"
 
 STILL = 1e-3  # a component that moves less than this share of the largest one's size is constant
+
+
+@dataclass(frozen=True)
+class Term:
+    """`weight` times the primitive `kind` of `on` (and `to`, if it has two arguments), with `scale`
+    and `level`."""
+
+    kind: str
+    on: str
+    to: str
+    scale: float
+    level: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """`wants`: types of `on` and `to`; `code` over {on}, {to}, {before} (before the step), {scale}
+    and {level}."""
+
+    wants: tuple[str, str]
+    code: str
+
+
+PRIMITIVES: dict[str, Primitive] = {
+    "near": Primitive((WAY, NOTHING), "1 - torch.tanh(size({on}) / {scale})"),
+    "close": Primitive((WAY, NOTHING), "torch.exp(-size({on}) / {scale})"),
+    "far": Primitive((WAY, NOTHING), "-size({on}) / {scale}"),
+    "nearer": Primitive((WAY, NOTHING), "(size({before}) - size({on})) / {scale}"),
+    "met": Primitive((WAY, NOTHING), "(size({on}) < {level}).float()"),
+    "behind": Primitive((WAY, WAY), "1 - torch.tanh(size({on} - {level} * along({to})) / {scale})"),
+    "after": Primitive(
+        (WAY, WAY), "torch.exp(-size({on}) / {scale}) * (1 - torch.tanh(size({to}) / {scale}))"
+    ),
+    "high": Primitive((NUMBER, NOTHING), "(({on} - {level}) / {scale}).clamp(0, 1)"),
+    "low": Primitive((NUMBER, NOTHING), "(({level} - {on}) / {scale}).clamp(0, 1)"),
+    "more": Primitive((NUMBER, NOTHING), "{on} / {scale}"),
+    "still": Primitive((NUMBER, NOTHING), "-{on}.square() / {scale}"),
+    "held": Primitive((WAY, NUMBER), "((size({on}) < 0.03) & ({to} < {level})).float()"),
+    "effort": Primitive((NOTHING, NOTHING), "-action.float().square().mean(dim=-1)"),
+}
+HELPERS = {
+    "size": "def size(v):\n    return torch.norm(v, dim=-1)\n",
+    "along": "def along(v):\n    return v / (torch.norm(v, dim=-1, keepdim=True) + 0.000001)\n",
+}
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The displacements and scalars of an environment as code, with the variables they use."""
+
+    ways: tuple[str, ...]
+    numbers: tuple[str, ...]
+    continuous: bool
+
+    def of(self, kind: str) -> tuple[str, ...]:
+        return {WAY: self.ways, NUMBER: self.numbers, NOTHING: ("",)}[kind]
+
+    def usable(self) -> list[str]:
+        """Primitives whose arguments exist."""
+        usable = [k for k, p in PRIMITIVES.items() if all(self.of(want) for want in p.wants)]
+        if len(self.ways) < 2:
+            usable = [k for k in usable if PRIMITIVES[k].wants != (WAY, WAY)]
+        return usable if self.continuous else [k for k in usable if k != "effort"]
+
+
+def kinds(variables: dict[str, Variable]) -> Kinds:
+    """The arguments that an environment offers. Displacements of the Spec are preferred to
+    differences."""
+    points = [v.name for v in variables.values() if v.is_point]
+    ways = [name for name in points if "_from_" in name]
+    if not ways:
+        ways = [f"{a} - {b}" for i, a in enumerate(points) for b in points[i + 1 :]]
+    numbers = [f"{name}[:, 2]" for name in points if "_from_" not in name]
+    for v in variables.values():
+        if v.name == "action" or v.dtype != "float32":
+            continue
+        if v.shape == ():
+            numbers.append(v.name)
+        elif v.at is None and len(v.shape) == 1 and not v.names:
+            numbers += [f"{v.name}[:, {i}]" for i in range(min(v.shape[0], 16))]
+    return Kinds(tuple(ways), tuple(numbers), variables["action"].dtype == "float32")
+
+
+def sample_term(kinds: Kinds, chance: random.Random) -> Term:
+    """A random term."""
+    kind = chance.choice(kinds.usable())
+    on, to = (chance.choice(kinds.of(want)) for want in PRIMITIVES[kind].wants)
+    if PRIMITIVES[kind].wants == (WAY, WAY):
+        to = chance.choice([way for way in kinds.ways if way != on])
+    return Term(kind, on, to, chance.choice(SCALES), chance.choice(SCALES), chance.choice(WEIGHTS))
+
+
+def written(terms: list[Term]) -> str:
+    """The program that sums `terms`; each is a component with its own name."""
+    lines: list[str] = []
+    names: list[str] = []
+    used: set[str] = set()
+    for number, term in enumerate(terms):
+        name = f"{term.kind}_{number}"
+        before = term.on
+        on, to = after(term.on), after(term.to)
+        code = PRIMITIVES[term.kind].code.format(
+            on=_held(on), to=_held(to), before=_held(before), scale=term.scale, level=term.level
+        )
+        used |= {helper for helper in HELPERS if f"{helper}(" in code}
+        lines.append(f"    {name} = {term.weight:g} * ({code})")
+        names.append(name)
+    body = "\n".join(lines)
+    asked = _asked(body, terms)
+    total = " + ".join(names)
+    parts = ", ".join(f'"{name}": {name}' for name in names)
+    helpers = "\n\n".join(HELPERS[name] for name in sorted(used))
+    head = f"{helpers}\n\n" if helpers else ""
+    return f"{head}def reward({', '.join(asked)}):\n{body}\n    return {total}, {{{parts}}}\n"
+
+
+def after(code: str) -> str:
+    """The same expression after the step."""
+    return " ".join(f"{NEXT}{w}" if w[:1].isalpha() else w for w in code.split(" "))
+
+
+def _held(code: str) -> str:
+    return f"({code})" if " - " in code else code
+
+
+def _asked(body: str, terms: list[Term]) -> list[str]:
+    """The parameters of a program, in order of appearance."""
+    names: dict[str, None] = {}
+    for term in terms:
+        for code in (term.on, term.to):
+            for word in code.replace("[:, ", " ").replace("]", " ").split():
+                if word.isidentifier():
+                    for name in (word, NEXT + word):
+                        if _mentions(body, name):
+                            names[name] = None
+    if _mentions(body, "action"):
+        names["action"] = None
+    return list(names)
+
+
+def _mentions(body: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", body) is not None
+
+
+def stored(terms: list[Term]) -> list[dict[str, Any]]:
+    """Terms as the journal stores them."""
+    return [asdict(term) for term in terms]
+
+
+def restored(data: list[dict[str, Any]]) -> list[Term]:
+    return [Term(**term) for term in data]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from embodied.reward_design import prompts
 from embodied.reward_design.description import describe
 from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.eureka import newest_best, newest_refused
-from embodied.reward_design.reflection import reflect
+from embodied.reward_design.prompts import reflect
 
 PARTS = (
     "A reward usually has some of: the distance from the robot's tool to the object; the "

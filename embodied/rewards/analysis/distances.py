@@ -9,6 +9,8 @@ Gleave et al. (2021), Wulfe et al. (2022), Skalse et al. (2024). All are 0 betwe
 positive multiples and potential shapings, and 1 between a reward and its negation. Only STARC
 bounds the regret of one reward's optimal policy under the other, and ignores changes that affect no
 expectation over successors; EPIC evaluates transitions that never occur.
+
+A learned reward is also compared with the true reward or progress of whole episodes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.tensors import Tensors
+from embodied.nn.statistics import spearman
+
+Numbers = NDArray[np.float64]
 
 Table = NDArray[np.float64]
 Norm = Literal["l1", "l2", "linf"]
@@ -30,6 +35,45 @@ Measure = Literal["half", "pearson"]
 Ask = Callable[[Tensors], Tensor]
 Successors = Callable[[Tensors, Tensor], Tensors]
 NOTHING = 1e-12  # relative norm below which a difference is rounding
+
+
+def within(one: Sequence[ArrayLike], other: Sequence[ArrayLike]) -> Numbers:
+    """Spearman's correlation within each episode in which both vary."""
+    each = np.array([spearman(a, b) for a, b in zip(one, other, strict=True)])
+    return each[np.isfinite(each)]
+
+
+def violations(progress: ArrayLike, slack: float = 0.0) -> float:
+    """Fraction of steps in which a progress estimate decreases by more than `slack`."""
+    change = np.diff(np.asarray(progress, float))
+    return float((change < -slack).mean()) if len(change) else 0.0
+
+
+def plateau(values: ArrayLike, share: float = 1e-3) -> float:
+    """Fraction of steps that change by at most `share` of the episode's range of values."""
+    series = np.asarray(values, float)
+    if len(series) < 2:
+        return 0.0
+    return float((np.abs(np.diff(series)) <= share * np.ptp(series)).mean())
+
+
+def interval(
+    statistic: Callable[[NDArray[np.int64]], float],
+    count: int,
+    samples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Bootstrap confidence interval (percentiles) of `statistic(episodes)`, with `count` episodes
+    resampled with replacement; samples for which it is NaN are skipped."""
+    draws = np.random.default_rng(seed).integers(count, size=(samples, count))
+    values = np.array([statistic(draw) for draw in draws])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return float("nan"), float("nan")
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return float(low), float(high)
 
 
 def epic(one: Table, other: Table, gamma: float, coverage: Table | None = None) -> float:

@@ -53,9 +53,9 @@ def shared_leaves(views: Sequence[str], specs: Sequence[Spec]) -> dict[str, Leaf
     for name in views:
         for spec in specs:
             if name not in spec.obs:
-                raise ConfigError(
-                    f"reward.views: the dataset has no observation {name}{_hint(name, spec)}"
-                )
+                rendered = ": collect it in an environment that renders it (env=fr3_lift_pictured)"
+                hint = rendered if name == PICTURE else nearest(name, spec.obs)
+                raise ConfigError(f"reward.views: the dataset has no observation {name}{hint}")
             leaf = leaves.setdefault(name, spec.obs[name])
             _require_same(name, spec.obs[name], leaf, "one dataset", "another")
     return leaves
@@ -103,12 +103,6 @@ def shift_images(moments: Tensors, most: int, random: torch.Generator) -> Tensor
         k: random_shift(v, most, random) if most and v.dtype == torch.uint8 and v.ndim == 4 else v
         for k, v in moments.items()
     }
-
-
-def _hint(name: str, spec: Spec) -> str:
-    if name == PICTURE:
-        return ": collect it in an environment that renders it (env=fr3_lift_pictured)"
-    return nearest(name, spec.obs)
 
 
 def _require_same(name: str, here: Leaf, there: Leaf, one: str, other: str) -> None:

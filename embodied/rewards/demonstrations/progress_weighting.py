@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import observations
 from embodied.rewards.demonstrations import rewind
-from embodied.rewards.wrappers.progress_observation import PROGRESS
+from embodied.rewards.demonstrations.rewind import PROGRESS
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,13 @@ class ProgressGain(Weights):
         """Weights [N] (float64) of all steps."""
         cpu = torch.device("cpu")
         model = rewind.Rewind(self.config.rewind, episodes.spec, cpu, self.config.seed, None)
-        parts = [
-            self._gains(model.augment_episode(observations(episodes.episode(number)))[PROGRESS])
-            for number in range(len(episodes))
-        ]
+        parts = []
+        for number in range(len(episodes)):
+            progress = model.augment_episode(observations(episodes.episode(number)))[PROGRESS]
+            last = len(progress) - 1
+            later = (torch.arange(last) + self.config.horizon).clamp(max=last)
+            parts.append(progress[later] - progress[:-1])
         return weights(torch.cat(parts).double(), self.config.kappa)
-
-    def _gains(self, progress: Tensor) -> Tensor:
-        """Gains [T] of the steps of an episode from the progress [T + 1] of its observations."""
-        last = len(progress) - 1
-        later = (torch.arange(last) + self.config.horizon).clamp(max=last)
-        return progress[later] - progress[:-1]
 
 
 def weights(gain: Tensor, kappa: float) -> Tensor:

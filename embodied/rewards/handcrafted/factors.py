@@ -11,6 +11,31 @@ are its arguments. A string argument selects a part of the transition:
 A list of numbers is a constant vector, null omits an argument, and anything else is passed on.
 
     {of: near, a: tool, b: goal, scale: 0.1}
+
+`WeightedSum` is the usual dense reward:
+
+    r = env_weight r_env + scale sum_k w_k z_k(s')
+
+`Shaping` is potential-based and does not change the optimal policy:
+
+    r' = env_weight r + weight (discount Phi(s') - Phi(s))
+
+Ng, Harada and Russell, "Policy invariance under reward transformations" (1999). `discount` is that
+of the transition: gamma^k for k steps, so that sums telescope, and 0 at a termination, where the
+potential is 0 by definition. At a truncation Phi(s') counts.
+
+`Multiplicative` is progress times soft penalties, less a penalty at the end (CaRL; Jaeger et al.,
+"CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025):
+
+    r = scale (progress(s') prod_j p_j(s') - sum_k T_k(s')),   0 <= p_j <= 1
+
+Progress is the percentage of the task done in this step, so that what can be obtained is finite,
+and breaking several rules at once costs no more than the progress itself. Hard infractions are
+terminations of the environment, with a small T. A factor that an untrained policy cannot avoid must
+stay above 0.
+
+A penalty that is held for k steps is a factor `held` of an observed clock (the time since the rule
+was broken), not a memory of the reward: the critic needs that clock, or the value is not Markov.
 """
 
 from __future__ import annotations
@@ -18,14 +43,17 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError, Node, named_function, nearest
+from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 
@@ -109,8 +137,15 @@ class Factor:
             raise ConfigError(f"a factor needs `of` ({', '.join(REGISTRY)}, or a dotted name)")
         name = str(given.pop("of"))
         self.weight = float(given.pop("weight", 1.0))
-        self.function = named_function(name, "factor") if "." in name else _registered(name)
-        _require_arguments(name, self.function, given)
+        if "." not in name and name not in REGISTRY:
+            raise ConfigError(f'no factor is called "{name}"{nearest(name, REGISTRY)}')
+        self.function = named_function(name, "factor") if "." in name else REGISTRY[name]
+        try:
+            inspect.signature(self.function).bind(**given)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(self.function).parameters)
+            why = f"factor {name}({takes}): {error} (KEY=null omits an argument)"
+            raise ConfigError(why) from error
         self.arguments = {key: part_of(argument, spec) for key, argument in given.items()}
 
     def __call__(self, transitions: Tensors, end: End = "next_obs") -> Tensor:
@@ -163,24 +198,6 @@ def _matrix(values: Tensor) -> Tensor:
     return values.float().reshape(len(values), math.prod(values.shape[1:]))
 
 
-def _registered(name: str) -> Callable[..., Tensor]:
-    if name not in REGISTRY:
-        raise ConfigError(f'no factor is called "{name}"{nearest(name, REGISTRY)}')
-    return REGISTRY[name]
-
-
-def _require_arguments(
-    name: str, function: Callable[..., Tensor], given: Mapping[str, Any]
-) -> None:
-    try:
-        inspect.signature(function).bind(**given)
-    except TypeError as error:
-        takes = ", ".join(inspect.signature(function).parameters)
-        raise ConfigError(
-            f"factor {name}({takes}): {error} (KEY=null omits an argument)"
-        ) from error
-
-
 REGISTRY: dict[str, Callable[..., Tensor]] = {
     f.__name__: f
     for f in (
@@ -188,3 +205,92 @@ REGISTRY: dict[str, Callable[..., Tensor]] = {
         *(within, fading, held),
     )
 }
+
+
+@dataclass(frozen=True)
+class SumConfig:
+    """Settings of the weighted sum."""
+
+    factors: dict[str, Node]  # factors of the next observation, see `handcrafted.factors`
+    scale: Number = 1.0  # multiplies all factors
+    env_weight: Number = 1.0  # weight of the environment's reward
+
+
+class WeightedSum(SummedReward):
+    """Applied once, when transitions are stored."""
+
+    frozen = True
+
+    def __init__(self, config: SumConfig, spec: Spec) -> None:
+        self.config = config
+        self.factors = {name: Factor(node, spec) for name, node in config.factors.items()}
+
+    def components(self, transitions: Tensors) -> Tensors:
+        parts = {
+            name: self.config.scale * factor(transitions) for name, factor in self.factors.items()
+        }
+        return {"env": self.config.env_weight * transitions["reward"], **parts}
+
+
+@dataclass(frozen=True)
+class ShapingConfig:
+    """Settings of potential-based shaping. A potential is best kept near 0: with gamma below 1 a
+    constant c costs (1 - gamma) c per step."""
+
+    potential: Node  # a factor of a state, see embodied.rewards.handcrafted.factors
+    weight: Number = 1.0  # weight of the shaping
+    env_weight: Number = 1.0  # weight of the environment's reward
+
+
+class Shaping(SummedReward):
+    """Applied once, when transitions are stored."""
+
+    frozen = True
+
+    def __init__(self, config: ShapingConfig, spec: Spec) -> None:
+        self.config = config
+        self.potential = Factor(config.potential, spec)
+
+    def components(self, transitions: Tensors) -> Tensors:
+        now, then = self.potential(transitions, "obs"), self.potential(transitions, "next_obs")
+        gained = transitions["discount"] * then - now
+        return {
+            "env": self.config.env_weight * transitions["reward"],
+            "shaping": self.config.weight * gained,
+        }
+
+
+@dataclass(frozen=True)
+class ProductConfig:
+    """Settings of the product; see `embodied.rewards.handcrafted.factors` for factors. All of them
+    are computed from the next observation."""
+
+    progress: Node  # factor: progress made in this step
+    factors: dict[str, Node] = field(default_factory=dict)  # factors in [0, 1] that multiply it
+    penalties: dict[str, Node] = field(default_factory=dict)  # factors that are subtracted
+    scale: Number = 1.0  # multiplies the whole
+
+
+class Multiplicative(SummedReward):
+    """Applied once, when transitions are stored. The environment's reward is not used."""
+
+    frozen = True
+
+    def __init__(self, config: ProductConfig, spec: Spec) -> None:
+        self.config = config
+        self.progress = Factor(config.progress, spec)
+        self.factors = {name: Factor(node, spec) for name, node in config.factors.items()}
+        self.penalties = {name: Factor(node, spec) for name, node in config.penalties.items()}
+        for name, factor in self.factors.items():
+            if not 0 < factor.weight <= 1:
+                raise ConfigError(
+                    f"reward.factors.{name}.weight is {factor.weight:g}: a factor of a product has "
+                    "a weight in (0, 1]"
+                )
+
+    def components(self, transitions: Tensors) -> Tensors:
+        done = self.progress(transitions)
+        for factor in self.factors.values():
+            done = done * factor(transitions)
+        lost = {name: -penalty(transitions) for name, penalty in self.penalties.items()}
+        return {name: self.config.scale * part for name, part in {"progress": done, **lost}.items()}

@@ -70,14 +70,27 @@ class Program(Reward):
             self.gated = sandbox.gate(self.source, given, config.rows is not None)
         except Rejected as error:
             raise ConfigError(f"the reward program is rejected: {error}") from error
-        self._warn_of_cost()
+        report = self.gated.report
+        if report.cost > SLOW:
+            how = ", one transition at a time" if report.one_by_one else ""
+            logger.warning(
+                "the reward program takes %.0f microseconds per transition%s; on tensors [N, ...] "
+                "it is faster",
+                *(report.cost, how),
+            )
         self.sums: dict[str, list[float]] = {}
         self.written = 0
 
     def __call__(self, transitions: Tensors) -> Tensor:
         output = self._output(transitions)
-        if self.folder is not None:
-            self._count(output)
+        if self.folder is None:
+            return output.total
+        for name, part in {"total": output.total, **output.components}.items():
+            low, mean, high = (float(x) for x in (part.min(), part.sum(), part.max()))
+            sums = self.sums.setdefault(name, [0.0, 0.0, low, high])
+            sums[0] += len(part)
+            sums[1] += mean
+            sums[2], sums[3] = min(sums[2], low), max(sums[3], high)
         return output.total
 
     def components(self, transitions: Tensors) -> Tensors:
@@ -88,8 +101,14 @@ class Program(Reward):
         """Write the components' statistics since the last call."""
         self.step = step
         if self.folder is not None and step >= self.written + self.config.every:
-            self._write()
             self.written = step
+            if not self.sums:
+                return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            terms = {name: [s / n, low, high] for name, (n, s, low, high) in self.sums.items()}
+            with (self.folder / "components.jsonl").open("a") as sink:
+                sink.write(json.dumps({"step": self.step, "terms": terms}) + "\n")
+            self.sums = {}
 
     def get_state(self) -> dict[str, Any]:
         return {"digest": self.gated.program.digest, "step": self.step, "written": self.written}
@@ -101,45 +120,17 @@ class Program(Reward):
         self.written = state["written"]
         if self.folder is not None:
             kept = [line for line in statistics(self.folder) if line["step"] <= self.step]
-            _rewrite(self.folder, kept)
-
-    def _warn_of_cost(self) -> None:
-        report = self.gated.report
-        if report.cost > SLOW:
-            how = ", one transition at a time" if report.one_by_one else ""
-            logger.warning(
-                "the reward program takes %.0f microseconds per transition%s; on tensors [N, ...] "
-                "it is faster",
-                report.cost,
-                how,
-            )
-
-    def _inputs(self, names: tuple[str, ...], transitions: Tensors) -> Tensors:
-        found = vs.inputs(self.variables, names, transitions)
-        return found or {vs.ACTION: transitions[vs.ACTION]}  # gives constants their batch size
+            file = self.folder / "components.jsonl"
+            if file.exists():
+                file.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def _output(self, transitions: Tensors) -> ProgramOutput:
         try:
-            return self.gated(self._inputs(self.gated.program.inputs, transitions))
+            found = vs.inputs(self.variables, self.gated.program.inputs, transitions)
+            # An action gives constants their batch size.
+            return self.gated(found or {vs.ACTION: transitions[vs.ACTION]})
         except Rejected as error:
             raise NotFinite(f"the reward program failed in this environment: {error}") from error
-
-    def _count(self, output: ProgramOutput) -> None:
-        for name, part in {"total": output.total, **output.components}.items():
-            low, mean, high = (float(x) for x in (part.min(), part.sum(), part.max()))
-            sums = self.sums.setdefault(name, [0.0, 0.0, low, high])
-            sums[0] += len(part)
-            sums[1] += mean
-            sums[2], sums[3] = min(sums[2], low), max(sums[3], high)
-
-    def _write(self) -> None:
-        if self.folder is None or not self.sums:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        terms = {name: [s / n, low, high] for name, (n, s, low, high) in self.sums.items()}
-        with (self.folder / "components.jsonl").open("a") as sink:
-            sink.write(json.dumps({"step": self.step, "terms": terms}) + "\n")
-        self.sums = {}
 
 
 def statistics(folder: Path) -> list[dict[str, Any]]:
@@ -147,12 +138,6 @@ def statistics(folder: Path) -> list[dict[str, Any]]:
     component since the line before; [] if there is no file."""
     file = folder / "components.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def _rewrite(folder: Path, lines: list[dict[str, Any]]) -> None:
-    file = folder / "components.jsonl"
-    if file.exists():
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _source(config: Config) -> str:

@@ -20,6 +20,28 @@ from embodied.core.tensors import Tensors
 
 
 @dataclass(frozen=True)
+class ScaledConfig:
+    """Settings of the scaled reward."""
+
+    factor: Number = 1.0  # factor of the environment's reward
+
+
+class Scaled(Reward):
+    """The environment's reward times a constant, applied once, when transitions are stored.
+
+    Evaluation is not affected. It tests how sensitive a learner's settings are to the scale.
+    """
+
+    frozen = True
+
+    def __init__(self, config: ScaledConfig) -> None:
+        self.config = config
+
+    def __call__(self, transitions: Tensors) -> Tensor:
+        return self.config.factor * transitions["reward"]
+
+
+@dataclass(frozen=True)
 class Config:
     """Settings of the reward curriculum; weights are by name."""
 

@@ -52,7 +52,9 @@ class ObservationFeatures:
         transitions."""
         obs = under(transitions, end)
         parts = [self.moments.normalize(self._flat(obs))] if self.vectors else []
-        parts += [_shrunk(obs[name]) for name in self.pictures]
+        for name in self.pictures:  # uint8 [N, H, W, C] to [N, C * BLOCKS^2] in [0, 1]
+            chw = obs[name].permute(0, 3, 1, 2).float()
+            parts.append(functional.adaptive_avg_pool2d(chw, BLOCKS).flatten(1) / 255)
         if self.symbols is not None:
             parts.append(self.symbols(obs))
         return torch.cat(parts, 1)
@@ -70,9 +72,3 @@ class ObservationFeatures:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.moments.set_state(state)
-
-
-def _shrunk(pictures: Tensor) -> Tensor:
-    """uint8 [N, H, W, C] to [N, C * BLOCKS^2] in [0, 1]."""
-    small = functional.adaptive_avg_pool2d(pictures.permute(0, 3, 1, 2).float(), BLOCKS)
-    return small.flatten(1) / 255

@@ -6,6 +6,10 @@ c is the caption of a step, n(c) its occurrences in this episode so far, r(c) it
 frequent captions get next to no reward. New captions are labelled asynchronously during training,
 newest first, each once; an abstention is no label. ONI (Zheng et al., 2024), after Motif (Klissarov
 et al., 2023). Transitions are rewarded when they are sampled.
+
+A caption is due at its first occurrence, and again at twice the count if no label resulted. So
+common captions are retried soon, those that no labeller can decide cost little, and none is
+dropped.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.bounds import Count, NonNegative, Number, Positive
@@ -30,7 +35,6 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
 from embodied.llm.client import open_chat
-from embodied.rewards.language.caption_counts import CaptionCounts
 from embodied.rewards.language.caption_models import (
     CaptionModel,
     Classification,
@@ -47,11 +51,62 @@ from embodied.rewards.language.prompts import (
 from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
 from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
 
+NEVER = np.iinfo(np.int64).max  # a count that is never reached
+
 MEASURED = 1000  # newest captions that normalise the scores of ranking
 KINDS: dict[str, type[Classification | Ranking]] = {
     "classification": Classification,
     "ranking": Ranking,
 }
+
+
+class CaptionCounts(Remembered):
+    """Counters by caption number; number 0, the empty caption, is never due."""
+
+    remembered = ("visits", "due", "labelled")
+
+    def __init__(self) -> None:
+        self.visits = np.zeros(0, np.int64)
+        self.due = np.zeros(0, np.int64)  # count at which it is due (again)
+        self.labelled = np.zeros(0, np.bool_)
+
+    def count(self, numbers: NDArray[np.int64]) -> None:
+        """Count occurrences of captions [n]."""
+        if (room := int(numbers.max()) + 1) > len(self.visits):
+            more = 2 * room - len(self.visits)
+            self.visits = np.append(self.visits, np.zeros(more, np.int64))
+            self.due = np.append(self.due, np.ones(more, np.int64))
+            self.labelled = np.append(self.labelled, np.zeros(more, np.bool_))
+        np.add.at(self.visits, numbers, 1)
+
+    def wanted(self, numbers: NDArray[np.int64]) -> list[int]:
+        """Return the due captions of `numbers`, each once."""
+        due = (self.visits[numbers] >= self.due[numbers]) & (numbers > 0)
+        return np.unique(numbers[due]).tolist()
+
+    def others(self, number: int) -> NDArray[np.int64]:
+        """All other captions that have occurred."""
+        met = np.flatnonzero(self.visits[1:]) + 1
+        return met[met != number]
+
+    def asked(self, number: int) -> None:
+        """Mark as in flight: not due until there is an answer."""
+        self.due[number] = NEVER
+
+    def again(self, number: int) -> None:
+        """Mark as unanswered: due again at twice the count."""
+        if not self.labelled[number]:
+            self.due[number] = 2 * max(int(self.visits[number]), 1)
+
+    def settled(self, number: int) -> None:
+        """Mark as labelled."""
+        self.labelled[number], self.due[number] = True, NEVER
+
+    @property
+    def coverage(self) -> float:
+        """Fraction of all occurrences that are of labelled captions."""
+        known = float(self.visits[1:].sum())
+        return float(self.visits[self.labelled].sum()) / known if known else 0.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +159,10 @@ class Annotate(Remembered, SummedReward):
             room=config.room,
             synchronous=config.synchronous,
         )
-        self.model = _model(config, seed)
+        learning = (config.steps, config.lr, config.learn_batch, config.threshold, seed)
+        self.model: CaptionModel = (
+            LabelTable() if config.model == "hash" else KINDS[config.model](*learning)
+        )
         self.random = np.random.default_rng(seed)
         self.scores = torch.zeros(1, device=device)  # by caption number
         self.current = torch.ones(1, dtype=torch.bool, device=device)
@@ -192,7 +250,11 @@ class Annotate(Remembered, SummedReward):
             warnings.warn(f"no more labels: {self.pool.spent}", stacklevel=2)
         if not labels:
             return
-        self._write(labels)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "labels.jsonl").open("a") as file:
+            for label in labels:
+                line = {**asdict(label), "goal": self.goal, "words": VERSION}
+                file.write(json.dumps(line) + "\n")
         for label in labels:
             self._count_label(label)
         useful = [(one.question, one.value) for one in labels if one.value is not None]
@@ -227,14 +289,6 @@ class Annotate(Remembered, SummedReward):
             self.current[stale] = True
         return self.scores[numbers]
 
-    def _write(self, labels: list[Label]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "labels.jsonl").open("a") as file:
-            for label in labels:
-                file.write(
-                    json.dumps({**asdict(label), "goal": self.goal, "words": VERSION}) + "\n"
-                )
-
     def get_state(self) -> dict[str, Any]:
         """Everything but answers still in flight: their questions are submitted again."""
         self._collect_labels()
@@ -245,10 +299,3 @@ class Annotate(Remembered, SummedReward):
         self.pool.clear()
         super().set_state(state)
         self.pool.submit([tuple(question) for question in state["questions"]])
-
-
-def _model(config: Config, seed: int) -> CaptionModel:
-    if config.model == "hash":
-        return LabelTable()
-    kind = KINDS[config.model]
-    return kind(config.steps, config.lr, config.learn_batch, config.threshold, seed)

@@ -167,19 +167,13 @@ class Ranker(Remembered):
             self.net.prepare(torch.cat(new[:2]).to(self.device))
         self.labels = new
         share = 0.0
-        for _ in range(self.how.epochs):
-            self._epoch()
+        for _ in range(self.how.epochs):  # every member sees all pairs, each in its own order
+            order = torch.rand(self.how.members, len(self), generator=self.random).argsort(1)
+            for rows in order.split(self.how.batch, 1):
+                one, two = (self.net(x[rows].to(self.device), per_member=True) for x in new[:2])
+                loss = loss_of(one, two, new[2][rows].to(self.device))
+                gradient_step(self.optimizer, loss)
             share = self.accuracy(new)
             if share > self.how.enough:
                 break
         return metrics | {"train_accuracy": torch.tensor(share)}
-
-    def _epoch(self) -> None:
-        """One epoch: every member sees all pairs, each in its own order."""
-        first, second, target = self.labels
-        order = torch.rand(self.how.members, len(self), generator=self.random).argsort(1)
-        for rows in order.split(self.how.batch, 1):
-            one = self.net(first[rows].to(self.device), per_member=True)
-            two = self.net(second[rows].to(self.device), per_member=True)
-            loss = loss_of(one, two, target[rows].to(self.device))
-            gradient_step(self.optimizer, loss)

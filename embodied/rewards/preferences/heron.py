@@ -106,9 +106,8 @@ class Heron(Remembered, SummedReward):
         return self.metrics
 
     def _fit(self, transitions: Tensors) -> dict[str, Tensor]:
-        drawn = self._sample(
-            len(transitions["reward"]), self.config.rows, transitions["reward"].device
-        )
+        n, device = len(transitions["reward"]), transitions["reward"].device
+        drawn = torch.randperm(n, generator=self.generator, device=device)[: self.config.rows]
         transitions = {k: v[drawn] for k, v in transitions.items()}
         values = torch.stack([factor(transitions) for factor in self.factors], 1)
         self.factor_moments.update(values)
@@ -127,9 +126,6 @@ class Heron(Remembered, SummedReward):
             for level in range(len(self.factors))
         }
         return {"loss": loss.detach(), "accuracy": right, **shares}
-
-    def _sample(self, n: int, most: int, device: torch.device) -> Tensor:
-        return torch.randperm(n, generator=self.generator, device=device)[:most]
 
     def _compare(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compares every transition with some others: (index, rival, winner, deciding level), [P]

@@ -220,7 +220,9 @@ class VisionLanguageLabeller(CountingLabeller):
         if not config.goal:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
         self.config = config
-        self.chat = _chat(config.chat, folder)
+        self.chat: Chat = importlib.import_module("embodied.llm.client").open_chat(
+            config.chat, folder
+        )
         self.pool = AskPool[Pair, int](
             lambda pairs: [self._judge(one, two) for _, one, two in pairs], workers=config.parallel
         )
@@ -326,8 +328,3 @@ def _encoder(model: str | Node) -> ImageText:
     if isinstance(model, dict):
         return build(model, ImageText)
     return importlib.import_module("embodied.vision.contrastive").open_image_text(model)
-
-
-def _chat(node: Node, folder: Path | None) -> Chat:
-    endpoint = importlib.import_module("embodied.llm.client")
-    return endpoint.open_chat(node, folder)

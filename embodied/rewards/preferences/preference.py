@@ -34,7 +34,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.rewards.preferences.bradley_terry import FitConfig, Labels, Ranker
-from embodied.rewards.preferences.image_store import ImageStore
+from embodied.rewards.preferences.image_store import IMAGE_INDEX, ImageIndexWrapper, ImageStore
 from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, SKIPPED, TIE, Labeller
 from embodied.rewards.preferences.offline import (
     agreement,
@@ -44,7 +44,6 @@ from embodied.rewards.preferences.offline import (
     sample_pairs,
     split,
 )
-from embodied.rewards.wrappers.image_index import IMAGE_INDEX, ImageIndexWrapper
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 logger = logging.getLogger(__name__)
@@ -134,15 +133,12 @@ class Preference(Remembered, Reward):
         if due and not self.pairs and not self.done and len(self.ranker) < self.config.labels:
             self._submit(*(self.store.take(side) for side in self._choose_pairs()))
         found = self._collect(self.config.synchronous) if self.pairs else None
-        if found is not None:
-            self._learn(found)
-
-    def _learn(self, labels: Labels) -> None:
-        """Fit all labels so far, and update all scores."""
-        self.metrics |= self.ranker.learn(labels)
-        held = self.store.reached()
-        self.store.scores[held] = self.ranker.score(self.view(self.store.take(held)[self.scored]))
-        self.measure(self.store.scores[held])
+        if found is not None:  # fit all labels so far, and update all scores
+            self.metrics |= self.ranker.learn(found)
+            held = self.store.reached()
+            pictures = self.view(self.store.take(held)[self.scored])
+            self.store.scores[held] = self.ranker.score(pictures)
+            self.measure(self.store.scores[held])
 
     def _choose_pairs(self) -> tuple[Tensor, Tensor]:
         """Indices [pairs] of both sides."""

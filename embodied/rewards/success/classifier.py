@@ -31,8 +31,18 @@ from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.demonstrations.observations import require_observed
-from embodied.rewards.success.labels import LabelledFrames, Training, load_labelled, with_successes
-from embodied.rewards.success.model import learn, made, mark_of, read, read_card, write
+from embodied.rewards.success.model import (
+    LabelledFrames,
+    Training,
+    learn,
+    load_labelled,
+    made,
+    mark_of,
+    read,
+    read_card,
+    with_successes,
+    write,
+)
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.rewards.wrappers.success_detector import SuccessDetector
 

@@ -1,17 +1,22 @@
 """Success classifier network: training, calibration, and its versions on disk.
 
-Training batches are half positives, half negatives; `embodied.rewards.success.calibration` corrects
-the probabilities on held-out episodes.
+Labels say which frames of labelled episodes show success. Training batches are half positives, half
+negatives, so the log odds are corrected on held-out episodes for the true fraction pi
+of successes, then divided by a temperature (Guo et al., 2017):
+
+    p = sigma((z + log(pi / (1 - pi))) / T),   T = argmin of the log loss on held-out EPISODES
+
+A frame counts as success above the threshold that at most a given fraction of negatives exceeds.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import load_file
@@ -19,21 +24,201 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embodied.core import tensors as tt
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError, parse
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.nn.fit import fit
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.nn.fit import fit, held_out
 from embodied.nn.networks import mlp
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.networks.image_encoders import ImageConfig
-from embodied.rewards.demonstrations.observations import shift_images
+from embodied.rewards.demonstrations.observations import all_frames, shared_leaves, shift_images
 from embodied.rewards.fitted import fingerprint, save_fitted
-from embodied.rewards.success.calibration import Calibration, calibrate
-from embodied.rewards.success.labels import LabelledFrames, Training, split
 from embodied.vision.contrastive import open_image_text
 
+BINS = 10
+LEAST = 0.5  # lowest threshold
+
 WEIGHTS, CARD = "network.safetensors", "card.json"
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of the classifier's network, labels, training and calibration. Frames before the
+    `margin` are negatives."""
+
+    views: tuple[str, ...] = ("state",)  # observations to use
+    model: str | None = None  # frozen encoder of images: "simclip", a folder, hub name; null: a CNN
+    hidden: tuple[Count, ...] = (64, 64)  # units of the hidden layers
+    channels: tuple[Count, ...] = (16, 32, 32)  # channels of the CNN
+    updates: Count = 600  # gradient steps of the first version
+    batch_size: Annotated[int, Bound(2)] = 64  # frames per gradient step, half of them positives
+    lr: Positive = 1e-3  # AdamW's learning rate
+    shift: CountOrZero = 2  # largest shift of images, pixels
+    last: Count = 1  # last frames of a successful episode that are positives
+    margin: CountOrZero = 1  # frames before these that are skipped
+    held_out: Fraction = 0.25  # fraction of episodes for calibration; at least one of each kind
+    false_positives: Fraction = 0.01  # fraction of negatives that may exceed the threshold
+    shuffle: bool = False  # permute the labels: a control experiment
+
+
+@dataclass(frozen=True)
+class LabelledFrames:
+    """Frames (leaves [N, ...]), `label` [N] (float, 1: success) and `episode` [N] (int64)."""
+
+    moments: Tensors
+    label: Tensor
+    episode: Tensor
+
+    def at(self, index: Tensor) -> LabelledFrames:
+        return LabelledFrames(tt.take(self.moments, index), self.label[index], self.episode[index])
+
+
+def load_labelled(
+    folders: Sequence[str], how: Training, seed: int
+) -> tuple[LabelledFrames, dict[str, Leaf]]:
+    """The labelled frames of datasets, and the specs of their observations."""
+    parts = [read_episodes(Path(folder)) for folder in folders]
+    leaves = shared_leaves(how.views, [part.spec for part in parts])
+    made, count = [], 0
+    for folder, part in zip(folders, parts, strict=True):
+        made.append(_labels(part, folder, leaves, how, count))
+        count += len(part)
+    whole = LabelledFrames(
+        tt.cat([one.moments for one in made]),
+        torch.cat([one.label for one in made]),
+        torch.cat([one.episode for one in made]),
+    )
+    if how.shuffle:
+        order = torch.randperm(len(whole.label), generator=torch.Generator().manual_seed(seed))
+        whole = replace(whole, label=whole.label[order])
+    return whole, leaves
+
+
+def _labels(
+    episodes: Episodes, folder: str, leaves: Mapping[str, Leaf], how: Training, first: int
+) -> LabelledFrames:
+    if "success" not in episodes.steps:
+        raise ConfigError(f"{folder} has no column `success` that labels successful episodes")
+    moments, episode = all_frames(episodes, leaves)
+    ends = episodes.start + episodes.length - 1
+    won = episodes.steps["success"][ends].bool()
+    length = episodes.length + 1
+    left = (length.cumsum(0) - 1)[episode] - torch.arange(len(episode))  # 0: the last frame
+    success = won[episode] & (left < how.last)
+    kept = (success | ~won[episode] | (left >= how.last + how.margin)).nonzero().flatten()
+    return LabelledFrames(moments, success.float(), episode + first).at(kept)
+
+
+def with_successes(whole: LabelledFrames, moments: Tensors) -> LabelledFrames:
+    """`whole` plus the positives `moments` (leaves [M, ...]; {}: none), each as an episode of its
+    own."""
+    if not moments:
+        return whole
+    count = tt.length(moments)
+    return LabelledFrames(
+        tt.cat([whole.moments, moments]),
+        torch.cat([whole.label, torch.ones(count)]),
+        torch.cat([whole.episode, int(whole.episode.max()) + 1 + torch.arange(count)]),
+    )
+
+
+def split(whole: LabelledFrames, share: float, seed: int) -> tuple[LabelledFrames, LabelledFrames]:
+    """Training and held-out frames, split by episode; both contain successes."""
+    won = torch.unique(whole.episode[whole.label > 0])
+    every = torch.unique(whole.episode)
+    others = every[~torch.isin(every, won)]
+    if len(won) < 2:
+        raise ConfigError(
+            f"{len(won)} successful episodes are too few to train and to calibrate: "
+            "at least 2 are needed"
+        )
+    random = torch.Generator().manual_seed(seed)
+    held = torch.cat([part[held_out(len(part), share, random)] for part in (won, others)])
+    aside = torch.isin(whole.episode, held)
+    return whole.at((~aside).nonzero().flatten()), whole.at(aside.nonzero().flatten())
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`prior` log odds to add, `temperature`, `threshold`; and their quality on the held-out
+    episodes: expected calibration error and log loss before and after, true and false positive
+    rates (`found`, `mistaken`), and the numbers of positives and negatives."""
+
+    prior: float
+    temperature: float
+    threshold: float
+    error_before: float
+    error: float
+    loss_before: float
+    loss: float
+    found: float
+    mistaken: float
+    successes: int
+    others: int
+
+    def probability(self, logits: Tensor) -> Tensor:
+        """The calibrated probability [N] of success for `logits` [N]."""
+        return ((logits + self.prior) / self.temperature).sigmoid()
+
+
+def calibrate(logits: Tensor, label: Tensor, prior: float, rate: float) -> Calibration:
+    """Calibrate on held-out `logits` [N] and `label` [N]; `prior`: log odds of success; `rate`:
+    allowed false positives."""
+    logits = logits.double() + prior
+    label = label.double()
+    temperature = best_temperature(logits, label)
+    before, after = logits.sigmoid(), (logits / temperature).sigmoid()
+    threshold = threshold_for(after[label == 0], rate)
+    passed = after > threshold
+    return Calibration(
+        prior,
+        temperature,
+        threshold,
+        reliability(before, label),
+        reliability(after, label),
+        float(binary_cross_entropy_with_logits(logits, label)),
+        float(binary_cross_entropy_with_logits(logits / temperature, label)),
+        float(passed[label > 0].double().mean()),
+        float(passed[label == 0].double().mean()),
+        int((label > 0).sum()),
+        int((label == 0).sum()),
+    )
+
+
+def best_temperature(logits: Tensor, label: Tensor) -> float:
+    """The temperature in [0.25, 20] with the lowest log loss, to 0.1%, by golden-section search
+    (the loss is convex in 1 / T)."""
+    low, high = 1 / 20.0, 1 / 0.25
+    ratio = (math.sqrt(5) - 1) / 2
+
+    def loss(inverse: float) -> float:
+        return float(binary_cross_entropy_with_logits(logits * inverse, label))
+
+    while high - low > 1e-3 * low:
+        one, two = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, two) if loss(one) <= loss(two) else (one, high)
+    return 2 / (low + high)
+
+
+def reliability(p: Tensor, label: Tensor) -> float:
+    """Expected calibration error over ten bins: sum of fraction x |mean p - fraction of
+    successes|."""
+    where = (p * BINS).long().clamp(max=BINS - 1)
+    off = torch.zeros(BINS, dtype=p.dtype).index_add_(0, where, p - label)
+    return float(off.abs().sum() / len(p))
+
+
+def threshold_for(others: Tensor, rate: float) -> float:
+    """The lowest threshold, at least 0.5, that at most a fraction `rate` of the negatives'
+    probabilities `others` [N] exceeds."""
+    if not len(others):
+        return LEAST
+    ordered = others.sort(descending=True).values
+    allowed = min(int(rate * len(others) + 1e-9), len(others) - 1)
+    return max(LEAST, float(ordered[allowed]))
 
 
 class SuccessNet(nn.Module):

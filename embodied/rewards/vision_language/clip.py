@@ -29,8 +29,8 @@ from embodied.core.env import VecEnv
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.rewards.wrappers.no_termination import NoTerminationWrapper
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.success_detector import NoTerminationWrapper
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
 from embodied.vision.simclip import BLANK, SimClip

@@ -24,6 +24,22 @@ from embodied.rewards.success.model import read
 from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 
 
+class NoTerminationWrapper(Wrapper):
+    """Turns `terminated` into `truncated`. Episodes end as before, but the value of the final
+    state is bootstrapped.
+
+    If an environment terminates on success, a learner that sees terminations is rewarded or
+    punished for finishing, whatever the reward function says (VLM-RM; Rocamonde et al., 2024).
+    """
+
+    hides_terminations = True
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        never = torch.zeros_like(step.terminated)
+        return replace(step, terminated=never, truncated=step.ended)
+
+
 class SuccessDetector(Wrapper):
     """Terminates an episode once `detect(next_obs)` [B] (bool) was true in `steps` consecutive
     steps."""

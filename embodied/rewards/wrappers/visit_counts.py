@@ -34,13 +34,9 @@ class VisitCountWrapper(Wrapper):
         size = sum(env.spec.obs[name].size for name in self.leaves)
         generator = torch.Generator().manual_seed(0)
         self.salt = torch.randint(2**62, (size,), generator=generator) * 2 + 1
-        self._clear()
-
-    def _clear(self) -> None:
-        rows = self.num_envs
         self.memory = {
-            "past": torch.zeros(rows, ROOM, dtype=torch.int64),
-            "age": torch.zeros(rows, dtype=torch.int64),
+            "past": torch.zeros(self.num_envs, ROOM, dtype=torch.int64),
+            "age": torch.zeros(self.num_envs, dtype=torch.int64),
         }
 
     def reset(

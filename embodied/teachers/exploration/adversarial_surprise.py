@@ -7,7 +7,7 @@ environment in alternating turns of k steps. Their rewards are
     Explore: minus the sum of Control's rewards in the following turn, at the end of its own turn
 
 The environment's reward is not used. Each turn is one episode of its policy. Explore is the run's
-policy, which is evaluated and saved; Control is the second agent (levels/two_agent.py).
+policy, which is evaluated and saved; Control is the second agent (`TwoAgentTeacher`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
-from embodied.teachers.teacher import Curriculum
+from embodied.teachers.teacher import Curriculum, StepSecondAgent, TwoAgentTeacher
 
 
 @runtime_checkable

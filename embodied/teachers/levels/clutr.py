@@ -24,7 +24,7 @@ from embodied.teachers.levels.level_autoencoder import EDGE, LevelAutoencoder, t
 from embodied.teachers.levels.level_autoencoder import Settings as AutoencoderSettings
 from embodied.teachers.levels.level_generator import Grammar, normal, surrogate
 from embodied.teachers.levels.level_teacher import LevelSpace
-from embodied.teachers.levels.paired import spelled
+from embodied.teachers.levels.regret import spelled
 from embodied.teachers.task_space import Floats
 from embodied.teachers.torch_teacher import tensor
 

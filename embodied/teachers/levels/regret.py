@@ -6,6 +6,9 @@ Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised envi
     regret = max(0, max_j R_j of the antagonist - mean_i R_i of the student)
 
 is the generator's reward. `flexible`: the antagonist is whichever agent did better.
+
+In PAIRED the adversary generates a level token by token (level_generator.py). The student
+(protagonist) and the antagonist are both trained on the environment's reward.
 """
 
 from __future__ import annotations
@@ -13,23 +16,25 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
+from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher
-from embodied.teachers.levels.two_agent import StepSecondAgent, TwoAgentTeacher
+from embodied.teachers.levels.level_generator import Grammar, LevelGenerator, Settings, improve
+from embodied.teachers.levels.level_teacher import LevelSpace, LevelTeacher, TokenizedLevelSpace
 from embodied.teachers.task_space import Floats
 from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Outcome
-from embodied.teachers.torch_teacher import TorchTeacher
+from embodied.teachers.teacher import Outcome, StepSecondAgent, TwoAgentTeacher
+from embodied.teachers.torch_teacher import TorchTeacher, tensor
 
 STUDENT, RIVAL = 0, 1
 
@@ -81,7 +86,11 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     def assign(self, n: int, who: int) -> list[tuple[Floats, Any]]:
         """Levels [D] and memos for `n` episodes of agent `who`: the levels it has played least."""
         if not self.made:
-            self._open()
+            made = self.generate(self.duel.every)
+            self.made = list(made)
+            self.recent = list(made)
+            self.given = [[0] * len(made), [0] * len(made)]
+            self.returns = [[[] for _ in made], [[] for _ in made]]
         given, dealt = self.given[who], []
         for _ in range(n):
             place = min(range(len(given)), key=given.__getitem__)
@@ -100,13 +109,6 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
         least = min((len(each) for side in self.returns for each in side), default=0)
         if self.made and least >= self.duel.plays:
             self._close()
-
-    def _open(self) -> None:
-        made = self.generate(self.duel.every)
-        self.made = list(made)
-        self.recent = list(made)
-        self.given = [[0] * len(made), [0] * len(made)]
-        self.returns = [[[] for _ in made], [[] for _ in made]]
 
     def _close(self) -> None:
         student, rival = self.returns
@@ -164,3 +166,48 @@ def regret(student: list[float], rival: list[float], flexible: bool) -> float:
     if flexible and max(student) > max(rival):
         student, rival = rival, student
     return max(0.0, max(rival) - math.fsum(student) / len(student))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedConfig(Config):
+    """Settings of PAIRED."""
+
+    adversary: Settings = field(default_factory=Settings)  # PPO of the level generator
+
+
+class Paired(RegretTeacher):
+    """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
+
+    remembered = ("words", "old", "value")
+
+    def __init__(
+        self, config: PairedConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(config, spec, levels, seed)
+        self.settings = config.adversary
+        self.spelled = spelled(self.levels)
+        space = self.spelled
+        grammar = Grammar(space.words, space.length, space.marks)
+        self.builder = LevelGenerator(grammar, self.settings.width, self.random)
+        self.modules = {"builder": self.builder}
+        self.optimizers = {"adam": torch.optim.Adam(self.builder.parameters(), self.settings.lr)}
+        self.words = np.zeros((0, grammar.length), np.int64)
+        self.old = self.value = torch.zeros(0, grammar.length)
+
+    def generate(self, n: int) -> Floats:
+        self.words, self.old, self.value = self.builder.generate(n, self.random)
+        return self.spelled.built(self.words, self.random)
+
+    def update_generator(self, regrets: Floats) -> dict[str, float]:
+        adam, batch = self.optimizers["adam"], (self.words, self.old, self.value)
+        return improve(self.builder, adam, self.settings, *batch, tensor(regrets))
+
+
+def spelled(levels: LevelSpace) -> TokenizedLevelSpace:
+    """`levels`, checked to be a TokenizedLevelSpace; ConfigError otherwise."""
+    if not isinstance(levels, TokenizedLevelSpace):
+        raise ConfigError(
+            "this teacher generates levels token by token; the levels of this environment have no "
+            "token encoding (TokenizedLevelSpace): use env=maze"
+        )
+    return levels

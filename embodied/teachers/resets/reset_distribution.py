@@ -61,7 +61,13 @@ class ResetDistribution(Remembered, Curriculum, ABC):
     needs = "states"
 
     def __init__(self, config: Any, spec: Spec, env: VecEnv, seed: int = 0) -> None:
-        _check(config)
+        if config.run is not None and config.player is not None:
+            raise ConfigError("give teacher.run or teacher.player, not both")
+        if config.run is None and config.player is None:
+            raise ConfigError(
+                "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
+                "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
+            )
         self.config = config
         self.spec = spec
         self.random = np.random.Generator(np.random.PCG64(seed))
@@ -69,7 +75,9 @@ class ResetDistribution(Remembered, Curriculum, ABC):
         self.issued = 0
         self.dropped = 0
         self.pending: dict[int, tuple[int, Any]] = {}
-        player = build(_player(config), Policy, spec=spec).eval()
+        trained: Node = {"_target_": TRAINED, "run": config.run}
+        node: Node = trained if config.player is None else config.player
+        player = build(node, Policy, spec=spec).eval()
         recorded = record_trajectories(player, env, config.episodes, config.every, seed, GAMMA)
         self.paths = self.select(recorded)
         self.set_up()
@@ -146,19 +154,3 @@ class ResetDistribution(Remembered, Curriculum, ABC):
         self.paths = Trajectories(**state["paths"])
         self.set_up()
         super().set_state(state)
-
-
-def _player(config: Config) -> Node:
-    if config.player is not None:
-        return config.player
-    return {"_target_": TRAINED, "run": config.run}
-
-
-def _check(config: Config) -> None:
-    if config.run is not None and config.player is not None:
-        raise ConfigError("give teacher.run or teacher.player, not both")
-    if config.run is None and config.player is None:
-        raise ConfigError(
-            "this teacher needs a policy to record: teacher.run=RUN (a trained policy) or "
-            "teacher.player={_target_: embodied.policies.scripted.fr3.Scripted, task: lift}"
-        )

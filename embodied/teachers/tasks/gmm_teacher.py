@@ -2,6 +2,20 @@
 
 Every `every` episodes a mixture is fitted to their vectors (point, ..., progress). A component is
 sampled in proportion to its progress, and the task is sampled from the component.
+
+Covar-GMM: samples tasks whose scores rise over time, by the covariance of score and time.
+
+Moulin-Frier, Nguyen and Oudeyer, "Self-organization of early vocal development in infants and
+machines", 2014. A Gaussian mixture is fitted to the vectors (p, t, r) of a window of episodes (task
+p, time t from 0 to 1 in the window, score r). Components are sampled in proportion to
+max(0, cov(t, r)), or |cov(t, r)|.
+
+ALP-GMM: samples tasks with high absolute learning progress from a Gaussian mixture.
+
+Portelas, Colas, Hofmann and Oudeyer, "Teacher algorithms for curriculum learning of Deep RL in
+continuously parameterized environments", 2019. The absolute learning progress of a task p with
+score r is alp = |r - r'|, r' the score of the nearest earlier task. A Gaussian mixture is fitted to
+the vectors (p, alp); components are sampled in proportion to their mean alp.
 """
 
 from __future__ import annotations
@@ -12,13 +26,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from embodied.core.bounds import Count, Fraction
+from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
 from embodied.teachers.task_space import Floats
 from embodied.teachers.tasks import gmm
 from embodied.teachers.tasks.gmm import Mixture
+
+FEW = 5  # up to this many earlier tasks, the progress is 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +118,79 @@ def pick(weights: list[float], random: np.random.Generator) -> int:
     if edge[-1] <= 0:
         return int(random.integers(len(weights)))
     return min(int(np.searchsorted(edge, random.random() * edge[-1], "right")), len(weights) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarGmmConfig(Config):
+    """Settings of Covar-GMM. Progress is measured within `every` episodes: use more if there are
+    many parallel envs and few updates."""
+
+    absolute: bool = False  # falling scores count as well
+
+
+class CovarGmm(Fitted):
+    """Slower than `AlpGmm` to notice forgetting, but less sensitive to noisy scores."""
+
+    def __init__(self, config: CovarGmmConfig, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        self.absolute = config.absolute
+
+    def row(self, point: Floats, score: float) -> list[float]:
+        return [*point.tolist(), len(self.rows) / self.settings.every, score]
+
+    def worth(self, mixture: Mixture) -> Floats:
+        slope = mixture["cov"][:, -2, -1]
+        return np.abs(slope) if self.absolute else slope.clip(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlpGmmConfig(Config):
+    """Settings of ALP-GMM. With `memory` 0 (as published) old scores count as much as new ones, and
+    the search time grows."""
+
+    memory: CountOrZero = 20_000  # newest tasks among which the nearest is searched; 0: all
+
+
+class AlpGmm(Fitted):
+    """Needs only the scores of episodes: no thresholds and no access to the student."""
+
+    remembered = ("known", "seen")
+
+    def __init__(self, config: AlpGmmConfig, spec: Spec, seed: int = 0) -> None:
+        super().__init__(config, spec, seed)
+        self.limit = config.memory
+        self.known = np.zeros((64, len(self.space) + 1))  # points and scores, a ring if limited
+        self.seen = 0
+
+    def row(self, point: Floats, score: float) -> list[float]:
+        progress = self.progress(point, score)
+        self.keep(point, score)
+        return [*point.tolist(), progress]
+
+    def worth(self, mixture: Mixture) -> Floats:
+        return mixture["mean"][:, -1].clip(0)
+
+    def progress(self, point: Floats, score: float) -> float:
+        """|score - score of the nearest earlier point| (the newest one if several are as near)."""
+        if self.seen <= FEW:
+            return 0.0
+        known = self.known[: self.filled]
+        off = known[:, :-1] - point
+        gap = np.einsum("nd,nd->n", off, off)
+        ties = np.flatnonzero(gap == gap.min())
+        age = self.seen - 1 - ties
+        if self.limit:
+            age %= self.limit
+        return abs(score - float(known[ties[np.argmin(age)], -1]))
+
+    @property
+    def filled(self) -> int:
+        """Number of stored points."""
+        return min(self.seen, self.limit) if self.limit else self.seen
+
+    def keep(self, point: Floats, score: float) -> None:
+        at = self.seen % self.limit if self.limit else self.seen
+        if at >= len(self.known):
+            self.known = np.concatenate([self.known, np.zeros_like(self.known)])
+        self.known[at, :-1], self.known[at, -1] = point, score
+        self.seen += 1
