@@ -7,15 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from embodied.core.build import ConfigError
-from embodied.deploy.session import (
-    DISCARDED,
-    KEPT,
-    LOOK,
-    WHOLE,
-    Session,
-    Status,
-    Stopped,
-)
+from embodied.deploy.session import DISCARDED, KEPT, LOOK, WHOLE, Session, Status, Stopped
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import DISCARD, VERSION
 from embodied.real_robot.teleop.episode_keys import EpisodeKeys, Key

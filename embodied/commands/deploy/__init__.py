@@ -148,11 +148,7 @@ def folder_of(node: Node, robot: str | None, made: Deployment) -> Path:
 
 
 def conduct(
-    site: Site,
-    node: Node,
-    session: Session,
-    hold: HoldToRun | None,
-    teleop: Takeover | None,
+    site: Site, node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None
 ) -> None:
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
     from embodied.deploy.session import Stopped

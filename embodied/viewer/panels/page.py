@@ -130,10 +130,7 @@ class Page:
         )
         self.onward.on_click(lambda _: viewer.press(viewer.branch))
         self.save = gui.add_button(
-            "Save replay",
-            icon=Icon.DOWNLOAD,
-            hint="this episode as an HTML file",
-            color="gray",
+            "Save replay", icon=Icon.DOWNLOAD, hint="this episode as an HTML file", color="gray"
         )
         self.save.on_click(self._save)
         self.speed = gui.add_slider("Speed", *SPEEDS, 0.1, 1.0, hint="simulated seconds per second")

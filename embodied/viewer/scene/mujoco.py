@@ -16,10 +16,7 @@ DRAWN_GROUPS = 3
 """Geom groups below this are drawn, as in MuJoCo's viewer; the others are collision geoms."""
 ENDLESS = 20.0
 """Half side at which an infinite plane is drawn, m."""
-TRACKING = (
-    mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
-    mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
-)
+TRACKING = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value)
 
 
 class MujocoScene:
