@@ -123,7 +123,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     warnings.showwarning = _shown_in_one_line(warnings.showwarning)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-        _allow_again([*map(str, vars(args).values()), *getattr(args, "words", [])])
+        words = [*map(str, vars(args).values()), *getattr(args, "words", [])]
+        if added := run_packages.recall(words):  # allowed when the user trained these runs
+            import_from_here()
+            print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
         args.run(args)
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
@@ -137,13 +140,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"embodied: {line}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
-
-
-def _allow_again(words: Sequence[str]) -> None:
-    """Allow the user's packages that were allowed when the user trained the runs in `words`."""
-    if added := run_packages.recall(words):
-        import_from_here()
-        print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
 
 
 def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:

@@ -95,7 +95,8 @@ def compose(
     for name, saved in given.items():
         if found := {"defaults", "hydra"} & saved.keys():
             raise ConfigError(f"{name}: {min(found)} has no place in a saved run")
-    _require_yaml(search[1:])
+    for file in (file for folder in search[1:] for file in sorted(folder.glob("*/*.yaml"))):
+        parse_yaml(file.read_text(), str(file))  # ConfigError that names file and line
     with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
@@ -207,13 +208,6 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
             node[key] = min(node[key], bound)
 
 
-def _require_yaml(folders: Sequence[Path]) -> None:
-    """ConfigError that names file and line if a YAML file of `folders` cannot be read."""
-    for folder in folders:
-        for file in sorted(folder.glob("*/*.yaml")):
-            parse_yaml(file.read_text(), str(file))
-
-
 @contextmanager
 def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
     """A temporary folder with the options that are not files."""
@@ -246,7 +240,10 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
         except HydraException as error:
             raise ConfigError(f'cannot read "{text}": expected key=value') from error
         if override.is_sweep_override():
-            raise ConfigError(_several(override.key_or_group, text.partition("=")[2]))
+            several, values = override.key_or_group, text.partition("=")[2]
+            line = f"a run has one {several}, and {values} are several: embodied study FILE runs"
+            line += " variants and seeds, embodied sweep tries values; a list is written"
+            raise ConfigError(f"{line} {several}=[{values}]")
         key, value = override.key_or_group, override.value()
         if key in groups:
             if value is None:
@@ -266,12 +263,6 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             text = f"++{text}"
         words.append(text)
     return words
-
-
-def _several(key: str, values: str) -> str:
-    """The answer to several values of a setting (`seed=0,1,2`)."""
-    line = f"a run has one {key}, and {values} are several: embodied study FILE runs variants and"
-    return f"{line} seeds, embodied sweep tries values; a list is written {key}=[{values}]"
 
 
 def _primary(primary: str, search: Sequence[Path]) -> Node:

@@ -41,7 +41,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    own, given = _own(args.words)
+    own: dict[str, str | None] = {}  # None: not given
+    given: list[str] = args.words
+    for name in OWN:
+        own[name], given = take(given, name)
     if ROBOT in given:
         return _monitor(own, [word for word in given if word != ROBOT], args.port)
     if own["folder"] is not None:
@@ -117,14 +120,6 @@ def _compare(folders: list[Path], file: Path) -> None:
     from embodied.viewer.export.compare_runs import compare
 
     print(f"{compare(folders, file)}  {file.stat().st_size / 1e6:.1f} MB", flush=True)
-
-
-def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
-    """The values of this command's own settings (None: not given), and the remaining words."""
-    own: dict[str, str | None] = {}
-    for name in OWN:
-        own[name], words = take(words, name)
-    return own, words
 
 
 def _number(own: dict[str, str | None], name: str, default: int) -> int:

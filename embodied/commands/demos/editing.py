@@ -117,15 +117,11 @@ def check_command(folders: list[str], settings: dict[str, str]) -> None:
     bad = sorted({line.episode for line in found})
     print(f"{source}: {len(bad)} of {episodes} episodes have findings ({len(found)} in all)")
     if "fix" in settings:
-        _fix(source, settings["fix"], bad)
+        from embodied.datasets.editing.edit import drop
+
+        _say(settings["fix"], drop(source, settings["fix"], lambda _: bad))
     if found:
         raise SystemExit(FOUND)
-
-
-def _fix(source: str, out: str, bad: list[int]) -> None:
-    from embodied.datasets.editing.edit import drop
-
-    _say(out, drop(source, out, lambda _: bad))
 
 
 def _known(settings: Mapping[str, str], names: tuple[str, ...]) -> None:

@@ -151,6 +151,7 @@ def conduct(
     site: Site, node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None
 ) -> None:
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
+    from embodied.deploy.check import calibration
     from embodied.deploy.session import Stopped
     from embodied.real_robot.daemon.client import ClientError
     from embodied.real_robot.daemon.server import RpcServerError
@@ -179,8 +180,9 @@ def conduct(
     _summarize(session, session.output, problem, share)
     if problem:
         raise ConfigError(problem)
-    if not site.simulated:
-        _remember(site)
+    if not site.simulated and (found := calibration(site)):
+        KNOWN.mkdir(parents=True, exist_ok=True)
+        known_file(site).write_text(json.dumps(found, indent=1))  # for the next check
 
 
 def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None) -> bool:
@@ -190,7 +192,11 @@ def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeove
     elsewhere = f" folder={folder}" if node["folder"] else ""
     print(f"to view it: embodied view robot{elsewhere}", flush=True)
     session.ready()
-    if not _agreed(node, made.robot, made.dry):
+    moves = (
+        "nothing moves (dry run)" if made.dry else "the arm WILL MOVE; keep a hand on its own stop"
+    )
+    question = f"{made.robot} is held. From here on {moves}. Go on? [y/N] "
+    if not node["yes"] and input(question).strip().lower() != "y":
         return False
     if hold is not None:
         hold.start(folder)
@@ -227,13 +233,6 @@ def person(
         return
     with Takeover(teleop, deployment, always) as takeover:
         yield takeover
-
-
-def _agreed(node: Node, robot: str, dry: bool) -> bool:
-    if node["yes"]:
-        return True
-    moves = "nothing moves (dry run)" if dry else "the arm WILL MOVE; keep a hand on its own stop"
-    return input(f"{robot} is held. From here on {moves}. Go on? [y/N] ").strip().lower() == "y"
 
 
 class Live:
@@ -302,12 +301,3 @@ def _summarize(session: Session, output: Path, problem: str, pace: float) -> Non
     print(f"  folder   {output}")
     if any(each.recorded for each in session.episodes):
         print(f"next: embodied demos info {session.deployment.recording}")
-
-
-def _remember(site: Site) -> None:
-    """Signs, zeros and ranges of a deployment that went well, for the next check."""
-    from embodied.deploy.check import calibration
-
-    if found := calibration(site):
-        KNOWN.mkdir(parents=True, exist_ok=True)
-        known_file(site).write_text(json.dumps(found, indent=1))

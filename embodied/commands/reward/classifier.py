@@ -35,12 +35,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     import torch
+    import yaml
 
     from embodied.rewards.success.labels import Training, load_labelled
     from embodied.rewards.success.model import made, mark_of, write
 
     folders = [word for word in args.words if "=" not in word]
-    given = _settings([word for word in args.words if "=" in word])
+    pairs = (word.partition("=") for word in args.words if "=" in word)
+    given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
     out, seed = given.pop("out", None), int(given.pop("seed", 0))
     if not folders or out is None:
         raise ConfigError("no dataset or no out=DIR: embodied reward classifier DATASET... out=DIR")
@@ -56,13 +58,6 @@ def run(args: argparse.Namespace) -> None:
     facts = {"version": 1, "fingerprint": mark, "data": folders, "training": asdict(how)}
     write(Path(out), net, leaves, calibration, json.loads(json.dumps(facts)))
     _report(out, calibration)
-
-
-def _settings(words: list[str]) -> dict[str, Any]:
-    import yaml
-
-    pairs = (word.partition("=") for word in words)
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def _report(out: str, c: Calibration) -> None:

@@ -89,7 +89,9 @@ def _ask(args: argparse.Namespace) -> None:
         own = [word for word in words if word.partition("=")[0] not in ("keys", "name")]
         if len(own) != 1:
             raise ConfigError("say which policy: embodied robot load RUN")
-        policy = own[0] if host else str(_checkpoint(own[0]))
+        from embodied.core.checkpoint import find  # imports torch, which no other request needs
+
+        policy = own[0] if host else str(find(Path(own[0])).resolve())
         words.remove(own[0])
     supported = args.kind == "release" and not host and _supported(words)
     timeout = LOADING if policy else ANSWER
@@ -110,7 +112,10 @@ def _ask(args: argparse.Namespace) -> None:
         print(json.dumps(reply.status, indent=1))
     elif args.kind == "status":
         print("\n".join(status_lines(reply.status)))
-    _said(args.kind, reply)
+    if not reply.ok:
+        raise ConfigError(f"{args.kind} was refused: {reply.reason}")
+    if args.kind != "status":
+        print(f"{args.kind}: done{f' ({reply.reason})' if reply.reason else ''}")
 
 
 def _supported(words: list[str]) -> bool:
@@ -195,20 +200,6 @@ def _keys(args: argparse.Namespace) -> None:
     print(f"to the operator's machine go {SERVER}.key and {name}.key_secret, and nothing else")
 
 
-def _checkpoint(policy: str) -> Path:
-    from embodied.core.checkpoint import find
-
-    return find(Path(policy)).resolve()
-
-
-def _said(verb: str, reply: Reply) -> None:
-    """One line; a refusal is a mistake."""
-    if not reply.ok:
-        raise ConfigError(f"{verb} was refused: {reply.reason}")
-    if verb != "status":
-        print(f"{verb}: done{f' ({reply.reason})' if reply.reason else ''}")
-
-
 def status_lines(status: dict[str, Any]) -> list[str]:
     """What people want to know first."""
     control, policy = status["control"], status["policy"]
@@ -228,24 +219,19 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     acted = [f"{name} {each['count']}" for name, each in status["stages"].items() if each["count"]]
     lines.append(f"  safety    {', '.join(acted) if acted else 'has changed nothing'}")
     if "recorder" in status:
-        lines.append(f"  recorder  {_recorder(status['recorder'])}")
+        about = status["recorder"]
+        problem = f"; NOT the newest: {about['problem']}" if about["problem"] else ""
+        saved = f"{about['episodes']} of {about['ended']} episodes on disk{problem}"
+        lines.append(f"  recorder  {_process(about)}, {saved}")
     for name, camera in status.get("cameras", {}).items():
         lines.append(f"  camera    {name}: {_process(camera)}")
-    lines.append(f"  joints    {', '.join(_number(each) for each in status['q'])}")
+    joints = ["?" if value is None else f"{value:.3f}" for value in status["q"]]
+    lines.append(f"  joints    {', '.join(joints)}")
     return [*lines, *(f"  note      {note}" for note in status["notes"][-5:])]
 
 
 def _process(about: dict[str, Any]) -> str:
     return f"process {about['pid']}" if about["pid"] else about["died"] or "not there"
-
-
-def _recorder(about: dict[str, Any]) -> str:
-    problem = f"; NOT the newest: {about['problem']}" if about["problem"] else ""
-    return f"{_process(about)}, {about['episodes']} of {about['ended']} episodes on disk{problem}"
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3f}"
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -50,10 +50,12 @@ def find(args: argparse.Namespace) -> None:
     paths = [port] if port else _ports()
     if not paths:
         raise ConfigError(f"no serial port is there ({', '.join(PORTS)}): check the cable")
+    if baud is not None and not baud.isdigit():
+        raise ConfigError(f"baud={baud} should be a number")
     for path in paths:
         for make in (protocol,) if protocol else ("feetech", "dynamixel"):
             try:
-                found = find_servos(path, make, _number(baud, 1_000_000))
+                found = find_servos(path, make, int(baud or 1_000_000))
             except DriverError as error:
                 print(f"{path}  {error}")
                 break
@@ -167,14 +169,6 @@ def _ports() -> list[str]:
         for path in sorted(glob(pattern)):
             seen.setdefault(str(Path(path).resolve()), path)
     return list(seen.values())
-
-
-def _number(text: str | None, default: int) -> int:
-    if text is None:
-        return default
-    if not text.isdigit():
-        raise ConfigError(f"baud={text} should be a number")
-    return int(text)
 
 
 def _understood(words: list[str], known: Any) -> None:
