@@ -58,7 +58,14 @@ class RobotPage:
         about = self.monitor.deployment
         assert about is not None
         self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
-        self._make_plots()
+        if self.folder is not None:
+            self.folder.remove()
+        self.folder = self.server.gui.add_folder("Last two minutes")
+        stages = list(self.history.stages)
+        with self.folder:
+            title = "interventions (% of ticks)"
+            self.interventions = plot(self.server, title, stages, 150, None)
+            self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
         self._clear()
         try:
             self.arm = RobotArm(about)
@@ -87,16 +94,6 @@ class RobotPage:
         """All text of the page."""
         return "\n".join((self.head.content, self.figures.content, self.notes.content))
 
-    def _make_plots(self) -> None:
-        if self.folder is not None:
-            self.folder.remove()
-        self.folder = self.server.gui.add_folder("Last two minutes")
-        stages = list(self.history.stages)
-        with self.folder:
-            title = "interventions (% of ticks)"
-            self.interventions = plot(self.server, title, stages, 150, None)
-            self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
-
     def _clear(self) -> None:
         if self.scene is not None:
             self.scene.root.remove()
@@ -115,7 +112,10 @@ class RobotPage:
             marks["tool"] = arm.tool(state)
         if self.scene is None and arm.model is not None:
             self.scene = ViserScene(self.server, arm.model, ROOT)
-            self._aim(arm)
+            eye = arm.model.viewpoint()
+            if np.linalg.norm(eye.place - eye.target) > 3.0:
+                eye = view_of(arm.model.poses()[0][1:])
+            self.cameras.set(eye)
         elif self.scene is not None and arm.model is not None:
             self.scene.show(*arm.model.poses())
         for name, place in marks.items():
@@ -128,13 +128,6 @@ class RobotPage:
         plan = arm.plan(state, self.monitor.chunk) if self.monitor.alive else None
         self._line(PLAN, plan)
         self._line(TRAIL, self.history.trail())
-
-    def _aim(self, arm: RobotArm) -> None:
-        assert arm.model is not None
-        eye = arm.model.viewpoint()
-        if np.linalg.norm(eye.place - eye.target) > 3.0:
-            eye = view_of(arm.model.poses()[0][1:])
-        self.cameras.set(eye)
 
     def _mark(self, name: str, place: Array) -> None:
         if name in self.marks:
