@@ -71,7 +71,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in known:
         raise ConfigError(f'there is no command "{verb}"{nearest(verb, known)}')
-    argv = with_folder(verb or "", argv)
+    if option := OPTIONS.get(verb or ""):  # `out=DIR` is this option of the command
+        split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
+        argv = [word for part in split for word in part]
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     for name, sentence in known.items():
         own = subparsers.add_parser(
@@ -100,14 +102,6 @@ def _unknown(option: str, argv: Sequence[str], args: argparse.Namespace) -> str:
     value = value or next((word for word in after if not word.startswith("-")), "VALUE")
     line = f"unknown argument {option} (see embodied {args.verb} --help)"
     return f"{line}; settings are written {key}={value}" if hasattr(args, "words") else line
-
-
-def with_folder(verb: str, argv: Sequence[str]) -> list[str]:
-    """`argv` with `out=DIR` as the option of the command `verb`, where that has one."""
-    if (option := OPTIONS.get(verb)) is None:
-        return [*argv]
-    split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
-    return [word for part in split for word in part]
 
 
 def version() -> str:

@@ -118,7 +118,10 @@ def compose(
             require_settings(name, value)
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), words, search)
-    _require_data(node.get("data"))
+    if isinstance(data := node.get("data"), Mapping):
+        for setting in settings_of(DATA.get(str(data.get("regime")), "")) or []:
+            if setting.name in data:
+                typed(setting.kind, data[setting.name], f"data.{setting.name}")
     node = _completed(primary, node)
     _bound(node, node.pop("at_most", {}))
     return Composition(node, choices)
@@ -152,15 +155,6 @@ def _require_types(primary: str, top: Node, node: Node) -> None:
     for name, value in node.items():
         if isinstance(value, str) and type(top.get(name)) in (int, float):
             typed(type(top[name]), value, name)
-
-
-def _require_data(data: Any) -> None:
-    """ConfigError for a setting of `data` of a wrong type, or out of its bound."""
-    if isinstance(data, Mapping):
-        settings = settings_of(DATA.get(str(data.get("regime")), "")) or []
-        for setting in settings:
-            if setting.name in data:
-                typed(setting.kind, data[setting.name], f"data.{setting.name}")
 
 
 def _completed(primary: str, node: Node) -> Node:

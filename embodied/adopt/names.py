@@ -136,7 +136,14 @@ def action_units(names: Names, stats: Stats, size: int) -> Affine:
             raise ConfigError(f"the mapping's action has {given.size} values, the policy {size}")
         return given
     if names.units:
-        return _measured(given, stats)
+        keys = ("q01", "q99") if given == "quantiles" else ("min", "max")
+        if any(key not in stats for key in keys):
+            raise ConfigError(
+                f"the checkpoint's statistics of actions have no {' and '.join(keys)}: "
+                "mapping=FILE with action: {low: [...], high: [...]}"
+            )
+        least, most = (stats[key].flatten().tolist() for key in keys)
+        return Affine.of_range(least, most)
     low, high = stats.get("min"), stats.get("max")
     if low is None or high is None or low.min() < -1 - SLACK or high.max() > 1 + SLACK:
         seen = "are not known"
@@ -147,17 +154,6 @@ def action_units(names: Names, stats: Stats, size: int) -> Affine:
             "mapping=FILE with action: {low: [...], high: [...]}, its values of -1 and +1"
         )
     return Affine((-1.0,) * size, (1.0,) * size)
-
-
-def _measured(given: str, stats: Stats) -> Affine:
-    keys = ("q01", "q99") if given == "quantiles" else ("min", "max")
-    if any(key not in stats for key in keys):
-        raise ConfigError(
-            f"the checkpoint's statistics of actions have no {' and '.join(keys)}: mapping=FILE "
-            "with action: {low: [...], high: [...]}"
-        )
-    low, high = (stats[key].flatten().tolist() for key in keys)
-    return Affine.of_range(low, high)
 
 
 def own_spec(config: LeRobotConfig, stats: abc.Mapping[str, Stats], fps: float, text: str) -> Spec:

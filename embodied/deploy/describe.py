@@ -63,7 +63,10 @@ def describe(path: Path, config: Config) -> ArmFile:
     speed = config.velocity
     velocity = [speed] if isinstance(speed, float | int) else speed
     table = read_arm(path, mj, route, config.home, velocity, hand)
-    table = replace(table, tool=_moved(table.tool, config.offset))
+    turn = table.tool.turn
+    moved = np.array(table.tool.place) + np.reshape(turn, (3, 3)) @ np.array(config.offset)
+    place = (float(moved[0]), float(moved[1]), float(moved[2]))
+    table = replace(table, tool=Frame(place, turn))
     if not config.capsules:
         return table
     parts = shapes(fit_model(mj, route.joints, route.base, config.poses))
@@ -167,11 +170,6 @@ def _reach(table: ArmFile) -> tuple[list[float], list[float]]:
     if bottom[2] >= top[2]:
         raise ConfigError("the tool is never above its base's z = 0; name another base=")
     return _floats(bottom), _floats(top)
-
-
-def _moved(tool: Frame, offset: tuple[float, float, float]) -> Frame:
-    place = np.array(tool.place) + np.reshape(tool.turn, (3, 3)) @ np.array(offset)
-    return Frame((float(place[0]), float(place[1]), float(place[2])), tool.turn)
 
 
 def _floats(values: Any) -> list[float]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -81,12 +80,7 @@ class Session:
         self.daemon = DaemonProcess(self.folder, self.deployment)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Bring the arm to rest and hold it, close the recording, end all processes."""
         self.daemon.stop(ANSWER if self.lost else PATIENCE)
         if not self.served:

@@ -48,13 +48,14 @@ def run(args: argparse.Namespace) -> None:
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
     output = output_of(node["out"], args.words)
-    from embodied.deploy.site import site  # torch is imported only if nothing is wrong so far
+    from embodied.deploy.session import Session  # torch is imported only if nothing is wrong so far
 
     hear_interrupts()
-    with site(node, policy, output) as here:
-        if not show_checks(here):
-            raise ConfigError("not started: a check failed, see above")
-        _deploy(here, node, output, take(args.words, "robot")[0])
+    with checked_site(node, policy, output) as here:
+        made = settings_of(here, node, output, str(output / "recording") if node["record"] else "")
+        folder = folder_of(node, take(args.words, "robot")[0], made)
+        with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
+            conduct(here, node, Session(folder, made, output, Live(hold)), hold, teleop)
 
 
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
@@ -90,6 +91,17 @@ def show_checks(site: Site, connect: bool = False) -> bool:
     return fine
 
 
+@contextmanager
+def checked_site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
+    """The site of a `deploy` node, with its checks printed. ConfigError where one failed."""
+    from embodied.deploy.site import site
+
+    with site(node, policy, output) as here:
+        if not show_checks(here):
+            raise ConfigError("not started: a check failed, see above")
+        yield here
+
+
 def require_confirmation(node: Node) -> None:
     """ConfigError where the operator can neither be asked nor said yes=true."""
     if not node["yes"] and not sys.stdin.isatty():
@@ -115,16 +127,6 @@ def output_of(given: str | None, words: list[str], setting: str = "out") -> Path
         raise ConfigError(f"{output} exists already; choose another folder: {setting}=DIR")
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
-
-
-def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
-    from embodied.deploy.session import Session
-
-    recording = str(output / "recording") if node["record"] else ""
-    made = settings_of(site, node, output, recording)
-    folder = folder_of(node, robot, made)
-    with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
-        conduct(site, node, Session(folder, made, output, Live(hold)), hold, teleop)
 
 
 def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deployment:

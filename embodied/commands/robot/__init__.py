@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, take
+from embodied.commands import add_overrides, require_understood, take
 from embodied.commands.robot import calibrate, describe, identify, teleop
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError
 
 if TYPE_CHECKING:
     from embodied.real_robot.daemon.requests import Reply
@@ -151,7 +151,7 @@ def daemon_folder(folder: str | None, words: list[str]) -> Path:
     from embodied.real_robot.daemon.folders import FolderError, find
 
     robot, words = take(words, "robot")
-    _understood(words, "folder=DIR")
+    require_understood(words, ["folder=DIR"])
     if folder:
         return Path(folder)
     try:
@@ -167,7 +167,7 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
 
     keys, words = take(words, "keys")
     name, words = take(words, "name")
-    _understood(words, "keys=DIR")
+    require_understood(words, ["keys=DIR"])
     if keys is None:
         raise ConfigError("keys=DIR should name the folder of server.key and your own key")
     if policy and not policy.startswith("/"):
@@ -178,17 +178,12 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
         raise ConfigError(str(error)) from error
 
 
-def _understood(words: list[str], known: str) -> None:
-    if words:
-        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], [known])}")
-
-
 def _keys(args: argparse.Namespace) -> None:
     from embodied.real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
 
     folder, words = take(args.words, "folder")
     name, words = take(words, "name")
-    _understood(words, "folder=DIR")
+    require_understood(words, ["folder=DIR"])
     if folder is None:
         raise ConfigError("folder=DIR should name the folder that the keys come into")
     name = CLIENT if name is None else name
