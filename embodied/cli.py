@@ -71,7 +71,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in known:
         raise ConfigError(f'there is no command "{verb}"{nearest(verb, known)}')
-    argv = with_folder(verb or "", argv)
+    if option := OPTIONS.get(verb or ""):  # `out=DIR` is this option of the command
+        split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
+        argv = [word for part in split for word in part]
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     for name, sentence in known.items():
         own = subparsers.add_parser(
@@ -102,14 +104,6 @@ def _unknown(option: str, argv: Sequence[str], args: argparse.Namespace) -> str:
     return f"{line}; settings are written {key}={value}" if hasattr(args, "words") else line
 
 
-def with_folder(verb: str, argv: Sequence[str]) -> list[str]:
-    """`argv` with `out=DIR` as the option of the command `verb`, where that has one."""
-    if (option := OPTIONS.get(verb)) is None:
-        return [*argv]
-    split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
-    return [word for part in split for word in part]
-
-
 def version() -> str:
     """The installed version."""
     try:
@@ -123,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     warnings.showwarning = _shown_in_one_line(warnings.showwarning)
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-        _allow_again([*map(str, vars(args).values()), *getattr(args, "words", [])])
+        words = [*map(str, vars(args).values()), *getattr(args, "words", [])]
+        if added := run_packages.recall(words):  # allowed when the user trained these runs
+            import_from_here()
+            print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
         args.run(args)
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
@@ -137,13 +134,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"embodied: {line}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
-
-
-def _allow_again(words: Sequence[str]) -> None:
-    """Allow the user's packages that were allowed when the user trained the runs in `words`."""
-    if added := run_packages.recall(words):
-        import_from_here()
-        print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
 
 
 def _shown_in_one_line(usual: Callable[..., None]) -> Callable[..., None]:

@@ -95,7 +95,8 @@ def compose(
     for name, saved in given.items():
         if found := {"defaults", "hydra"} & saved.keys():
             raise ConfigError(f"{name}: {min(found)} has no place in a saved run")
-    _require_yaml(search[1:])
+    for file in (file for folder in search[1:] for file in sorted(folder.glob("*/*.yaml"))):
+        parse_yaml(file.read_text(), str(file))  # ConfigError that names file and line
     with _written(given) as extra:
         found = [PACKAGED, *extra, *search[1:]]
         words = _prepared(primary, overrides, found)
@@ -117,7 +118,10 @@ def compose(
             require_settings(name, value)
     if "regimes" in node:
         _fill_data(node, node.pop("regimes"), words, search)
-    _require_data(node.get("data"))
+    if isinstance(data := node.get("data"), Mapping):
+        for setting in settings_of(DATA.get(str(data.get("regime")), "")) or []:
+            if setting.name in data:
+                typed(setting.kind, data[setting.name], f"data.{setting.name}")
     node = _completed(primary, node)
     _bound(node, node.pop("at_most", {}))
     return Composition(node, choices)
@@ -151,15 +155,6 @@ def _require_types(primary: str, top: Node, node: Node) -> None:
     for name, value in node.items():
         if isinstance(value, str) and type(top.get(name)) in (int, float):
             typed(type(top[name]), value, name)
-
-
-def _require_data(data: Any) -> None:
-    """ConfigError for a setting of `data` of a wrong type, or out of its bound."""
-    if isinstance(data, Mapping):
-        settings = settings_of(DATA.get(str(data.get("regime")), "")) or []
-        for setting in settings:
-            if setting.name in data:
-                typed(setting.kind, data[setting.name], f"data.{setting.name}")
 
 
 def _completed(primary: str, node: Node) -> Node:
@@ -207,13 +202,6 @@ def _bound(node: Node, most: Mapping[str, Any]) -> None:
             node[key] = min(node[key], bound)
 
 
-def _require_yaml(folders: Sequence[Path]) -> None:
-    """ConfigError that names file and line if a YAML file of `folders` cannot be read."""
-    for folder in folders:
-        for file in sorted(folder.glob("*/*.yaml")):
-            parse_yaml(file.read_text(), str(file))
-
-
 @contextmanager
 def _written(given: Mapping[str, Node]) -> Iterator[list[Path]]:
     """A temporary folder with the options that are not files."""
@@ -246,7 +234,10 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
         except HydraException as error:
             raise ConfigError(f'cannot read "{text}": expected key=value') from error
         if override.is_sweep_override():
-            raise ConfigError(_several(override.key_or_group, text.partition("=")[2]))
+            several, values = override.key_or_group, text.partition("=")[2]
+            line = f"a run has one {several}, and {values} are several: embodied study FILE runs"
+            line += " variants and seeds, embodied sweep tries values; a list is written"
+            raise ConfigError(f"{line} {several}=[{values}]")
         key, value = override.key_or_group, override.value()
         if key in groups:
             if value is None:
@@ -266,12 +257,6 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             text = f"++{text}"
         words.append(text)
     return words
-
-
-def _several(key: str, values: str) -> str:
-    """The answer to several values of a setting (`seed=0,1,2`)."""
-    line = f"a run has one {key}, and {values} are several: embodied study FILE runs variants and"
-    return f"{line} seeds, embodied sweep tries values; a list is written {key}=[{values}]"
 
 
 def _primary(primary: str, search: Sequence[Path]) -> Node:

@@ -49,11 +49,7 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
     names = naming.Names.load(options.mapping)
     spec = _spec(config, found, options)
     node = policy_node(
-        config,
-        weights,
-        naming.observation_names(config, names, spec),
-        options.chunk,
-        options.steps,
+        config, weights, naming.observation_names(config, names, spec), options.chunk, options.steps
     )
     if options.env is not None:
         naming.require_units(config, found.stats, names, spec)

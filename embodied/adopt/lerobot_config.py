@@ -65,8 +65,14 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
         raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
     node = read_json(folder / "config.json")
     kind = node.get("type")
-    _require_type(folder, kind)
-    assert isinstance(kind, str)
+    if kind in SERVED:
+        raise ConfigError(
+            f"{folder} holds {kind}, which needs LeRobot: run `PYTHON scripts/serve_lerobot.py "
+            f"{folder}` with its interpreter, then use policy=remote (docs/lerobot.md)"
+        )
+    if not isinstance(kind, str) or kind not in FIELDS:
+        known = ", ".join((*FIELDS, *SERVED))
+        raise ConfigError(f"{folder} holds a policy of type {shown(kind)}; adopted are {known}")
     if node.get("use_peft"):
         raise ConfigError(f"{folder} holds adapters only (use_peft): merge them into the model")
     known = {*WITHOUT_EFFECT.split(), *FIELDS[kind].split(), *ignore}
@@ -104,17 +110,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(node, dict):
         raise ConfigError(f"{file} should hold settings, not {shown(node)}")
     return cast(dict[str, Any], node)
-
-
-def _require_type(folder: Path, kind: Any) -> None:
-    if kind in SERVED:
-        raise ConfigError(
-            f"{folder} holds {kind}, which needs LeRobot: run `PYTHON scripts/serve_lerobot.py "
-            f"{folder}` with its interpreter, then use policy=remote (docs/lerobot.md)"
-        )
-    if not isinstance(kind, str) or kind not in FIELDS:
-        known = ", ".join((*FIELDS, *SERVED))
-        raise ConfigError(f"{folder} holds a policy of type {shown(kind)}; adopted are {known}")
 
 
 def _feature(node: Mapping[str, Any]) -> Feature:

@@ -109,7 +109,8 @@ def require_units(
         source = match[1]
         ends = [stat[key] * source.scale + source.offset for key in ("min", "max")]
         low, high = ends[0].minimum(ends[1]).min().item(), ends[0].maximum(ends[1]).max().item()
-        if not _inside(low, high, leaf):
+        slack = SLACK * (high - low)
+        if not (low >= _least(leaf) - slack and high <= _most(leaf) + slack):
             raise ConfigError(
                 f"units do not match: {name} is in [{low:g}, {high:g}] in the policy's training "
                 f"data, and {match[0]} in [{_least(leaf):g}, {_most(leaf):g}]: mapping=FILE with "
@@ -127,12 +128,6 @@ def _most(leaf: Leaf) -> float:
     return max(float("inf") if value is None else value for value in values)
 
 
-def _inside(low: float, high: float, leaf: Leaf) -> bool:
-    least, most = _least(leaf), _most(leaf)
-    slack = SLACK * (high - low)
-    return low >= least - slack and high <= most + slack
-
-
 def action_units(names: Names, stats: Stats, size: int) -> Affine:
     """The physical values of our actions of -1 and +1; ConfigError if they are not known."""
     given = names.mapping.action
@@ -141,30 +136,24 @@ def action_units(names: Names, stats: Stats, size: int) -> Affine:
             raise ConfigError(f"the mapping's action has {given.size} values, the policy {size}")
         return given
     if names.units:
-        return _measured(given, stats)
+        keys = ("q01", "q99") if given == "quantiles" else ("min", "max")
+        if any(key not in stats for key in keys):
+            raise ConfigError(
+                f"the checkpoint's statistics of actions have no {' and '.join(keys)}: "
+                "mapping=FILE with action: {low: [...], high: [...]}"
+            )
+        least, most = (stats[key].flatten().tolist() for key in keys)
+        return Affine.of_range(least, most)
     low, high = stats.get("min"), stats.get("max")
     if low is None or high is None or low.min() < -1 - SLACK or high.max() > 1 + SLACK:
-        seen = "are not known" if low is None or high is None else _between(low, high)
+        seen = "are not known"
+        if low is not None and high is not None:
+            seen = f"are in [{float(low.min()):g}, {float(high.max()):g}]"
         raise ConfigError(
             f"units do not match: the policy's actions {seen}, the environment's are in [-1, 1]: "
             "mapping=FILE with action: {low: [...], high: [...]}, its values of -1 and +1"
         )
     return Affine((-1.0,) * size, (1.0,) * size)
-
-
-def _measured(given: str, stats: Stats) -> Affine:
-    keys = ("q01", "q99") if given == "quantiles" else ("min", "max")
-    if any(key not in stats for key in keys):
-        raise ConfigError(
-            f"the checkpoint's statistics of actions have no {' and '.join(keys)}: mapping=FILE "
-            "with action: {low: [...], high: [...]}"
-        )
-    low, high = (stats[key].flatten().tolist() for key in keys)
-    return Affine.of_range(low, high)
-
-
-def _between(low: Any, high: Any) -> str:
-    return f"are in [{float(low.min()):g}, {float(high.max()):g}]"
 
 
 def own_spec(config: LeRobotConfig, stats: abc.Mapping[str, Stats], fps: float, text: str) -> Spec:

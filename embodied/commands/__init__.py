@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from embodied.core.build import ConfigError, Node
+from embodied.core.build import ConfigError, Node, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +47,12 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     own = [word for word in words if word.startswith(f"{key}=")]
     rest = [word for word in words if word not in own]
     return (own[-1].partition("=")[2] if own else None), rest
+
+
+def require_understood(words: Sequence[str], known: Iterable[str]) -> None:
+    """ConfigError for the first of `words` that nobody took, with the nearest of `known`."""
+    if words:
+        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], known)}")
 
 
 def require_folders(runs: Iterable[str]) -> None:

@@ -40,20 +40,17 @@ def run(args: argparse.Namespace) -> None:
     words = [word for word in args.words if word not in runs]
     if not runs:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
-    from embodied.policies.remote.address import is_address
-
-    require_folders(run for run in runs if not is_address(run))
-    rows = [_evaluated(path, words, args.config_dir) for path in runs]
-    print_table(rows)
-
-
-def _evaluated(path: str, words: list[str], folders: list[str]) -> dict[str, Any]:
     from embodied.policies.remote.address import allow_typed, is_address
 
-    if not is_address(path):
-        return evaluate_run(Path(path), words, folders)
-    allow_typed([path])
-    return evaluate_served(path, words, folders)
+    require_folders(run for run in runs if not is_address(run))
+    rows: list[dict[str, Any]] = []
+    for path in runs:
+        if is_address(path):
+            allow_typed([path])
+            rows.append(evaluate_served(path, words, args.config_dir))
+        else:
+            rows.append(evaluate_run(Path(path), words, args.config_dir))
+    print_table(rows)
 
 
 def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:
@@ -135,7 +132,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
         result = evaluate(policy, env, node["episodes"], node["seed"], execute)
     finally:
         env.close()
-    row = summary(saved, node, result)
+    row = result_row(str(saved.parent.parent), int(saved.name), node, result)
     if node["policy"] != acting:
         row["policy"] = policy.node
     add_line(saved.parent.parent / "evaluations.jsonl", row)
@@ -220,11 +217,6 @@ def critic_of(saved: Path, trained: Node, policy: Policy) -> nn.Module:
         raise ConfigError(f"{type(learner).__name__} ({saved}) has no critic to choose actions")
     learner.set_state(checkpoint.load_state(saved, "learner"))
     return critic
-
-
-def summary(saved: Path, node: Node, result: Evaluation) -> dict[str, Any]:
-    """One line of evaluations.jsonl."""
-    return result_row(str(saved.parent.parent), int(saved.name), node, result)
 
 
 def result_row(run: str, step: int, node: Node, result: Evaluation) -> dict[str, Any]:

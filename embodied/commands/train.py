@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embodied.commands import Parser, add_overrides, require_inputs
 from embodied.core.build import ConfigError, Node, nearest
@@ -105,7 +105,12 @@ def session(
 
         written = run_report.write(folder)
         if verbose:
-            _last_lines(folder, written)
+            print(f"\n{run_report.summary(folder)}")
+            print(f"  report      {written}")
+            print(f"  checkpoint  {folder}/checkpoints")
+            for film in sorted(folder.glob("videos/*.mp4")):
+                print(f"  video       {film}")
+            print(next_lines(folder))
 
 
 def _how_to_resume(folder: Path) -> str:
@@ -140,7 +145,9 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
     parts = [choices.get(group) for group in ("env", "policy", "learner", "finetune")]
     if parts[0] == "gym":  # any Gymnasium environment: its id says more
         parts[0] = str(node["env"]["id"]).replace("/", "_").replace(":", "_")
-    parts[0] = parts[0] or dataset_name(node["demos"])
+    if not parts[0]:  # without an environment: the name of the dataset's folder, or the hub's
+        first = node["demos"] if isinstance(node["demos"], str) else str(node["demos"][0])
+        parts[0] = first.partition("@")[0].rstrip("/").rpartition("/")[2] or "dataset"
     name = choices.get("experiment") or "-".join(part for part in parts if part)
     node["name"] = node["name"] or name
     size = choices.get("size") or "full"
@@ -153,12 +160,6 @@ def fresh(words: Sequence[str], folders: Sequence[str]) -> Node:
             "choose another folder: out=DIR"
         )
     return node
-
-
-def dataset_name(demos: Any) -> str:
-    """A short name of the dataset of a run without an environment: its folder's, or the hub's."""
-    first = demos if isinstance(demos, str) else str(demos[0])
-    return first.partition("@")[0].rstrip("/").rpartition("/")[2] or "dataset"
 
 
 def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[Node, int]:
@@ -213,17 +214,6 @@ def described(node: Node) -> str:
     ]
     shown += [f'"{node[k]}"' for k in SENTENCES if isinstance(node.get(k), str) and node[k]]
     return f"{str(node['_target_']).rpartition('.')[2]} {' '.join(shown)}".strip()
-
-
-def _last_lines(folder: Path, written: Path) -> None:
-    from embodied.reports import run_report
-
-    print(f"\n{run_report.summary(folder)}")
-    print(f"  report      {written}")
-    print(f"  checkpoint  {folder}/checkpoints")
-    for film in sorted(folder.glob("videos/*.mp4")):
-        print(f"  video       {film}")
-    print(next_lines(folder))
 
 
 def allow_word(folder: Path) -> str:

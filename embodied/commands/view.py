@@ -41,13 +41,21 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    own, given = _own(args.words)
+    own: dict[str, str | None] = {}  # None: not given
+    given: list[str] = args.words
+    for name in OWN:
+        own[name], given = take(given, name)
     if ROBOT in given:
         return _monitor(own, [word for word in given if word != ROBOT], args.port)
     if own["folder"] is not None:
         raise ConfigError("folder= is only for embodied view robot folder=DIR")
     if args.compare:
-        return _compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
+        require_folders(given)
+        from embodied.viewer.export.compare_runs import compare
+
+        page = compare([Path(word) for word in given], Path(own["out"] or "compare.html"))
+        print(f"{page}  {page.stat().st_size / 1e6:.1f} MB", flush=True)
+        return None
     runs = [word for word in given if "=" not in word or Path(word).exists()]
     words = [word for word in given if word not in runs]
     if len(runs) > 1 or not given:
@@ -110,21 +118,6 @@ def _export(
         for each in session.sessions
     )
     print(f"{file}  {file.stat().st_size / 1e6:.1f} MB  ({ends})", flush=True)
-
-
-def _compare(folders: list[Path], file: Path) -> None:
-    require_folders(map(str, folders))
-    from embodied.viewer.export.compare_runs import compare
-
-    print(f"{compare(folders, file)}  {file.stat().st_size / 1e6:.1f} MB", flush=True)
-
-
-def _own(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
-    """The values of this command's own settings (None: not given), and the remaining words."""
-    own: dict[str, str | None] = {}
-    for name in OWN:
-        own[name], words = take(words, name)
-    return own, words
 
 
 def _number(own: dict[str, str | None], name: str, default: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,21 +74,16 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("server", _server),
         ("range", _range),
     ):
-        yield _line(name, look, site, policy)
+        try:
+            line = Line(name, *look(site, policy))
+        except (ConfigError, DriverError) as error:
+            line = Line(name, False, " ".join(str(error).split()))
+        yield line
     yield _calibration(site, known)
     if connect:
         if site.deployment.cameras:
             yield _pictures(site, policy)
         yield _arm(site)
-
-
-def _line(
-    name: str, look: Callable[[Site, Policy], tuple[bool | None, str]], site: Site, policy: Policy
-) -> Line:
-    try:
-        return Line(name, *look(site, policy))
-    except (ConfigError, DriverError) as error:
-        return Line(name, False, " ".join(str(error).split()))
 
 
 def _checkpoint(site: Site, policy: Policy) -> Line:

@@ -63,7 +63,10 @@ def describe(path: Path, config: Config) -> ArmFile:
     speed = config.velocity
     velocity = [speed] if isinstance(speed, float | int) else speed
     table = read_arm(path, mj, route, config.home, velocity, hand)
-    table = replace(table, tool=_moved(table.tool, config.offset))
+    turn = table.tool.turn
+    moved = np.array(table.tool.place) + np.reshape(turn, (3, 3)) @ np.array(config.offset)
+    place = (float(moved[0]), float(moved[1]), float(moved[2]))
+    table = replace(table, tool=Frame(place, turn))
     if not config.capsules:
         return table
     parts = shapes(fit_model(mj, route.joints, route.base, config.poses))
@@ -112,11 +115,16 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
         "fresh": {"hold": 0.25, "stop": 1.0, "state": 0.25},
         "workspace": {"low": [*low], "high": [*high]},
     }
-    node["given"] = dict(zip(node["given"], _goal(table, low, high), strict=True))
+    # A place near the tool's at home, for a first motion.
+    place = Chain(table.joints, table.tool)(np.array([table.home]))[0][0]
+    goal = _floats(np.clip(0.8 * place, np.array(low) + TABLE, np.array(high) - TABLE))
+    node["given"] = dict(zip(node["given"], goal, strict=True))
     if table.hand is not None:
         node["home_width"] = table.hand.open
     if table.bodies:
-        node["geometry"] = _geometry(table, arm)
+        # A table at z = 0 that whatever stays with the base may touch.
+        still = [body["name"] for body in table.bodies if body["joint"] <= 0]
+        node["geometry"] = {"model": arm, "planes": [{"plane": [0, 0, 1, 0.0], "exempt": still}]}
     what = f"simulated from {path.name}" if own is None else f"through {own}"
     head = f"# {table.name}, {what}: docs/own_robot.md\n"
     return head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99)
@@ -152,12 +160,6 @@ def _limits(table: ArmFile, n: int) -> dict[str, Any]:
     }
 
 
-def _geometry(table: ArmFile, arm: str) -> dict[str, Any]:
-    """The arm, and a table at z = 0 that whatever stays with the base may touch."""
-    still = [body["name"] for body in table.bodies if body["joint"] <= 0]
-    return {"model": arm, "planes": [{"plane": [0, 0, 1, 0.0], "exempt": still}]}
-
-
 def _reach(table: ArmFile) -> tuple[list[float], list[float]]:
     """The box of the tool in random poses, above the table."""
     low, high = np.array(table.limits.low), np.array(table.limits.high)
@@ -168,18 +170,6 @@ def _reach(table: ArmFile) -> tuple[list[float], list[float]]:
     if bottom[2] >= top[2]:
         raise ConfigError("the tool is never above its base's z = 0; name another base=")
     return _floats(bottom), _floats(top)
-
-
-def _goal(table: ArmFile, low: Sequence[float], high: Sequence[float]) -> list[float]:
-    """A place near the tool's at home, for a first motion."""
-    place = Chain(table.joints, table.tool)(np.array([table.home]))[0][0]
-    inside = np.clip(0.8 * place, np.array(low) + TABLE, np.array(high) - TABLE)
-    return _floats(inside)
-
-
-def _moved(tool: Frame, offset: tuple[float, float, float]) -> Frame:
-    place = np.array(tool.place) + np.reshape(tool.turn, (3, 3)) @ np.array(offset)
-    return Frame((float(place[0]), float(place[1]), float(place[2])), tool.turn)
 
 
 def _floats(values: Any) -> list[float]:

@@ -76,7 +76,7 @@ class External:
         self.folder = Path(node["folder"]) if node["folder"] else default_folder(robot["robot"])
         driver = build(self.robot["driver"], Driver)
         self.opening = _opening(self.robot)
-        self.joints = [_plain(name) for name in driver.joints]
+        self.joints = [name.removesuffix(".pos") for name in driver.joints]
         self.robot["sensed"] = list(driver.sensed)
         if config.actions == "joints":
             about = {"joints": len(self.joints), "hand": self.opening > 0, "dt": 1 / config.fps}
@@ -112,7 +112,11 @@ class External:
             quiet = 0.4 * self.deployment.fresh.stop
             self.deadman = DeadmanTimer(quiet, self.session.rest, self.session.lock)
             self._open.callback(self.deadman.close)
-            self._open_cameras()
+            readers = {name: FrameReader(self.folder, name) for name in self.deployment.filmed}
+            for each in readers.values():
+                self._open.enter_context(each)
+                each.next(0, FIRST_IMAGE)
+            self.cameras = [*readers.items()]
             if self.config.home:
                 self.session.home()
         except BaseException:
@@ -179,13 +183,6 @@ class External:
             raise RobotSessionError("the robot is not connected")
         return self.session
 
-    def _open_cameras(self) -> None:
-        readers = {name: FrameReader(self.folder, name) for name in self.deployment.filmed}
-        for each in readers.values():
-            self._open.enter_context(each)
-            each.next(0, FIRST_IMAGE)
-        self.cameras = [*readers.items()]
-
     def _require_unlatched(self) -> None:
         """RobotSessionError where the arm latched a fault and nobody resets it in time."""
         session, deadline = self._connected(), time.monotonic() + self.config.patience
@@ -239,10 +236,6 @@ class External:
         obs = {"state": Leaf((len(names),), names=names)} if names else {}
         act = Leaf((1,), low=-math.inf, high=math.inf)
         return Spec(obs=obs, act=act, dt=made.step)
-
-
-def _plain(name: str) -> str:
-    return name.removesuffix(".pos")
 
 
 def _action_key(name: str) -> str:

@@ -33,7 +33,8 @@ def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
         obs: Tensors = env.reset(SEED)
     finally:
         env.close()
-    shown = _numbers(policy, obs)
+    pairs = ((leaf.names, obs[name][0]) for name, leaf in policy.spec.obs.items() if leaf.names)
+    shown = {n: float(v) for names, row in pairs for n, v in zip(names, row.tolist(), strict=True)}
     joints = site.deployment.joints
     needed = [f"{kind}{i}" for kind in ("q", "dq") for i in range(1, joints + 1)]
     if missing := [name for name in (*needed, *_axes("tool"), *_axes("lead")) if name not in shown]:
@@ -43,11 +44,6 @@ def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
     apart = max(float((here[k] - there[k]).abs().max()) for k in here)
     pictures = {name: obs[name] for name in image_sizes(policy.spec)}  # the same for both
     return apart, _acts_apart(policy, here | pictures, there | pictures)
-
-
-def _numbers(policy: Policy, obs: Tensors) -> dict[str, float]:
-    pairs = ((leaf.names, obs[name][0]) for name, leaf in policy.spec.obs.items() if leaf.names)
-    return {n: float(v) for names, row in pairs for n, v in zip(names, row.tolist(), strict=True)}
 
 
 def _axes(name: str) -> list[str]:

@@ -7,15 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from embodied.core.build import ConfigError
-from embodied.deploy.session import (
-    DISCARDED,
-    KEPT,
-    LOOK,
-    WHOLE,
-    Session,
-    Status,
-    Stopped,
-)
+from embodied.deploy.session import DISCARDED, KEPT, LOOK, WHOLE, Session, Status, Stopped
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import DISCARD, VERSION
 from embodied.real_robot.teleop.episode_keys import EpisodeKeys, Key
@@ -63,7 +55,13 @@ class RecordSession(Session):
             print(f"episode {self.there + 1} of {episodes}", flush=True)
             self.pressed()  # what was typed before does not count
             self._play(seconds)
-            self._keep(self.episodes[-1].end != DISCARDED)
+            episode = self.episodes[-1]
+            if episode.end == DISCARDED:
+                self._discard()
+            elif episode.recorded:
+                self.there += 1
+            else:
+                raise Stopped(f"the episode is not on the disk: {episode.unkept}")
             if not self.stopping and (self.there < episodes or self.reset_seconds is None):
                 self._wait_for_reset(self.there < episodes)
 
@@ -78,15 +76,6 @@ class RecordSession(Session):
         if self.episodes and self.episodes[-1].end not in WHOLE and self.episodes[-1].recorded:
             with suppress(Stopped, ConfigError):
                 self._discard()
-
-    def _keep(self, kept: bool) -> None:
-        episode = self.episodes[-1]
-        if not kept:
-            self._discard()
-        elif episode.recorded:
-            self.there += 1
-        else:
-            raise Stopped(f"the episode is not on the disk: {episode.unkept}")
 
     def _discard(self) -> None:
         """Let the recorder remove the newest episode."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -81,12 +80,7 @@ class Session:
         self.daemon = DaemonProcess(self.folder, self.deployment)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Bring the arm to rest and hold it, close the recording, end all processes."""
         self.daemon.stop(ANSWER if self.lost else PATIENCE)
         if not self.served:
@@ -126,7 +120,11 @@ class Session:
         # A hand may let go for as long as it likes.
         patience = math.inf if self.deployment.hold_to_run else PATIENCE
         self._until(self._is_idle, "the arm to reach its home pose", patience=patience)
-        self._require_home()
+        pairs = zip(self.status["sent"], self.deployment.home, strict=True)
+        if max(abs(sent - home) for sent, home in pairs) > 0.02:
+            raise Stopped(
+                "the arm is not at its home pose: it was stopped, or the workspace is in the way"
+            )
 
     def _play(self, seconds: float | None) -> None:
         """One episode, from here."""
@@ -225,16 +223,12 @@ class Session:
         if end not in WHOLE:
             raise Stopped(end)
         if status["mode"] == "RUNNING":
-            self._end_episode()
+            reply = self._ask(Verb.STOP)  # the arm's time may just have run out
+            if not reply.ok and reply.status["mode"] not in ("STOPPING", "IDLE"):
+                raise Stopped(f"{Verb.STOP} was refused: {reply.reason}")
 
     def _unkept(self) -> str:
         return "the daemon ended before it said whether it was recorded" if self.lost else ""
-
-    def _end_episode(self) -> None:
-        """Stop the arm; its time may just have run out."""
-        reply = self._ask(Verb.STOP)
-        if not reply.ok and reply.status["mode"] not in ("STOPPING", "IDLE"):
-            raise Stopped(f"{Verb.STOP} was refused: {reply.reason}")
 
     def _success(self, status: Status) -> bool | None:
         numbers = [*status["q"], *status["sensed"]]
@@ -261,14 +255,6 @@ class Session:
         reply = self._ask(verb)
         if not reply.ok:
             raise Stopped(f"{verb} was refused: {reply.reason}")
-
-    def _require_home(self) -> None:
-        status = self.status
-        pairs = zip(status["sent"], self.deployment.home, strict=True)
-        if max(abs(sent - home) for sent, home in pairs) > 0.02:
-            raise Stopped(
-                "the arm is not at its home pose: it was stopped, or the workspace is in the way"
-            )
 
     def _is_ready(self, status: Status) -> bool:
         recorder = status.get("recorder")

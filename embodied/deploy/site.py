@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import abc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build, named_function
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
-from embodied.deploy.mapped import mapped_checkpoint
+from embodied.core.spec import Leaf, Spec, hidden
+from embodied.datasets.mapping import Mapping
 from embodied.embodiments.controller import Controller
 from embodied.policies.remote.address import PACKAGE, is_address, remote_policy
+from embodied.policies.wrappers.mapped import Mapped
 from embodied.real_robot.deployment import (
     TARGET,
     Deployment,
@@ -55,7 +59,9 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     if policy is not None and served:
         # Not for policies that are loaded later: those are files, and reach no address.
         robot["allow"] = [each for each in robot["allow"] if each.rstrip(".") != PACKAGE]
-        policy = _served(policy, output)
+        # A checkpoint with the spec of the served policy and without any weights.
+        folder = output / "policy" / "checkpoints" / "00000000"
+        policy = str(checkpoint.save(folder, remote_policy(policy, wait=0.0), 0))
     if policy is not None and node.get("mapping") is not None:
         policy = mapped_checkpoint(Path(policy), node["mapping"], robot, output)
     script: Node = {"env": node.get("demonstrator")}
@@ -94,8 +100,6 @@ def emulated(robot: Node) -> Iterator[tuple[Node, Emulator | None]]:
 
 def _action_names(policy: str) -> tuple[str, ...]:
     """The names of the policy's actions."""
-    from embodied.core import checkpoint
-
     act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
     return tuple(act.get("names") or ())
 
@@ -113,8 +117,6 @@ def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Pat
 def trained_with(policy: Path) -> Node | None:
     """The run.yaml of the run that the policy comes from; None where there is none, or no
     environment in it."""
-    from embodied.core import checkpoint
-
     file = checkpoint.find(policy).parent.parent / "run.yaml"
     node = read_run_settings(file) if file.exists() else {}
     return node if node.get("env") else None
@@ -134,9 +136,9 @@ def as_trained(robot: Node, trained: Node | None) -> Node:
 
 
 def _task_of(trained: Node | None, part: str) -> Node:
-    env: Mapping[str, Any] = (trained or {}).get("env") or {}
+    env: abc.Mapping[str, Any] = (trained or {}).get("env") or {}
     # Wrappers around the environment, and a robot around the one whose Spec it has.
-    while isinstance(inner := env.get("env") or env.get("world"), Mapping):
+    while isinstance(inner := env.get("env") or env.get("world"), abc.Mapping):
         env = inner
     if not isinstance(env.get("task"), str):
         raise ConfigError(
@@ -146,18 +148,8 @@ def _task_of(trained: Node | None, part: str) -> Node:
     return {"task": env["task"], "ranges": dict(env.get("ranges") or {})}
 
 
-def _served(address: str, output: Path) -> str:
-    """A checkpoint of the policy at a server's address, with its spec and without any weights."""
-    from embodied.core.checkpoint import save
-
-    policy = remote_policy(address, wait=0.0)
-    return str(save(output / "policy" / "checkpoints" / "00000000", policy, 0))
-
-
 def _scripted(node: Node, robot: Node, output: Path) -> str:
     """A checkpoint of the demonstrator, for this robot's observations and actions."""
-    from embodied.core.checkpoint import save
-    from embodied.core.spec import Leaf, Spec
     from embodied.real_robot.policy.observer import names_of
 
     controller = build(robot["controller"], Controller)
@@ -168,4 +160,38 @@ def _scripted(node: Node, robot: Node, output: Path) -> str:
     obs = {"state": Leaf((len(names),), names=names)}
     spec = Spec(obs=obs, act=act, dt=robot["step"], text=text)
     policy = build(node["demonstrator"], Policy, spec=spec)
-    return str(save(output / "policy" / "checkpoints" / "00000000", policy, 0))
+    return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", policy, 0))
+
+
+def mapped_checkpoint(policy: Path, file: str, robot: Node, output: Path) -> str:
+    """Write the policy of the run `policy`, mapped by `file` to the settings `robot`, below
+    `output`; returns the checkpoint's folder. ConfigError where they do not fit, in one line."""
+    mapping = Mapping.load(file)
+    base = checkpoint.load_policy(policy)
+    spec = robot_spec(base.spec, mapping, robot, file)
+    mapped = Mapped.of(base, spec, mapping)
+    return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", mapped, 0))
+
+
+def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
+    """What the policy of `there` needs of a robot, in the robot's names and at its rate."""
+    controller = build(robot["controller"], Controller)
+    names = tuple(controller.names)
+    here = {source.name: name for name, source in mapping.obs.items()}
+    obs: dict[str, Leaf] = {}
+    for name, leaf in there.obs.items():
+        if hidden(name):
+            continue
+        ours = here.get(name, name)
+        if leaf.is_image:
+            obs[ours] = Leaf(leaf.shape, "uint8")
+            continue
+        elements = mapping.source(ours).elements or leaf.names
+        if len(elements) != leaf.size:
+            raise ConfigError(
+                f"{file}: obs.{ours} needs the robot's names of its {leaf.size} elements "
+                f"({', '.join(leaf.names) or name}): {{name: {name}, elements: [q1, ...]}}"
+            )
+        obs[ours] = Leaf(leaf.shape, names=tuple(elements))
+    act = Leaf((len(names),), low=-1.0, high=1.0, names=names)
+    return Spec(obs, act, dt=robot["step"], text=there.text)

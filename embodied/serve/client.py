@@ -7,7 +7,6 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self, cast
 
 from embodied.core.build import ConfigError
@@ -72,12 +71,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answer(self, waiting: deque[None]) -> dict[str, Any]:

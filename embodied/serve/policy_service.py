@@ -45,7 +45,9 @@ class PolicyService:
     def infer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The actions, or the features, of one request; RequestError."""
         extra = self._extra(request)
-        batch = _batch(extra)
+        batch: int | None = extra.get("batch")
+        if batch is not None and (type(batch) is not int or not 1 <= batch <= LARGEST_BATCH):
+            raise RequestError(f"batch={batch!s:.20} is not in 1..{LARGEST_BATCH}")
         n = 1 if batch is None else batch
         obs = self._observations(request, n, batch is not None)
         if extra.get("verb", ACT) == FEATURES:
@@ -61,6 +63,13 @@ class PolicyService:
 
     def _offer(self) -> Offer:
         shape, normal = _noise_of(self.policy)
+        kinds = (MeanStdNormalizer, MinMaxNormalizer)
+        parts = [each for each in self.policy.named_modules() if isinstance(each[1], kinds)]
+        normalizers = {
+            f"{name}.{key}": value
+            for name, part in parts
+            for key, value in nn.Module.state_dict(part).items()
+        }
         return Offer(
             batch=True,
             chunk=self.policy.chunk,
@@ -71,7 +80,7 @@ class PolicyService:
             carry={name: value[0].cpu().numpy() for name, value in self.carry.items()},
             spec=self.policy.spec.to_json(),
             policy=_hash(self.policy.state_dict()),
-            normalizer=_hash(_normalizers(self.policy)),
+            normalizer=_hash(normalizers),
             software=f"embodied-rl {version('embodied-rl')}",
         )
 
@@ -91,7 +100,9 @@ class PolicyService:
                 raise RequestError(
                     f"the policy has no observation {name!s:.60}{nearest(str(name), self.leaves)}"
                 )
-        self._require_task(request.get(PROMPT))
+        prompt, text = request.get(PROMPT), self.policy.spec.text
+        if prompt is not None and text and prompt != text:
+            raise RequestError(f"this policy does one task, {text!r}: send no other prompt")
         obs: Tensors = {}
         for name, leaf in self.leaves.items():
             if name not in request:
@@ -99,11 +110,6 @@ class PolicyService:
             value = _tensor(request[name], leaf.shape, n, batched, name)
             obs[name] = _as(value, leaf, name).to(self.device)
         return obs
-
-    def _require_task(self, prompt: object) -> None:
-        text = self.policy.spec.text
-        if prompt is not None and text and prompt != text:
-            raise RequestError(f"this policy does one task, {text!r}: send no other prompt")
 
     def _noise(self, value: Any, n: int, batched: bool) -> Tensor:
         if value is None:
@@ -155,12 +161,6 @@ def _noise_of(policy: Policy) -> tuple[tuple[int, ...] | None, bool]:
     return (shape if noise.numel() and not noise.any() else None), False
 
 
-def _normalizers(policy: Policy) -> Tensors:
-    kinds = (MeanStdNormalizer, MinMaxNormalizer)
-    found = [(name, part) for name, part in policy.named_modules() if isinstance(part, kinds)]
-    return {f"{name}.{k}": v for name, part in found for k, v in nn.Module.state_dict(part).items()}
-
-
 def _hash(state: Mapping[str, Tensor]) -> str:
     """SHA-256 of tensors with their names."""
     digest = hashlib.sha256()
@@ -169,13 +169,6 @@ def _hash(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
         digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return digest.hexdigest()
-
-
-def _batch(extra: Mapping[str, Any]) -> int | None:
-    batch = extra.get("batch")
-    if batch is not None and (type(batch) is not int or not 1 <= batch <= LARGEST_BATCH):
-        raise RequestError(f"batch={batch!s:.20} is not in 1..{LARGEST_BATCH}")
-    return batch
 
 
 def _tensor(value: Any, shape: tuple[int, ...], n: int, batched: bool, name: str) -> Tensor:

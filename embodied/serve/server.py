@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from embodied.core.build import ConfigError
@@ -22,7 +21,6 @@ from embodied.serve.codec import CodecError, decode, encode
 from embodied.serve.protocol import HEADER, MAX_MESSAGE, PORT, SCHEME, RequestError
 
 try:
-    from websockets.asyncio.server import Server as WebsocketServer
     from websockets.asyncio.server import ServerConnection, serve
     from websockets.exceptions import ConnectionClosed
     from websockets.http11 import Request, Response
@@ -111,12 +109,7 @@ class Server:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, ready: threading.Event, problem: list[OSError]) -> None:
@@ -144,7 +137,7 @@ class Server:
             logger=quiet,
         ) as listening:
             self._loop = asyncio.get_running_loop()
-            self.port = _port(listening)
+            self.port = next(iter(listening.sockets)).getsockname()[1]
             ready.set()
             await self._stop.wait()
 
@@ -154,9 +147,9 @@ class Server:
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         if "Origin" in request.headers:  # a web page in a browser of this machine
             return connection.respond(http.HTTPStatus.FORBIDDEN, "no web pages\n")
-        shown = ",".join(request.headers.get_all(HEADER))
-        wanted = None if self.token is None else f"{SCHEME} {self.token}"
-        if wanted is not None and not _same(shown, wanted):
+        shown = ",".join(request.headers.get_all(HEADER)).encode(errors="surrogateescape")
+        wanted = None if self.token is None else f"{SCHEME} {self.token}".encode()
+        if wanted is not None and not hmac.compare_digest(shown, wanted):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "unknown token\n")
         if self.connected >= self.limits.connections:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
@@ -168,18 +161,15 @@ class Server:
             await connection.send(encode(self.service.metadata))
             async for message in connection:
                 started = time.perf_counter()
-                answer = await self._answer(message, started)
+                answer: bytes | str = "a request is one binary message"
+                if not isinstance(message, str):
+                    loop = asyncio.get_running_loop()
+                    answer = await loop.run_in_executor(self._worker, self._infer, message, started)
                 await connection.send(answer)
         except ConnectionClosed:
             pass
         finally:
             self.connected -= 1
-
-    async def _answer(self, message: str | bytes, started: float) -> bytes | str:
-        if isinstance(message, str):
-            return "a request is one binary message"
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._infer, message, started)
 
     def _infer(self, message: bytes, started: float) -> bytes | str:
         """The answer to one message, or one line that says why there is none."""
@@ -197,11 +187,3 @@ class Server:
         except Exception as error:
             LOG.exception("the policy failed")
             return f"the policy failed: {' '.join(str(error).split())[:300]}"
-
-
-def _same(shown: str, wanted: str) -> bool:
-    return hmac.compare_digest(shown.encode(errors="surrogateescape"), wanted.encode())
-
-
-def _port(listening: WebsocketServer) -> int:
-    return next(iter(listening.sockets)).getsockname()[1]

@@ -167,25 +167,17 @@ class Viewer(PageThread):
         self.session.close()
 
     def run_loop(self) -> None:
-        self._load_critic()
-        while not self.closing:
-            self.run_commands(self._pause_length())
-            if self.playing and time.monotonic() >= self._due:
-                self._guarded(self._advance)
-            self._guarded(self.page.refresh)
-
-    def _load_critic(self) -> None:
-        """Load critic and reward, after the first image."""
-        if self.session.make_overlay is not None:
+        if self.session.make_overlay is not None:  # after the first image
             self.page_server.show_loading("critic and reward")
             self._guarded(self.session.load_critic)
             self.page_server.clear_loading()
             self.page.changed()
-
-    def _pause_length(self) -> float:
-        """How long to wait for a command, in s: until the next step or redraw is due."""
-        due = min(self._due, self.page.due) if self.playing else self.page.due
-        return max(0.0, min(due - time.monotonic(), 0.5))
+        while not self.closing:
+            due = min(self._due, self.page.due) if self.playing else self.page.due
+            self.run_commands(max(0.0, min(due - time.monotonic(), 0.5)))
+            if self.playing and time.monotonic() >= self._due:
+                self._guarded(self._advance)
+            self._guarded(self.page.refresh)
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:

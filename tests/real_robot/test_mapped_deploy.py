@@ -12,8 +12,7 @@ from embodied.core import checkpoint
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
-from embodied.deploy.mapped import mapped_checkpoint
-from embodied.deploy.site import trained_with
+from embodied.deploy.site import mapped_checkpoint, trained_with
 from embodied.policies.wrappers.physical_units import PhysicalUnits
 from embodied.real_robot.deployment import Deployment, controller_settings
 from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate

@@ -13,7 +13,6 @@ from embodied.commands import require_datasets
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from embodied.datasets.editing.edit import Choose
     from embodied.datasets.editing.write import Copied
 
 FOUND = 1  # exit status of a check that found something
@@ -65,22 +64,17 @@ def merge_command(folders: list[str], settings: dict[str, str]) -> None:
 
 
 def drop_command(folders: list[str], settings: dict[str, str]) -> None:
-    from embodied.datasets.editing.edit import drop
+    from embodied.datasets.editing.edit import drop, failed, numbered
 
     _known(settings, ("out", "episodes", "failed"))
     source, out = _one(folders, "drop"), _out(settings)
-    _say(out, drop(source, out, _choose(settings)))
-
-
-def _choose(settings: Mapping[str, str]) -> Choose:
-    from embodied.datasets.editing.edit import failed, numbered
-
     by_result = settings.get("failed", "false")
     if by_result not in ("true", "false"):
         raise ConfigError(f"failed={by_result} should be true or false")
     if ("episodes" in settings) == (by_result == "true"):
         raise ConfigError("say which episodes to drop: episodes=3,7-9 or failed=true")
-    return failed if by_result == "true" else numbered(settings["episodes"])
+    choose = failed if by_result == "true" else numbered(settings["episodes"])
+    _say(out, drop(source, out, choose))
 
 
 def split_command(folders: list[str], settings: dict[str, str]) -> None:
@@ -117,15 +111,11 @@ def check_command(folders: list[str], settings: dict[str, str]) -> None:
     bad = sorted({line.episode for line in found})
     print(f"{source}: {len(bad)} of {episodes} episodes have findings ({len(found)} in all)")
     if "fix" in settings:
-        _fix(source, settings["fix"], bad)
+        from embodied.datasets.editing.edit import drop
+
+        _say(settings["fix"], drop(source, settings["fix"], lambda _: bad))
     if found:
         raise SystemExit(FOUND)
-
-
-def _fix(source: str, out: str, bad: list[int]) -> None:
-    from embodied.datasets.editing.edit import drop
-
-    _say(out, drop(source, out, lambda _: bad))
 
 
 def _known(settings: Mapping[str, str], names: tuple[str, ...]) -> None:

@@ -48,13 +48,14 @@ def run(args: argparse.Namespace) -> None:
     node, policy = composed(args.words, args.config_dir)
     require_confirmation(node)
     output = output_of(node["out"], args.words)
-    from embodied.deploy.site import site  # torch is imported only if nothing is wrong so far
+    from embodied.deploy.session import Session  # torch is imported only if nothing is wrong so far
 
     hear_interrupts()
-    with site(node, policy, output) as here:
-        if not show_checks(here):
-            raise ConfigError("not started: a check failed, see above")
-        _deploy(here, node, output, take(args.words, "robot")[0])
+    with checked_site(node, policy, output) as here:
+        made = settings_of(here, node, output, str(output / "recording") if node["record"] else "")
+        folder = folder_of(node, take(args.words, "robot")[0], made)
+        with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
+            conduct(here, node, Session(folder, made, output, Live(hold)), hold, teleop)
 
 
 def composed(words: list[str], folders: list[str]) -> tuple[Node, str | None]:
@@ -90,6 +91,17 @@ def show_checks(site: Site, connect: bool = False) -> bool:
     return fine
 
 
+@contextmanager
+def checked_site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
+    """The site of a `deploy` node, with its checks printed. ConfigError where one failed."""
+    from embodied.deploy.site import site
+
+    with site(node, policy, output) as here:
+        if not show_checks(here):
+            raise ConfigError("not started: a check failed, see above")
+        yield here
+
+
 def require_confirmation(node: Node) -> None:
     """ConfigError where the operator can neither be asked nor said yes=true."""
     if not node["yes"] and not sys.stdin.isatty():
@@ -117,16 +129,6 @@ def output_of(given: str | None, words: list[str], setting: str = "out") -> Path
     return output.resolve()
 
 
-def _deploy(site: Site, node: Node, output: Path, robot: str | None) -> None:
-    from embodied.deploy.session import Session
-
-    recording = str(output / "recording") if node["record"] else ""
-    made = settings_of(site, node, output, recording)
-    folder = folder_of(node, robot, made)
-    with hand(made, node["hold"]) as hold, person(made, node.get("teleop")) as teleop:
-        conduct(site, node, Session(folder, made, output, Live(hold)), hold, teleop)
-
-
 def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deployment:
     """What the command line adds to the robot's settings."""
     from dataclasses import replace
@@ -148,13 +150,10 @@ def folder_of(node: Node, robot: str | None, made: Deployment) -> Path:
 
 
 def conduct(
-    site: Site,
-    node: Node,
-    session: Session,
-    hold: HoldToRun | None,
-    teleop: Takeover | None,
+    site: Site, node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None
 ) -> None:
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
+    from embodied.deploy.check import calibration
     from embodied.deploy.session import Stopped
     from embodied.real_robot.daemon.client import ClientError
     from embodied.real_robot.daemon.server import RpcServerError
@@ -183,8 +182,9 @@ def conduct(
     _summarize(session, session.output, problem, share)
     if problem:
         raise ConfigError(problem)
-    if not site.simulated:
-        _remember(site)
+    if not site.simulated and (found := calibration(site)):
+        KNOWN.mkdir(parents=True, exist_ok=True)
+        known_file(site).write_text(json.dumps(found, indent=1))  # for the next check
 
 
 def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeover | None) -> bool:
@@ -194,7 +194,11 @@ def _begin(node: Node, session: Session, hold: HoldToRun | None, teleop: Takeove
     elsewhere = f" folder={folder}" if node["folder"] else ""
     print(f"to view it: embodied view robot{elsewhere}", flush=True)
     session.ready()
-    if not _agreed(node, made.robot, made.dry):
+    moves = (
+        "nothing moves (dry run)" if made.dry else "the arm WILL MOVE; keep a hand on its own stop"
+    )
+    question = f"{made.robot} is held. From here on {moves}. Go on? [y/N] "
+    if not node["yes"] and input(question).strip().lower() != "y":
         return False
     if hold is not None:
         hold.start(folder)
@@ -231,13 +235,6 @@ def person(
         return
     with Takeover(teleop, deployment, always) as takeover:
         yield takeover
-
-
-def _agreed(node: Node, robot: str, dry: bool) -> bool:
-    if node["yes"]:
-        return True
-    moves = "nothing moves (dry run)" if dry else "the arm WILL MOVE; keep a hand on its own stop"
-    return input(f"{robot} is held. From here on {moves}. Go on? [y/N] ").strip().lower() == "y"
 
 
 class Live:
@@ -306,12 +303,3 @@ def _summarize(session: Session, output: Path, problem: str, pace: float) -> Non
     print(f"  folder   {output}")
     if any(each.recorded for each in session.episodes):
         print(f"next: embodied demos info {session.deployment.recording}")
-
-
-def _remember(site: Site) -> None:
-    """Signs, zeros and ranges of a deployment that went well, for the next check."""
-    from embodied.deploy.check import calibration
-
-    if found := calibration(site):
-        KNOWN.mkdir(parents=True, exist_ok=True)
-        known_file(site).write_text(json.dumps(found, indent=1))

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, take
+from embodied.commands import add_overrides, require_understood, take
 from embodied.commands.robot import calibrate, describe, identify, teleop
-from embodied.core.build import ConfigError, nearest
+from embodied.core.build import ConfigError
 
 if TYPE_CHECKING:
     from embodied.real_robot.daemon.requests import Reply
@@ -89,7 +89,9 @@ def _ask(args: argparse.Namespace) -> None:
         own = [word for word in words if word.partition("=")[0] not in ("keys", "name")]
         if len(own) != 1:
             raise ConfigError("say which policy: embodied robot load RUN")
-        policy = own[0] if host else str(_checkpoint(own[0]))
+        from embodied.core.checkpoint import find  # imports torch, which no other request needs
+
+        policy = own[0] if host else str(find(Path(own[0])).resolve())
         words.remove(own[0])
     supported = args.kind == "release" and not host and _supported(words)
     timeout = LOADING if policy else ANSWER
@@ -110,7 +112,10 @@ def _ask(args: argparse.Namespace) -> None:
         print(json.dumps(reply.status, indent=1))
     elif args.kind == "status":
         print("\n".join(status_lines(reply.status)))
-    _said(args.kind, reply)
+    if not reply.ok:
+        raise ConfigError(f"{args.kind} was refused: {reply.reason}")
+    if args.kind != "status":
+        print(f"{args.kind}: done{f' ({reply.reason})' if reply.reason else ''}")
 
 
 def _supported(words: list[str]) -> bool:
@@ -146,7 +151,7 @@ def daemon_folder(folder: str | None, words: list[str]) -> Path:
     from embodied.real_robot.daemon.folders import FolderError, find
 
     robot, words = take(words, "robot")
-    _understood(words, "folder=DIR")
+    require_understood(words, ["folder=DIR"])
     if folder:
         return Path(folder)
     try:
@@ -162,7 +167,7 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
 
     keys, words = take(words, "keys")
     name, words = take(words, "name")
-    _understood(words, "keys=DIR")
+    require_understood(words, ["keys=DIR"])
     if keys is None:
         raise ConfigError("keys=DIR should name the folder of server.key and your own key")
     if policy and not policy.startswith("/"):
@@ -173,17 +178,12 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
         raise ConfigError(str(error)) from error
 
 
-def _understood(words: list[str], known: str) -> None:
-    if words:
-        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], [known])}")
-
-
 def _keys(args: argparse.Namespace) -> None:
     from embodied.real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
 
     folder, words = take(args.words, "folder")
     name, words = take(words, "name")
-    _understood(words, "folder=DIR")
+    require_understood(words, ["folder=DIR"])
     if folder is None:
         raise ConfigError("folder=DIR should name the folder that the keys come into")
     name = CLIENT if name is None else name
@@ -193,20 +193,6 @@ def _keys(args: argparse.Namespace) -> None:
         raise ConfigError(str(error)) from error
     print("\n".join(str(path) for path in made))
     print(f"to the operator's machine go {SERVER}.key and {name}.key_secret, and nothing else")
-
-
-def _checkpoint(policy: str) -> Path:
-    from embodied.core.checkpoint import find
-
-    return find(Path(policy)).resolve()
-
-
-def _said(verb: str, reply: Reply) -> None:
-    """One line; a refusal is a mistake."""
-    if not reply.ok:
-        raise ConfigError(f"{verb} was refused: {reply.reason}")
-    if verb != "status":
-        print(f"{verb}: done{f' ({reply.reason})' if reply.reason else ''}")
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
@@ -228,24 +214,19 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     acted = [f"{name} {each['count']}" for name, each in status["stages"].items() if each["count"]]
     lines.append(f"  safety    {', '.join(acted) if acted else 'has changed nothing'}")
     if "recorder" in status:
-        lines.append(f"  recorder  {_recorder(status['recorder'])}")
+        about = status["recorder"]
+        problem = f"; NOT the newest: {about['problem']}" if about["problem"] else ""
+        saved = f"{about['episodes']} of {about['ended']} episodes on disk{problem}"
+        lines.append(f"  recorder  {_process(about)}, {saved}")
     for name, camera in status.get("cameras", {}).items():
         lines.append(f"  camera    {name}: {_process(camera)}")
-    lines.append(f"  joints    {', '.join(_number(each) for each in status['q'])}")
+    joints = ["?" if value is None else f"{value:.3f}" for value in status["q"]]
+    lines.append(f"  joints    {', '.join(joints)}")
     return [*lines, *(f"  note      {note}" for note in status["notes"][-5:])]
 
 
 def _process(about: dict[str, Any]) -> str:
     return f"process {about['pid']}" if about["pid"] else about["died"] or "not there"
-
-
-def _recorder(about: dict[str, Any]) -> str:
-    problem = f"; NOT the newest: {about['problem']}" if about["problem"] else ""
-    return f"{_process(about)}, {about['episodes']} of {about['ended']} episodes on disk{problem}"
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3f}"
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from embodied.commands import add_overrides, take
-from embodied.core.build import ConfigError, nearest
+from embodied.commands import add_overrides, require_understood, take
+from embodied.core.build import ConfigError
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 PORTS = ("/dev/serial/by-id/*", "/dev/ttyACM*", "/dev/ttyUSB*")
@@ -44,16 +44,18 @@ def find(args: argparse.Namespace) -> None:
     port, words = take(args.words, "port")
     protocol, words = take(words, "protocol")
     baud, words = take(words, "baud")
-    _understood(words, ("port=", "protocol=", "baud="))
+    require_understood(words, ("port=", "protocol=", "baud="))
     if protocol not in (None, "feetech", "dynamixel"):
         raise ConfigError(f"protocol={protocol} should be feetech or dynamixel")
     paths = [port] if port else _ports()
     if not paths:
         raise ConfigError(f"no serial port is there ({', '.join(PORTS)}): check the cable")
+    if baud is not None and not baud.isdigit():
+        raise ConfigError(f"baud={baud} should be a number")
     for path in paths:
         for make in (protocol,) if protocol else ("feetech", "dynamixel"):
             try:
-                found = find_servos(path, make, _number(baud, 1_000_000))
+                found = find_servos(path, make, int(baud or 1_000_000))
             except DriverError as error:
                 print(f"{path}  {error}")
                 break
@@ -67,7 +69,7 @@ def calibrate(args: argparse.Namespace) -> None:
     known = ("port", "out", "lerobot", "from", "names")
     for name in known:
         given[name], words = take(words, name)
-    _understood(words, [f"{name}=" for name in known])
+    require_understood(words, [f"{name}=" for name in known])
     if not given["out"] and not given["lerobot"]:
         raise ConfigError("name the file to write: out=my_arm.yaml (or lerobot=my_arm.json)")
     if given["from"]:
@@ -167,16 +169,3 @@ def _ports() -> list[str]:
         for path in sorted(glob(pattern)):
             seen.setdefault(str(Path(path).resolve()), path)
     return list(seen.values())
-
-
-def _number(text: str | None, default: int) -> int:
-    if text is None:
-        return default
-    if not text.isdigit():
-        raise ConfigError(f"baud={text} should be a number")
-    return int(text)
-
-
-def _understood(words: list[str], known: Any) -> None:
-    if words:
-        raise ConfigError(f"{words[0]} is not understood{nearest(words[0], known)}")

@@ -25,6 +25,7 @@ def add(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from embodied.compose import options, search_folders
     from embodied.envs.sysid.fit import Config, identify
     from embodied.envs.sysid.traces import read_traces
 
@@ -34,7 +35,12 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(
             "say which recording of which arm: embodied robot identify PATH robot=NAME"
         )
-    _require_fr3(robot, args.config_dir)
+    known = options("robot", search_folders(args.config_dir))
+    if robot not in known:
+        raise ConfigError(f'there is no robot "{robot}"{nearest(robot, known)}')
+    kind = yaml.safe_load(known[robot].read_text()).get("robot")
+    if kind != "fr3":
+        raise ConfigError(f"robot={robot} is of the kind {kind}; only the FR3 is simulated")
     file = Path(out if out is not None else f"outputs/identify/env/{robot}_like.yaml")
     if file.suffix != ".yaml":
         raise ConfigError(f"out={file} should end in .yaml")
@@ -48,17 +54,6 @@ def run(args: argparse.Namespace) -> None:
     print(f"\n{file}: a world with this arm; {_picture(found, file.with_suffix('.png'))}")
     if file.parent.name == "env":
         print(f"next: embodied train --config-dir {file.parent.parent} env={file.stem} ...")
-
-
-def _require_fr3(robot: str, folders: list[str]) -> None:
-    from embodied.compose import options, search_folders
-
-    known = options("robot", search_folders(folders))
-    if robot not in known:
-        raise ConfigError(f'there is no robot "{robot}"{nearest(robot, known)}')
-    kind = yaml.safe_load(known[robot].read_text()).get("robot")
-    if kind != "fr3":
-        raise ConfigError(f"robot={robot} is of the kind {kind}; only the FR3 is simulated")
 
 
 def table(found: Identified) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,6 @@ from embodied.commands import add_overrides, require_at_least, take
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
-    from embodied.deploy.site import Site
     from embodied.real_robot.deployment import Deployment
     from embodied.real_robot.teleop.episode_keys import EpisodeKeys
     from embodied.real_robot.teleop.teleop import Device
@@ -36,7 +33,7 @@ def teleop(args: argparse.Namespace) -> None:
 
     node = _composed("teleoperate", args)
     output = deploy.output_of(node["out"], args.words)
-    with _site(node, output) as here:
+    with deploy.checked_site(node, None, output) as here:
         made = deploy.settings_of(here, node, output, "")
         folder = deploy.folder_of(node, take(args.words, "robot")[0], made)
         with (
@@ -57,7 +54,7 @@ def record(args: argparse.Namespace) -> None:
     node["robot"] = filming(node["robot"])
     dataset = Path(node["out"]).resolve()
     output = deploy.output_of(node["logs"], args.words, "logs")
-    with _site(node, output) as here:
+    with deploy.checked_site(node, None, output) as here:
         made = deploy.settings_of(here, node, output, str(dataset))
         there = _episodes_in(dataset, made, node["episodes"])
         folder = deploy.folder_of(node, take(args.words, "robot")[0], made)
@@ -108,18 +105,6 @@ def _composed(primary: str, args: argparse.Namespace) -> Node:
     require_confirmation(node)
     hear_interrupts()
     return {"episodes": 1, **node, "demonstrator": SCRIPT}
-
-
-@contextmanager
-def _site(node: Node, output: Path) -> Iterator[Site]:
-    """With its checks printed. ConfigError where one failed."""
-    from embodied.commands.deploy import show_checks
-    from embodied.deploy.site import site
-
-    with site(node, None, output) as here:
-        if not show_checks(here):
-            raise ConfigError("not started: a check failed, see above")
-        yield here
 
 
 def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -160,7 +160,9 @@ def _figure(runs: Sequence[RunData], key: str) -> str:
     names = {i: runs[i].name for i in curves}
     names |= {i: f"{runs[i].name} (after {x:,.0f} updates)" for i, (x, _) in levels.items()}
     caption = f"<figcaption>{escape(key)} <small>by {counts}</small></figcaption>"
-    return f"<figure>{caption}{svg(key, parts)}{_legend(names)}</figure>"
+    spans = [f'<span style="color:{_colour(i)}">{escape(name)}</span>' for i, name in names.items()]
+    legend = f'<p class="legend">{" ".join(spans)}</p>'
+    return f"<figure>{caption}{svg(key, parts)}{legend}</figure>"
 
 
 def _around(frame: Frame, band: Sequence[tuple[float, float, float]], index: int) -> str:
@@ -170,11 +172,6 @@ def _around(frame: Frame, band: Sequence[tuple[float, float, float]], index: int
     if len(band) == 1:
         return f'<polyline points="{path}" style="stroke:{_colour(index)};opacity:.5"/>'
     return f'<polygon points="{path}" style="fill:{_colour(index)};opacity:.13"/>' if band else ""
-
-
-def _legend(names: Mapping[int, str]) -> str:
-    spans = [f'<span style="color:{_colour(i)}">{escape(name)}</span>' for i, name in names.items()]
-    return f'<p class="legend">{" ".join(spans)}</p>'
 
 
 def _band(run: RunData, key: str) -> list[tuple[float, float, float]]:

@@ -36,7 +36,15 @@ def export(session: Session, path: Path, seed: int = 0, steps: int = LONGEST) ->
     session.reset(seed)
     while not session.over and session.length <= steps:
         session.advance()
-    return write_film(session, path) if filmed else replay_of(session).write(path)
+    if not filmed:
+        return replay_of(session).write(path)
+    rows = [list(strips(each, session.length)) for each in session.sessions]
+    frames = [joined([row[t] for row in rows]) for t in range(session.length)]
+    frames += [frames[-1]] * round(0.8 / session.spec.dt)
+    data = film(frames, session.spec.dt, path.suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, lambda sink: sink.write(data))
+    return path
 
 
 def require_kind(path: Path) -> None:
@@ -69,17 +77,6 @@ def label(session: Session) -> str:
     if not session.name or session.name == who:
         return who
     return f"{session.name} · {who}"
-
-
-def write_film(session: Session, path: Path) -> Path:
-    """A video of every step, side by side if there are two sessions, with captions."""
-    rows = [list(strips(each, session.length)) for each in session.sessions]
-    frames = [joined([row[t] for row in rows]) for t in range(session.length)]
-    frames += [frames[-1]] * round(0.8 / session.spec.dt)
-    data = film(frames, session.spec.dt, path.suffix)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, lambda sink: sink.write(data))
-    return path
 
 
 def film(frames: list[Picture], dt: float, kind: str) -> bytes:

@@ -74,18 +74,14 @@ class MainView:
         ]
         if len(models) > 1:
             eye = of_both(eye, step)
-            self._label(models[0], places)
+            # The name of each policy stands above its scene.
+            bodies = models[0].poses()[0][1:]
+            top = np.array([*bodies[:, :2].mean(0), bodies[:, 2].max() + ABOVE])
+            for root, place, each in zip(ROOTS, places, self.session.sessions, strict=True):
+                name = each.name or each.chosen
+                self.server.scene.add_label(f"/names{root}", name, position=top + place)
         SceneCameras(self.server).set(eye)
         return scenes
-
-    def _label(self, model: SceneModel, places: list[Place]) -> None:
-        """The name of each policy above its scene."""
-        bodies = model.poses()[0][1:]
-        top = np.array([*bodies[:, :2].mean(0), bodies[:, 2].max() + ABOVE])
-        for root, place, each in zip(ROOTS, places, self.session.sessions, strict=True):
-            self.server.scene.add_label(
-                f"/names{root}", each.name or each.chosen, position=top + place
-            )
 
 
 def poses_at(player: Player, share: float) -> tuple[Array, Array] | None:

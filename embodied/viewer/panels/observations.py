@@ -69,7 +69,13 @@ class ObservationPanel:
         for name, handle in self.images.items():
             handle.image = picture_of(self.session.now.next_obs[name][0], leaves[name])
         for name in self.points:
-            self._cloud(name)
+            places, colours = cloud_of(self.session.now.next_obs[name][0])
+            if name in self.clouds:
+                self.clouds[name].points, self.clouds[name].colors = places, colours
+            else:
+                self.clouds[name] = self.server.scene.add_point_cloud(
+                    f"{CLOUDS}/{name.replace('/', '.')}", places, colours, point_size=0.004
+                )
 
     def saliency(self) -> None:
         """Saliency of the policy's images."""
@@ -79,15 +85,6 @@ class ObservationPanel:
         """Curves of the running episode."""
         for each in self.obs_plots:
             each.draw(self.session.episode)
-
-    def _cloud(self, name: str) -> None:
-        places, colours = cloud_of(self.session.now.next_obs[name][0])
-        if name in self.clouds:
-            self.clouds[name].points, self.clouds[name].colors = places, colours
-            return
-        self.clouds[name] = self.server.scene.add_point_cloud(
-            f"{CLOUDS}/{name.replace('/', '.')}", places, colours, point_size=0.004
-        )
 
 
 def readout(leaves: Mapping[str, Leaf], shown: Tensors) -> str:

@@ -19,12 +19,14 @@ from embodied.viewer.panels.disturbances import DisturbancePanel
 from embodied.viewer.panels.main_view import MainView
 from embodied.viewer.panels.observations import ObservationPanel
 from embodied.viewer.panels.plans import Checkpoints, Plans
-from embodied.viewer.panels.plots import Plots, ValuePlots
-from embodied.viewer.panels.status import status
+from embodied.viewer.panels.plots import Plots, ValuePlots, is_discrete
 from embodied.viewer.panels.steering import SteeringPanel
 from embodied.viewer.panels.task import TaskPanel
 from embodied.viewer.panels.timeline import Timeline
 from embodied.viewer.scene.drag import DragControls
+from embodied.viewer.session.episode import success_by
+from embodied.viewer.session.player import Player
+from embodied.viewer.session.session import Session
 
 SPEEDS = (0.1, 5.0)
 
@@ -130,10 +132,7 @@ class Page:
         )
         self.onward.on_click(lambda _: viewer.press(viewer.branch))
         self.save = gui.add_button(
-            "Save replay",
-            icon=Icon.DOWNLOAD,
-            hint="this episode as an HTML file",
-            color="gray",
+            "Save replay", icon=Icon.DOWNLOAD, hint="this episode as an HTML file", color="gray"
         )
         self.save.on_click(self._save)
         self.speed = gui.add_slider("Speed", *SPEEDS, 0.1, 1.0, hint="simulated seconds per second")
@@ -255,3 +254,41 @@ class Page:
             self._draw_status()
         else:
             self.picture.image = picture
+
+
+def status(session: Session, undrawn: int, known: str, problem: str) -> str:
+    """The status as Markdown; `undrawn` is the number of shapes that cannot be drawn, `known` what
+    the run measured of the policy, `problem` the error that stopped playback."""
+    step = session.episode.moments[0].step + session.at
+    lines = [f"Step **{step}** of {session.length - 1} · {step * session.spec.dt:.2f} s"]
+    lines += [standing(each, len(session.sessions) > 1) for each in session.sessions]
+    whose = f" of {session.name}" if len(session.sessions) > 1 and session.name else ""
+    lines.append(f"Policy{whose}: {session.chosen}{last_action(session)}")
+    if undrawn:
+        lines.append(f"{undrawn} shapes are not drawn (height fields, for example)")
+    trial = session.trial and f"Disturbances: {session.trial}"
+    recorder = session.recorder
+    lines += filter(
+        None, (known, recorder.no_scene_reason, recorder.render_error, session.trouble, trial)
+    )
+    if problem:
+        lines.append(f"**Stopped:** {problem}")
+    return "  \n".join(lines)
+
+
+def standing(player: Player, named: bool) -> str:
+    """Return and success of an episode up to the displayed step."""
+    past = player.episode.moments[: player.at + 1]
+    success = {None: "unknown", True: "**yes**", False: "no"}[success_by(past)]
+    head = f"{player.name or player.chosen}: return" if named else "Return"
+    text = f"{head} **{sum(moment.reward for moment in past):.3g}** · success {success}"
+    return f"{text} · *{past[-1].end}*" if past[-1].end else text
+
+
+def last_action(player: Player) -> str:
+    """The name of the last discrete action."""
+    moments, act = player.episode.moments, player.spec.act
+    action = moments[min(player.at, len(moments) - 1)].action
+    if not (is_discrete(act) and act.names and action):
+        return ""
+    return f" · **{act.names[int(action[0])]}**"

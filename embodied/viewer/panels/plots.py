@@ -65,7 +65,12 @@ class ValuePlots:
         """Send the curves of `episode`; a plot is made when there is first something to show."""
         for title, (members, stacked) in groups_of(episode.number_names).items():
             if self.plots.get(title, (None, []))[1] != members:
-                self._make_plot(title, members)
+                self.folder.visible = True
+                if title in self.plots:
+                    self.plots[title][0].remove()
+                with self.folder:
+                    shown = [name.partition("/")[2] or name for name in members][:CURVES]
+                    self.plots[title] = plot(self.server, title, shown, 150, None), members
             rows = np.array(
                 [
                     [moment.numbers.get(name, np.nan) for name in members]
@@ -73,14 +78,6 @@ class ValuePlots:
                 ]
             )
             self.plots[title][0].data = curves(np.cumsum(rows, 1) if stacked else rows, self.dt)
-
-    def _make_plot(self, title: str, members: list[str]) -> None:
-        self.folder.visible = True
-        if title in self.plots:
-            self.plots[title][0].remove()
-        with self.folder:
-            shown = [name.partition("/")[2] or name for name in members][:CURVES]
-            self.plots[title] = plot(self.server, title, shown, 150, None), members
 
 
 def groups_of(names: Sequence[str]) -> dict[str, tuple[list[str], bool]]:

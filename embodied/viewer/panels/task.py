@@ -39,15 +39,10 @@ class TaskPanel:
                 self.sliders.append(slider)
                 self.ranges.append((low, high))
             self.map = MapPanel(server, viewer, known)
-            self.sampled = self._sampled(server)
-
-    def _sampled(self, server: ViserServer) -> Any:
-        """Where the run's teacher sampled its tasks, if it had one."""
-        run, leaf = self.session.run, self.session.spec.task
-        picture = None if run is None or leaf is None else density_of(run.folder, leaf.names)
-        if picture is None:
-            return None
-        return server.gui.add_image(picture, label="Where the teacher sampled")
+            run, leaf = self.session.run, self.session.spec.task
+            picture = None if run is None else density_of(run.folder, leaf.names)
+            if picture is not None:
+                server.gui.add_image(picture, label="Where the teacher sampled")
 
     def episode_started(self) -> None:
         """A new episode: the sliders show its task."""

@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 import torch
 
-from embodied.core.build import Node, build, named_function
+from embodied.core.build import build, named_function
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import is_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
@@ -110,7 +110,8 @@ def plan_joints(
 def model_of(deployment: Deployment) -> mujoco.MjModel | None:
     """The MuJoCo model of the deployment's simulator, if there is one, else that of its kinematics
     module's `mjcf()`; None if there is none."""
-    node = sim_env_node(deployment)
+    parts = (deployment.driver, deployment.emulator or {})
+    node = next((dict(part["world"]) for part in parts if part.get("world")), None)
     if node is not None:
         made = build(node, World)
         # The simulation compiles its model without visual geoms.
@@ -131,12 +132,6 @@ def model_of(deployment: Deployment) -> mujoco.MjModel | None:
         spec.meshdir = str(source.parent / "meshes")
         return spec.compile()
     return mujoco.MjModel.from_xml_string(source)
-
-
-def sim_env_node(deployment: Deployment) -> Node | None:
-    """The environment configuration of the simulated robot, if there is one."""
-    nodes = (deployment.driver, deployment.emulator or {})
-    return next((dict(node["world"]) for node in nodes if node.get("world")), None)
 
 
 def places_in(where: Mapping[str, int]) -> list[str]:

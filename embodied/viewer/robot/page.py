@@ -58,8 +58,21 @@ class RobotPage:
         about = self.monitor.deployment
         assert about is not None
         self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
-        self._make_plots()
-        self._clear()
+        if self.folder is not None:
+            self.folder.remove()
+        self.folder = self.server.gui.add_folder("Last two minutes")
+        stages = list(self.history.stages)
+        with self.folder:
+            title = "interventions (% of ticks)"
+            self.interventions = plot(self.server, title, stages, 150, None)
+            self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
+        if self.scene is not None:
+            self.scene.root.remove()
+        for name in self.lines:
+            self.server.scene.remove_by_name(name)
+        for mark in self.marks.values():
+            mark.remove()
+        self.scene, self.lines, self.marks = None, [], {}
         try:
             self.arm = RobotArm(about)
         except Exception as error:  # whatever a robot's own files raise; the numbers are shown
@@ -87,25 +100,6 @@ class RobotPage:
         """All text of the page."""
         return "\n".join((self.head.content, self.figures.content, self.notes.content))
 
-    def _make_plots(self) -> None:
-        if self.folder is not None:
-            self.folder.remove()
-        self.folder = self.server.gui.add_folder("Last two minutes")
-        stages = list(self.history.stages)
-        with self.folder:
-            title = "interventions (% of ticks)"
-            self.interventions = plot(self.server, title, stages, 150, None)
-            self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
-
-    def _clear(self) -> None:
-        if self.scene is not None:
-            self.scene.root.remove()
-        for name in self.lines:
-            self.server.scene.remove_by_name(name)
-        for mark in self.marks.values():
-            mark.remove()
-        self.scene, self.lines, self.marks = None, [], {}
-
     def _draw_scene(self) -> None:
         state, arm = self.monitor.state, self.arm
         if state is None or arm is None:
@@ -115,11 +109,20 @@ class RobotPage:
             marks["tool"] = arm.tool(state)
         if self.scene is None and arm.model is not None:
             self.scene = ViserScene(self.server, arm.model, ROOT)
-            self._aim(arm)
+            eye = arm.model.viewpoint()
+            if np.linalg.norm(eye.place - eye.target) > 3.0:
+                eye = view_of(arm.model.poses()[0][1:])
+            self.cameras.set(eye)
         elif self.scene is not None and arm.model is not None:
             self.scene.show(*arm.model.poses())
         for name, place in marks.items():
-            self._mark(name, place)
+            if name in self.marks:
+                self.marks[name].position = place
+                continue
+            node, colour = f"/marks/{name.replace('/', '.')}", TOOL if name == "tool" else MARK
+            self.marks[name] = self.server.scene.add_mesh_simple(
+                node, *ball(RADIUS), color=colour, position=place
+            )
 
     def _draw_paths(self) -> None:
         state, arm = self.monitor.state, self.arm
@@ -128,21 +131,6 @@ class RobotPage:
         plan = arm.plan(state, self.monitor.chunk) if self.monitor.alive else None
         self._line(PLAN, plan)
         self._line(TRAIL, self.history.trail())
-
-    def _aim(self, arm: RobotArm) -> None:
-        assert arm.model is not None
-        eye = arm.model.viewpoint()
-        if np.linalg.norm(eye.place - eye.target) > 3.0:
-            eye = view_of(arm.model.poses()[0][1:])
-        self.cameras.set(eye)
-
-    def _mark(self, name: str, place: Array) -> None:
-        if name in self.marks:
-            self.marks[name].position = place
-            return
-        node, colour = f"/marks/{name.replace('/', '.')}", TOOL if name == "tool" else MARK
-        made = self.server.scene.add_mesh_simple(node, *ball(RADIUS), color=colour, position=place)
-        self.marks[name] = made
 
     def _line(self, name: str, path: Array | None) -> None:
         if path is None or len(path) < 2:

@@ -34,7 +34,9 @@ def picture_of(value: Tensor, leaf: Leaf) -> Picture:
     """
     shown = value.cpu()
     if not leaf.is_image:
-        shown = _grey(shown.float())
+        finite = torch.nan_to_num(shown.float(), posinf=0.0, neginf=0.0)
+        low, high = finite.min(), finite.max()
+        shown = ((finite - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
     channels = shown.shape[2]
     shown = shown[..., -3:] if channels >= 3 and channels % 3 == 0 else shown[..., :1]
     times = -(-SMALL // shown.shape[0])
@@ -51,9 +53,3 @@ def cloud_of(value: Tensor) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         return places, np.broadcast_to(np.array(PLAIN, np.uint8), places.shape)
     colours = (rows[:, 3:6].clamp(0, 1) * 255).round().to(torch.uint8)
     return places, colours.numpy()
-
-
-def _grey(depth: Tensor) -> Tensor:
-    finite = torch.nan_to_num(depth, posinf=0.0, neginf=0.0)
-    low, high = finite.min(), finite.max()
-    return ((finite - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)

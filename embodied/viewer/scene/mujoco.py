@@ -16,10 +16,7 @@ DRAWN_GROUPS = 3
 """Geom groups below this are drawn, as in MuJoCo's viewer; the others are collision geoms."""
 ENDLESS = 20.0
 """Half side at which an infinite plane is drawn, m."""
-TRACKING = (
-    mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
-    mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
-)
+TRACKING = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value)
 
 
 class MujocoScene:
@@ -118,7 +115,10 @@ def rgba_of(model: mujoco.MjModel, geom: int) -> tuple[float, float, float, floa
         rgba = model.mat_rgba[material].copy()
         texture = int(model.mat_texid[material, mujoco.mjtTextureRole.mjTEXROLE_RGB.value])
         if texture >= 0:
-            rgba[:3] *= _mean_colour(model, texture)
+            start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
+            pixels = int(model.tex_width[texture]) * int(model.tex_height[texture])
+            values = model.tex_data[start : start + pixels * channels].reshape(pixels, channels)
+            rgba[:3] *= values[:, :3].mean(0) / 255.0
     r, g, b, a = (float(value) for value in rgba)
     return r, g, b, a
 
@@ -139,10 +139,3 @@ def _asset(model: mujoco.MjModel, mesh: int) -> Mesh:
     _, index, inverse = np.unique(key, return_index=True, return_inverse=True)
     places = model.mesh_vert[vertex : vertex + count][corners[index]]
     return places.astype(np.float32), inverse.reshape(-1, 3).astype(np.uint32)
-
-
-def _mean_colour(model: mujoco.MjModel, texture: int) -> NDArray[np.float64]:
-    start, channels = int(model.tex_adr[texture]), int(model.tex_nchannel[texture])
-    pixels = int(model.tex_width[texture]) * int(model.tex_height[texture])
-    values = model.tex_data[start : start + pixels * channels].reshape(pixels, channels)
-    return values[:, :3].mean(0) / 255.0

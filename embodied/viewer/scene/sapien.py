@@ -47,7 +47,11 @@ class SapienScene:
     def viewpoint(self) -> Viewpoint:
         """That of the scene's last camera, meant for people, or one in front of everything that
         moves."""
-        cameras, moving = self.scene().get_cameras(), self._moving()
+        kind = physx.PhysxRigidBodyComponent
+        every = [entity for entity, _ in self._drawn()]
+        dynamic = [each for each in every if isinstance(each.find_component_by_type(kind), MOVED)]
+        moving = np.stack([entity.pose.p for entity in dynamic or every])
+        cameras = self.scene().get_cameras()
         if not cameras:
             return view_of(moving)
         pose = cameras[-1].get_global_pose()
@@ -65,13 +69,6 @@ class SapienScene:
         kind = render.RenderBodyComponent
         found = [(each, each.find_component_by_type(kind)) for each in self.scene().entities]
         return [(entity, drawn) for entity, drawn in found if isinstance(drawn, kind)]
-
-    def _moving(self) -> Array:
-        """Positions of dynamic entities, or of all."""
-        kind = physx.PhysxRigidBodyComponent
-        every = [entity for entity, _ in self._drawn()]
-        moving = [each for each in every if isinstance(each.find_component_by_type(kind), MOVED)]
-        return np.stack([entity.pose.p for entity in moving or every])
 
     def _parts(self, body: int, number: int, shape: render.RenderShape) -> Iterator[Shape]:
         """One shape per part of a mesh, as parts have their own materials."""

@@ -92,15 +92,11 @@ class WorkerThread:
             self._ready.set_result(None)
             self.run_loop()
         finally:
-            self._refuse()
+            with contextlib.suppress(queue.Empty):
+                while True:  # no caller waits for a stopped thread
+                    self._next()[1].set_exception(RuntimeError(CLOSED))
             self.teardown()
             self._ended.set()
 
     def _next(self) -> Command:
         return self._commands.get_nowait()
-
-    def _refuse(self) -> None:
-        """Fail the remaining commands, so that no caller waits for a stopped thread."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._next()[1].set_exception(RuntimeError(CLOSED))

@@ -88,28 +88,21 @@ class StepOverlay:
         image = camera.observation(after.reward_image)
         if image and isinstance(self.reward, ScoresImages):
             return {SCORE: float(self.reward.score(*image.values())[0])}
-        transition = transition_of(before, after, self.gamma)
-        transition |= tt.nest(camera.observation(before.reward_image), "obs")
-        transition |= tt.nest(image, "next_obs")
-        if camera.hides_terminations:
-            transition["discount"] = torch.tensor([self.gamma])
+        assert after.action is not None
+        ended = after.end == "ended" and not camera.hides_terminations
+        transition: Tensors = {
+            **tt.nest(before.obs, "obs"),
+            **tt.nest(after.next_obs, "next_obs"),
+            "action": torch.tensor([after.action]),
+            "reward": torch.tensor([after.reward]),
+            "discount": torch.tensor([0.0 if ended else self.gamma]),
+            **tt.nest(camera.observation(before.reward_image), "obs"),
+            **tt.nest(image, "next_obs"),
+        }
         if isinstance(self.reward, HasComponents):
             parts = self.reward.components(transition)
             return {f"{TERM}{name}": float(value[0]) for name, value in parts.items()}
         return {MODEL: float(self.reward(transition)[0])}
-
-
-def transition_of(before: Moment, after: Moment, gamma: float) -> Tensors:
-    """One step as a transition, batch size 1."""
-    assert after.action is not None
-    ended = after.end == "ended"
-    return {
-        **tt.nest(before.obs, "obs"),
-        **tt.nest(after.next_obs, "next_obs"),
-        "action": torch.tensor([after.action]),
-        "reward": torch.tensor([after.reward]),
-        "discount": torch.tensor([0.0 if ended else gamma]),
-    }
 
 
 def make_step_overlay(
@@ -161,11 +154,7 @@ def _value_function(
         learner.set_state(checkpoint.load_state(saved, "learner"))
     except (ConfigError, CheckpointError, KeyError, RuntimeError, AttributeError):
         return None
-    return value_function(learner)
-
-
-def value_function(learner: nn.Module) -> ValueFunction | None:
-    """The minimum over the learner's critics, or its value network; None if it has neither."""
+    # The minimum over the learner's critics, or its value network; None if it has neither.
     critic: Any = getattr(learner, "critic", None)
     if critic is not None and hasattr(critic, "each") and getattr(critic, "out", 0) == 1:
         return lambda acts: critic(acts.decision_obs, acts.stored_action).amin(0)

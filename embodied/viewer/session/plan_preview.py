@@ -65,7 +65,10 @@ class PlanPreview:
     @torch.no_grad()
     def _rolled(self, before: Moment, plans: Tensor) -> list[Array]:
         assert before.state is not None and self.tip is not None
-        copy = self._copied()
+        if self._copy is None:
+            self._copy = self.make(DRAWS)
+            self._copy.reset(0)
+        copy = self._copy
         same = torch.zeros(len(plans), dtype=torch.int64)
         try:
             obs = copy.set_state(tt.take(before.state, same))
@@ -81,12 +84,6 @@ class PlanPreview:
             running &= ~step.ended
         paths = np.stack(places, 1)
         return [path[: int(end)] for path, end in zip(paths, ends, strict=True)]
-
-    def _copied(self) -> VecEnv:
-        if self._copy is None:
-            self._copy = self.make(DRAWS)
-            self._copy.reset(0)
-        return self._copy
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import nearest
 from embodied.core.env import HasCurrentTask, NotSavable, Step, VecEnv
-from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.viewer.run_folder import Run, ViewerError
@@ -75,7 +74,9 @@ class Player:
         self.task: Tensor | None = None
         self.choose(chosen)
         self.episode, self.at = Episode(0), 0
-        self.curves = [name for name, leaf in env.spec.obs.items() if is_curve(leaf)]
+        # What is plotted over time: neither images nor points.
+        leaves = env.spec.obs.items()
+        self.curves = [name for name, leaf in leaves if len(leaf.shape) < 2 and leaf.size > 0]
         self.first = torch.ones(1, dtype=torch.bool)
         self._savable, self._room, self._rng_state = True, KEPT, torch.get_rng_state()
 
@@ -216,7 +217,9 @@ class Player:
             chunk_index=int(getattr(self.acts, "cursor", torch.ones(1))[0]) - 1,
             is_decision=is_decision,
             end=end,
-            policy_state=self._policy_state(),
+            policy_state=PolicyState(self.chosen, self.acts.get_state(), self._rng_state)
+            if isinstance(self.acts, HasState)
+            else None,
             numbers={
                 name: float(value[0])
                 for name, value in step.log.items()
@@ -224,11 +227,6 @@ class Player:
             },
             noise=noise_of(self.acts) if is_decision else before.noise,
         )
-
-    def _policy_state(self) -> PolicyState | None:
-        if not isinstance(self.acts, HasState):
-            return None
-        return PolicyState(self.chosen, self.acts.get_state(), self._rng_state)
 
     def _state(self) -> Tensors | None:
         if not self._savable or self._room <= 0:
@@ -271,8 +269,3 @@ class Player:
 def row_of(obs: Tensors) -> Tensors:
     """Parallel env 0 [1, ...] as a copy: environments may reuse their buffers."""
     return tt.each(obs, lambda value: value[:1].clone())
-
-
-def is_curve(leaf: Leaf) -> bool:
-    """Whether a leaf is plotted over time (neither an image nor points)."""
-    return len(leaf.shape) < 2 and leaf.size > 0

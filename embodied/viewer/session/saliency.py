@@ -17,7 +17,6 @@ from embodied.core import tensors as tt
 from embodied.core.policy import Policy
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, hidden
-from embodied.core.tensors import Tensors
 from embodied.viewer.scene.images import Picture, picture_of
 from embodied.viewer.session.episode import Moment
 from embodied.viewer.session.plan_preview import carried
@@ -46,16 +45,11 @@ def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) ->
         covered = occluded(before.obs[name][0], grid)
         same = torch.zeros(len(covered), dtype=torch.int64)
         obs = tt.to({**tt.take(before.obs, same), name: covered}, device)
-        chunks = chunks_for(policy, obs, carried(policy, before, after, same), noise[same])
+        seen, carry = policy.observe(obs, carried(policy, before, after, same), noise[same])
+        chunks = policy.act(seen, carry, noise[same])[0].float()  # [1 + grid^2, H, A]
         change = (chunks[1:] - chunks[:1]).abs().flatten(1).mean(1)
         found[name] = change.view(grid, grid).cpu()
     return found
-
-
-def chunks_for(policy: Policy, obs: Tensors, carry: Tensors, noise: Tensor) -> Tensor:
-    """The policy's chunks [n, H, A] as float."""
-    seen, carry = policy.observe(obs, carry, noise)
-    return policy.act(seen, carry, noise)[0].float()
 
 
 def occluded(picture: Tensor, grid: int) -> Tensor:
