@@ -7,18 +7,18 @@ An error in a tick is a latched fault. Until an operator resets it, the loop run
 from __future__ import annotations
 
 import gc
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from embodied.real_robot.control.arm_state import ArmState
-from embodied.real_robot.control.episode import Episode
 from embodied.real_robot.control.last_resort import LastResort
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.control.state_writer import StateWriter
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.ipc.channels import Channels
-from embodied.real_robot.ipc.messages import Command, Mode
+from embodied.real_robot.ipc.messages import Command, Ended, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Enabled
@@ -144,3 +144,38 @@ class GuardedLoop(ABC):
         """Begin the state message of this tick."""
         self.episode.watch(self.mode)
         self.writer.begin(now, self.mode, self.fault, self.episode.ended, self.chain.limiter.q)
+
+
+class Episode:
+    """An episode runs from START until the arm leaves RUNNING. The control process keeps its time
+    limit itself: a terminal or a daemon that hangs must not make it longer."""
+
+    def __init__(self) -> None:
+        self.ended = Ended.NOTHING
+        self._until = math.inf
+        self._runs = False
+
+    @staticmethod
+    def possible(seconds: float) -> bool:
+        """Whether `seconds` can be a time limit (0: none)."""
+        return 0 <= seconds < math.inf
+
+    def begin(self, seconds: float, now: float) -> None:
+        """Begin an episode at `now` (s) that lasts at most `seconds` (0: no limit)."""
+        self.ended = Ended.NOTHING
+        self._until = now + seconds if seconds else math.inf
+        self._runs = True
+
+    def over(self, now: float) -> bool:
+        """Whether it has run for as long as it may; `ended` then says so."""
+        if not self._runs or now < self._until:
+            return False
+        self._runs = False
+        self.ended = Ended.TIME
+        return True
+
+    def watch(self, mode: Mode) -> None:
+        """Note the mode after a tick: an episode that left RUNNING before its time was stopped."""
+        if self._runs and mode != Mode.RUNNING:
+            self._runs = False
+            self.ended = Ended.FAULT if mode == Mode.ESTOP else Ended.STOPPED

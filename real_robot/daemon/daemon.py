@@ -15,8 +15,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
+from queue import Queue
 from types import FrameType
 from typing import Any
 
@@ -24,7 +27,6 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.commands import Commands
 from embodied.real_robot.daemon.folders import make_private
-from embodied.real_robot.daemon.log import logged
 from embodied.real_robot.daemon.processes import Processes
 from embodied.real_robot.daemon.prometheus import Endpoint, render
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
@@ -33,8 +35,7 @@ from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError
 from embodied.real_robot.daemon.status import StatusMonitor
 from embodied.real_robot.daemon.systemd import Notifier
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles
-from embodied.real_robot.ipc.blackbox_saver import BlackBoxSaver
+from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles, BlackBoxSaver
 from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
 
 LOG = logging.getLogger("embodied.robot")
@@ -290,6 +291,27 @@ def main(folder: Path, tied: bool) -> None:
     except ValueError as error:
         raise ConfigError("its starter ended before it said what to do") from error
     serve(folder, Deployment.parse(told["deployment"]), told["session"], tied)
+
+
+MOST_WAITING = 10_000  # lines; further ones are lost while a disk hangs
+
+
+@contextmanager
+def logged(logger: logging.Logger, file: Path) -> Generator[None]:
+    """Write what `logger` is told to `file` (two of 1 MiB at most), in order, until the end."""
+    logging.raiseExceptions = False  # a log that cannot be written stops nothing
+    sink = RotatingFileHandler(file, maxBytes=1 << 20, backupCount=1)
+    sink.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    lines: Queue[Any] = Queue(MOST_WAITING)
+    source, writer = QueueHandler(lines), QueueListener(lines, sink)
+    logger.addHandler(source)
+    logger.setLevel(logging.INFO)
+    writer.start()
+    try:
+        yield
+    finally:
+        logger.removeHandler(source)
+        writer.stop()
 
 
 if __name__ == "__main__":

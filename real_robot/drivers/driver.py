@@ -6,8 +6,9 @@ A driver knows nothing of policies.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class DriverError(RuntimeError):
 class Driver(ABC):
     """A driver is owned by one process. Leaving its context stops the arm and lets go of the wire.
 
-    A driver whose arm sags under gravity also has the methods of `drivers.droop.Droops`, one that
+    A driver whose arm sags under gravity also has the methods of `Droops`, one that
     holds its arm with springs those of `drivers.springs.HasSprings`."""
 
     joints: tuple[str, ...]
@@ -123,3 +124,32 @@ class Driver(ABC):
     ) -> None:
         self.stop()
         self.close()
+
+
+@runtime_checkable
+class Droops(Protocol):
+    """A driver whose arm sags under gravity, or one around such a driver."""
+
+    def droop(self, q: Floats) -> Floats:
+        """Distance [n] (rad) of each joint below its target at `q` [n]: an arm that was sent to
+        `q + droop(q)` is measured at `q`."""
+        ...
+
+    def unloaded(self, stretch: Floats) -> None:
+        """Learn from an arm that rests and touches nothing, `stretch` [n] (rad) below its
+        target."""
+        ...
+
+
+def droop_of(driver: Driver) -> Callable[[Floats], Floats]:
+    """The driver's `droop`; zeros where gravity is compensated."""
+    if isinstance(driver, Droops):
+        return driver.droop
+    return np.zeros_like
+
+
+def unloaded(driver: Driver, stretch: Floats) -> None:
+    """Tell a driver that knows no better that its unloaded arm is `stretch` [n] (rad) below its
+    target."""
+    if isinstance(driver, Droops):
+        driver.unloaded(stretch)

@@ -34,7 +34,7 @@ def test_one_that_ends_without_a_word_did_not_start() -> None:
 
 
 def test_the_last_words_of_one_that_does_not_start_are_told() -> None:
-    process = Process("embodied.real_robot.emulators.ur.main", Settings(), "UR")
+    process = Process("embodied.real_robot.emulators.ur.process", Settings(), "UR")
     with pytest.raises(DriverError, match=r'the UR did not start: .*no setting "wrong"'):
         process.start()
 

@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.droop import droop_of, unloaded
+from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
 from embodied.real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
 from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
 

@@ -22,7 +22,6 @@ import numpy as np
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
-from embodied.real_robot.drivers.ur.dashboard import ask_dashboard
 from embodied.real_robot.drivers.ur.program import Config, program
 
 RTDE = 30004  # port
@@ -284,3 +283,13 @@ class UR(Driver):
     def _error(self, text: str) -> DriverError:
         said = f" (it said: {self._said})" if self._said else ""
         return DriverError(f"the UR at {self.config.host}: {text}{said}")
+
+
+def ask_dashboard(wire: socket.socket, words: str, patience: float) -> str:
+    """The dashboard server's answer to `words`, on a connection of its own. OSError."""
+    with wire, wire.makefile("rw", newline="\n") as lines:
+        wire.settimeout(patience)
+        lines.readline()  # it says who it is
+        lines.write(words + "\n")
+        lines.flush()
+        return lines.readline().strip()

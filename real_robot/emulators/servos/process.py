@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, CountOrZero
 from embodied.core.build import ConfigError
+from embodied.real_robot.emulators.physics_link import answer, settings
 from embodied.real_robot.emulators.process import Process
-from embodied.real_robot.emulators.servos.bus import Faults
+from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
 
 
 @dataclass(frozen=True)
@@ -29,4 +30,15 @@ class ServoArm(Process):
     """`start` tells the driver its `port`."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("embodied.real_robot.emulators.servos.main", config, "servo arm")
+        super().__init__("embodied.real_robot.emulators.servos.process", config, "servo arm")
+
+
+def main() -> None:
+    """Say where the wire is, and play the servos: they are where the clock says, never late."""
+    config = settings(Config)
+    with FakeBus(config.protocol, config.ticks, config.faults, config.seed) as bus:
+        answer({"port": bus.path})
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 URScript programs are not interpreted. Two are recognised and emulated: ours
 (`real_robot/drivers/ur/driver.py`) and the script of ur_rtde. The joints are those of
-`real_robot/emulators/ur/joints.py`.
+`real_robot/emulators/ur/programs.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, Self
 
 from embodied.real_robot.emulators.physics_link import Pace
 from embodied.real_robot.emulators.ur.clients import Asker, Client, Programmer, Visitor
-from embodied.real_robot.emulators.ur.joints import STILL, UrJoints
-from embodied.real_robot.emulators.ur.programs import Following, Program, Registers
+from embodied.real_robot.emulators.ur.programs import STILL, Following, Program, Registers, UrJoints
 from embodied.real_robot.emulators.ur.ur_rtde_script import ControlScript
 
 RTDE, DASHBOARD = 30004, 29999  # ports

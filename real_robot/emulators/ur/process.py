@@ -8,7 +8,9 @@ from typing import Annotated
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
+from embodied.real_robot.emulators.physics_link import answer, settings
 from embodied.real_robot.emulators.process import Process
+from embodied.real_robot.emulators.ur.controller import FakeUR
 
 
 @dataclass(frozen=True)
@@ -27,4 +29,15 @@ class UrArm(Process):
     """`start` tells the driver its `host`, an address of this machine's own."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("embodied.real_robot.emulators.ur.main", config, "UR")
+        super().__init__("embodied.real_robot.emulators.ur.process", config, "UR")
+
+
+def main() -> None:
+    """Say where it can be reached, and play the arm."""
+    config = settings(Config)
+    with FakeUR(config.frequency, config.q) as arm:
+        answer({"host": arm.host}, arm.pace.behind)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 import time
 
-from embodied.real_robot.emulators.ur.joints import STILL, UrJoints
-from embodied.real_robot.emulators.ur.programs import Registers
+from embodied.real_robot.emulators.ur.programs import STILL, Registers, UrJoints
 
 NOTHING, SERVOJ, SERVO_STOP, SET_WATCHDOG, END = 0, 11, 16, 35, 255
 FREEDRIVE, END_FREEDRIVE = 52, 53
