@@ -26,13 +26,7 @@ from numpy.typing import NDArray
 
 MAGIC = 0x656D626F
 HEAD = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("version", "<u4"),
-        ("size", "<u8"),
-        ("counter", "<u8"),
-        ("checksum", "<u8"),
-    ]
+    [("magic", "<u4"), ("version", "<u4"), ("size", "<u8"), ("counter", "<u8"), ("checksum", "<u8")]
 )
 TRIES = 10
 """Reads of a message that is being written: to write one takes less than 10 us."""

@@ -157,11 +157,7 @@ class TeleopIntervener(Intervener):
     what it holds."""
 
     def __init__(
-        self,
-        config: Config,
-        spec: Spec,
-        num_envs: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: Config, spec: Spec, num_envs: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.person = Teleoperator(config, spec, num_envs, clock)
         names = spec.act.names

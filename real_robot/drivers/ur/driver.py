@@ -27,14 +27,7 @@ from embodied.real_robot.drivers.ur.program import Config, program
 RTDE = 30004  # port
 SCRIPT = 30002  # port
 DASHBOARD = 29999  # port
-SEEN = (
-    "timestamp",
-    "actual_q",
-    "actual_qd",
-    "robot_mode",
-    "safety_status_bits",
-    "runtime_state",
-)
+SEEN = ("timestamp", "actual_q", "actual_qd", "robot_mode", "safety_status_bits", "runtime_state")
 SENT = (
     *(f"input_double_register_{i}" for i in range(24, 30)),
     "input_int_register_24",
