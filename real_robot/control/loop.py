@@ -27,7 +27,8 @@ from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Fresh
 from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
 
-RESETS, RELEASES = ((Mode.ESTOP, Mode.RELEASED), (Command.RELEASE, Command.RELEASE_SUPPORTED))
+RESETS = (Mode.ESTOP, Mode.RELEASED)
+RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 
 

@@ -27,12 +27,10 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.commands import Commands
 from embodied.real_robot.daemon.folders import make_private
-from embodied.real_robot.daemon.processes import Processes
-from embodied.real_robot.daemon.prometheus import Endpoint, render
+from embodied.real_robot.daemon.processes import Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.restarts import Restarts
 from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError
-from embodied.real_robot.daemon.status import StatusMonitor
+from embodied.real_robot.daemon.status import Endpoint, StatusMonitor, render
 from embodied.real_robot.daemon.systemd import Notifier
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles, BlackBoxSaver

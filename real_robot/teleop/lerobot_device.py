@@ -20,7 +20,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
 from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source
-from embodied.real_robot.teleop.leader_motion import LeaderMotion, Reach
+from embodied.real_robot.teleop.devices import LeaderMotion, Reach
 from embodied.real_robot.teleop.teleop import MOTION, NO_INPUT, Device, Held
 
 

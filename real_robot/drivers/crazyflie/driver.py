@@ -29,15 +29,19 @@ from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.crazyflie.commands import (
+from embodied.real_robot.drivers.crazyflie.link import (
+    FLIGHT,
+    HEALTH,
+    Health,
+    Link,
     emergency_stop,
     full_state,
     hover,
     landing,
     position,
+    refusal,
+    stopped,
 )
-from embodied.real_robot.drivers.crazyflie.link import Link
-from embodied.real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
 from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
