@@ -189,7 +189,8 @@ class Control(StoppingLoop):
             self.follower(arm.q, now, self._target)
             self.width = self.follower.width
         elif self.mode == Mode.HOMING and not self._home_pending:
-            arrived = self._homeward(now)
+            # Write the target of the way home; whether it has come home
+            arrived = self.homing is not None and self.homing(now, self._target)
         else:
             np.copyto(self._target, self.chain.limiter.q)
             if self.mode not in (Mode.STOPPING, Mode.RELEASED):
@@ -219,10 +220,6 @@ class Control(StoppingLoop):
             self._home_pending = False
             self.homing.begin(limiter.q, now)
             self.enabled.on = True
-
-    def _homeward(self, now: float) -> bool:
-        """Write the target of the way home; whether it has come home."""
-        return self.homing is not None and self.homing(now, self._target)
 
     def _end_homing(self, now: float) -> None:
         """End the way home of an arm that rests; stop for good where the chain held it up."""

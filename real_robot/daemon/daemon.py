@@ -119,7 +119,12 @@ class Daemon:
                 self.endpoint.close()
             self.processes.stop()
             self.server.close()
-            self._close_saver()
+            if self.save_at is not None:
+                self.save()
+            if not self.saver.close(SAVING):
+                self.monitor.note(f"the black box could not be saved within {SAVING:.0f} s")
+            for line in self.saver.results():
+                self.monitor.note(line)
             if self.done:  # else there was a mistake of ours, and what is there says more of it
                 self._clear()
 
@@ -162,14 +167,6 @@ class Daemon:
             (self.folder / name).unlink(missing_ok=True)
         self.processes.cameras.clear()
 
-    def _close_saver(self) -> None:
-        if self.save_at is not None:
-            self.save()
-        if not self.saver.close(SAVING):
-            self.monitor.note(f"the black box could not be saved within {SAVING:.0f} s")
-        for line in self.saver.results():
-            self.monitor.note(line)
-
     def _supervise(self) -> None:
         now, control = self.clock(), self.processes.control
         if control.has_died():
@@ -206,7 +203,14 @@ class Daemon:
         if verb == Verb.RESET:
             self.processes.restart_dead()
         if not self.processes.control.alive:
-            self._without_control(client, request)
+            if request.verb == Verb.QUIT:
+                self.done = True
+                self._answer(client, request, True)
+            elif request.verb == Verb.RESET:
+                self.restarts.restart_all(client, request)
+            else:
+                died = self.processes.control.died or "no control process"
+                self._answer(client, request, False, died + LOST)
         elif verb == Verb.LOAD:
             self.restarts.load(client, request)
         elif verb == Verb.RESET and (self.monitor.policy_silent or not policy.alive):
@@ -215,16 +219,6 @@ class Daemon:
             self.commands.overtake(client, request)
         else:
             self.commands.put(client, request)
-
-    def _without_control(self, client: Client, request: Request) -> None:
-        if request.verb == Verb.QUIT:
-            self.done = True
-            self._answer(client, request, True)
-        elif request.verb == Verb.RESET:
-            self.restarts.restart_all(client, request)
-        else:
-            died = self.processes.control.died or "no control process"
-            self._answer(client, request, False, died + LOST)
 
     def _policy_restarted(self, client: Client, request: Request) -> None:
         """An arm that latched meanwhile is reset as well."""

@@ -74,7 +74,15 @@ class StatusMonitor:
         if self.channels.chunk.receive():
             self.chunks = int(self.channels.chunk.fields["number"][0])
             self.spoke = now
-        self._note_silence(now)
+        # Note once that someone who has spoken before does not any more
+        control_silent = self.ticks > 0 and now - self.ticked > SILENT
+        if control_silent and not self.control_silent:
+            self.note(f"the control process has not ticked for {SILENT:.0f} s{UNSEEN}")
+        policy_silent = self.chunks > 0 and now - self.spoke > self.patience
+        if policy_silent and not self.policy_silent:
+            self.note(f"the policy has said nothing for {self.patience:.1f} s")
+        self.control_silent = control_silent
+        self.policy_silent = policy_silent
         return bool(self.fault) and self.fault != before
 
     @property
@@ -164,17 +172,6 @@ class StatusMonitor:
         self.mode = mode
         self.fault = fault
         self.intervened = intervened
-
-    def _note_silence(self, now: float) -> None:
-        """Note once that someone who has spoken before does not any more."""
-        control_silent = self.ticks > 0 and now - self.ticked > SILENT
-        if control_silent and not self.control_silent:
-            self.note(f"the control process has not ticked for {SILENT:.0f} s{UNSEEN}")
-        policy_silent = self.chunks > 0 and now - self.spoke > self.patience
-        if policy_silent and not self.policy_silent:
-            self.note(f"the policy has said nothing for {self.patience:.1f} s")
-        self.control_silent = control_silent
-        self.policy_silent = policy_silent
 
 
 def _finite(value: float) -> float | None:

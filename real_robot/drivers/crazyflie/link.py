@@ -53,7 +53,7 @@ class Link:
         self.heard.clear()
         self._ready.clear()
         drone = self._drone
-        drone.fully_connected.add_callback(self._answer)
+        drone.fully_connected.add_callback(lambda uri: self._ready.set())
         drone.connection_failed.add_callback(self._fail)
         drone.connection_lost.add_callback(self._fail)
         drone.disconnected_link_error.add_callback(self._fail)
@@ -112,7 +112,12 @@ class Link:
         self._drone = None
         if drone is None:
             return
-        self._flush()
+        # Send what waits first
+        self._over.set()
+        self._wake.set()
+        if self._sender is not None:
+            self._sender.join(1.0)
+            self._sender = None
         if flying and drone.link is not None:
             drone.link.close()
             drone.link = None
@@ -123,14 +128,6 @@ class Link:
 
     def error(self, text: str) -> DriverError:
         return DriverError(f"the Crazyflie at {self.uri}: {text}")
-
-    def _flush(self) -> None:
-        """Send what waits first."""
-        self._over.set()
-        self._wake.set()
-        if self._sender is not None:
-            self._sender.join(1.0)
-            self._sender = None
 
     def _send(self) -> None:
         drone = self._drone
@@ -143,9 +140,6 @@ class Link:
                 command = self._newest.pop(kind, None)
                 if command is not None and not self._over.is_set():
                     command(drone)
-
-    def _answer(self, uri: str) -> None:
-        self._ready.set()
 
     def _fail(self, uri: str, reason: str) -> None:
         self.lost = self.lost or " ".join(reason.split("\n")[0].split()) or "the link is gone"

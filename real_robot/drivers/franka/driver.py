@@ -123,12 +123,10 @@ class Franka(Driver):
     def recover(self) -> None:
         """Connect anew, and use the arm's own error recovery; what still runs is left alone."""
         # No name for the robot here: what has one is not let go of, and it takes one connection.
-        if not self._runs() or (self._hand is not None and self._hand.fault):
+        runs = self._robot is not None and not self._lost and bool(self._robot.is_in_control)
+        if not runs or (self._hand is not None and self._hand.fault):
             self.close()
             self._connect(recover=True)
-
-    def _runs(self) -> bool:
-        return self._robot is not None and not self._lost and bool(self._robot.is_in_control)
 
     def _connect(self, recover: bool) -> None:
         config = self.config

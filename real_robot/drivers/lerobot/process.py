@@ -129,7 +129,9 @@ class LeRobotProcess:
             self.seen = STATE.unpack_from(body)[0]
             self.values = self._numbers.unpack_from(body, STATE.size)
         else:
-            raise self._error(_install_hint(body.decode(errors="replace")))
+            reason = body.decode(errors="replace")
+            missing = "No module named 'lerobot'" in reason
+            raise self._error(f"LeRobot is not installed there: {INSTALL}" if missing else reason)
 
     def _require_fast(self, spent: Sequence[float]) -> None:
         """19 of 20 measurements with their command fit into the period."""
@@ -179,11 +181,6 @@ class LeRobotProcess:
 
     def _error(self, reason: str) -> DriverError:
         return DriverError(f"LeRobot's {self.source.type}: {reason}")
-
-
-def _install_hint(reason: str) -> str:
-    missing = "No module named 'lerobot'" in reason
-    return f"LeRobot is not installed there: {INSTALL}" if missing else reason
 
 
 def motor(key: str) -> str:

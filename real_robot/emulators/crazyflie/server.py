@@ -88,13 +88,12 @@ class Server:
                 continue
             block.due = max(block.due + block.period, now)
             layout = "<" + "".join(layout for _, layout in block.entries)
-            values = [_fitting(self._value(i), letter) for i, letter in block.entries]
+            values = [
+                _fitting(VARIABLES[i].get(self.firmware), letter) for i, letter in block.entries
+            ]
             data = bytes([number]) + stamp + struct.pack(layout, *values)
             frames.append(pack(crtp.LOG, 2, data))
         return frames
-
-    def _value(self, index: int) -> float:
-        return VARIABLES[index].get(self.firmware)
 
     def _link(self, packet: Packet) -> bytes | None:
         if packet.channel == 0:

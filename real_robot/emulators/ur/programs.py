@@ -146,7 +146,10 @@ class ControlScript:
             self._say(READY, registers)
         elif not self._do(command, joints, registers):
             return f"command {command}, which is not played"
-        self._move(joints)
+        if self._target:
+            joints.follow(self._target, self._lookahead)
+        else:
+            joints.turn(STILL, self.brake)
         return ""
 
     def _do(self, command: int, joints: UrJoints, registers: Registers) -> bool:
@@ -167,12 +170,6 @@ class ControlScript:
             return False
         self._doing = command
         return True
-
-    def _move(self, joints: UrJoints) -> None:
-        if self._target:
-            joints.follow(self._target, self._lookahead)
-        else:
-            joints.turn(STILL, self.brake)
 
     def _say(self, what: int, registers: Registers) -> None:
         registers.values[f"output_int_register_{self._first}"] = what
