@@ -17,6 +17,8 @@ from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
 """A time limit, s."""
 
+MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down
+
 
 class DriverError(RuntimeError):
     """The wire or the robot failed. The text is one line that says which, and what to look at;
@@ -133,6 +135,21 @@ class Droops(Protocol):
         """Learn from an arm that rests and touches nothing, `stretch` [n] (rad) below its
         target."""
         ...
+
+
+class RestDroop:
+    """A driver's `droop` as it was at the last rest: servos know no gravity, and masses are
+    unknown."""
+
+    _droop: Floats
+
+    def unloaded(self, stretch: Floats) -> None:
+        """Take `stretch` [n] (rad) as the arm's droop, at most `MOST_DROOP`."""
+        np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
+
+    def droop(self, q: Floats) -> Floats:
+        """The droop [n] (rad) before the last start, wherever the arm is now."""
+        return self._droop
 
 
 def droop_of(driver: Driver) -> Callable[[Floats], Floats]:

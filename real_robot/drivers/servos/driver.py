@@ -20,13 +20,12 @@ import numpy as np
 from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
 from embodied.real_robot.drivers.servos.bus import ServoWire
 from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
 from embodied.real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
-MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
 Ampere = Annotated[float, Bound(above=0.0, high=10.0)]
 
@@ -95,7 +94,7 @@ def some(hand: Hand | None) -> tuple[Hand, ...]:
     return () if hand is None else (hand,)
 
 
-class ServoBus(Driver):
+class ServoBus(RestDroop, Driver):
     """Positions are rad at the joints. One wrong id, mode or pose refuses to connect."""
 
     falls_when_released = True
@@ -183,15 +182,6 @@ class ServoBus(Driver):
             (np.array(each, float) - self._zero) / self._gain for each in zip(*ends, strict=True)
         )
         return low, high
-
-    def unloaded(self, stretch: Floats) -> None:
-        """Take `stretch` [n] (rad) as the arm's droop: servos know no gravity, and masses are
-        unknown."""
-        np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
-
-    def droop(self, q: Floats) -> Floats:
-        """The droop [n] (rad) before the last start, wherever the arm is now."""
-        return self._droop
 
     def release(self) -> None:
         """Torque off, except for the hand's: what it holds stays. A person supports the arm."""
