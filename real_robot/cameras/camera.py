@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
@@ -95,12 +94,7 @@ class Camera:
         self._users += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._users -= 1
         if not self._users:
             self._over.set()

@@ -14,8 +14,12 @@ from embodied.core.spec import Spec
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.cameras.camera import Camera, CameraError, Frame
 from embodied.real_robot.cameras.policy_images import PolicyImages
-from embodied.real_robot.cameras.rendered import MeasuredScene, measured_scene
-from embodied.real_robot.cameras.sources import FIRST_IMAGE, shared_camera
+from embodied.real_robot.cameras.sources import (
+    FIRST_IMAGE,
+    MeasuredScene,
+    measured_scene,
+    shared_camera,
+)
 from embodied.real_robot.deployment import Deployment
 
 AGAIN = 0.5  # s between two tries to open a camera

@@ -75,7 +75,13 @@ class RealSense(Source):
         try:
             sensor.open(profile)
             self._sensor = sensor
-            self._set(sensor)
+            option, config = self._sdk.option, self.config
+            if config.exposure is not None:
+                sensor.set_option(option.enable_auto_exposure, 0)
+                sensor.set_option(option.exposure, config.exposure)
+            if config.white is not None:
+                sensor.set_option(option.enable_auto_white_balance, 0)
+                sensor.set_option(option.white_balance, config.white)
             sensor.start(self._queue)
         except RuntimeError as error:
             self.close()
@@ -89,7 +95,11 @@ class RealSense(Source):
                 f"camera {self.name} gives no more pictures: look at its cable ({error})"
             ) from error
         self._timeout = TIMEOUT
-        self._taken = self._stamp(frame)
+        now, said = self.clock(), frame.get_timestamp() / 1000
+        if frame.get_frame_timestamp_domain() == self._sdk.timestamp_domain.hardware_clock:
+            self._taken = self._device_clock(said, now)
+        else:
+            self._taken = said - (time.time() - now)
         return np.array(frame.get_data(), np.uint8)
 
     def taken(self) -> float | None:
@@ -138,22 +148,6 @@ class RealSense(Source):
             f"camera {self.name} has no colour of {config.width} x {config.height} at "
             f"{config.fps} pictures a second, but {', '.join(sorted(others)) or 'none'}"
         )
-
-    def _set(self, sensor: Any) -> None:
-        option, config = self._sdk.option, self.config
-        if config.exposure is not None:
-            sensor.set_option(option.enable_auto_exposure, 0)
-            sensor.set_option(option.exposure, config.exposure)
-        if config.white is not None:
-            sensor.set_option(option.enable_auto_white_balance, 0)
-            sensor.set_option(option.white_balance, config.white)
-
-    def _stamp(self, frame: Any) -> float:
-        """When it was taken, s on the host's monotonic clock."""
-        now, said = self.clock(), frame.get_timestamp() / 1000
-        if frame.get_frame_timestamp_domain() == self._sdk.timestamp_domain.hardware_clock:
-            return self._device_clock(said, now)
-        return said - (time.time() - now)
 
 
 def _sdk() -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -54,7 +53,14 @@ class FrameWriter:
     def add(self, picture: Picture) -> None:
         """Let others see it; CameraError where it is of another size than those before."""
         if self.ring is None:
-            self._begin(picture)
+            # A new ring, which is there at once and whole
+            record = frame_record(*picture.frame.shape[:2])
+            part = self.path.with_name(f".{self.path.name}")
+            part.unlink(missing_ok=True)
+            slots = min(MANY, max(FEWEST, MOST // record.itemsize))
+            self.record = np.zeros(1, record)
+            self.ring = BlackBox(part, record, slots, create=True)
+            part.replace(self.path)
         assert self.ring is not None
         frame = self.record["frame"][0]
         if picture.frame.shape != frame.shape:
@@ -73,16 +79,6 @@ class FrameWriter:
         """Say why there are no more."""
         self.mailbox.fields["fault"] = reason.encode()[:239]
         self.mailbox.send()
-
-    def _begin(self, first: Picture) -> None:
-        """A new ring, which is there at once and whole."""
-        record = frame_record(*first.frame.shape[:2])
-        part = self.path.with_name(f".{self.path.name}")
-        part.unlink(missing_ok=True)
-        slots = min(MANY, max(FEWEST, MOST // record.itemsize))
-        self.record = np.zeros(1, record)
-        self.ring = BlackBox(part, record, slots, create=True)
-        part.replace(self.path)
 
 
 class FrameReader:
@@ -103,12 +99,7 @@ class FrameReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.mailbox.close()
         self._release()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from embodied.real_robot.cameras.camera import (
     Source,
     opencv,
 )
+from embodied.real_robot.ipc.mailbox import Mailbox
 
 FIRST_IMAGE = 30.0  # s until a camera has shown something
 FROZEN = 10  # pictures in a row that are the same to the last bit
@@ -199,3 +201,47 @@ class Rendered(Source):
         """A scene that holds something lets go of it."""
         if (close := getattr(self.scene, "close", None)) is not None:
             close()
+
+
+LOOK = 0.02  # s
+
+
+class MeasuredScene:
+    """`scene` at the joints of the newest `state` message, with the things that are `sensed` there
+    by name, and `given` (which counts before that, and may change)."""
+
+    def __init__(
+        self, scene: Any, state: Mailbox, sensed: Sequence[str], given: Mapping[str, float]
+    ) -> None:
+        self.scene = scene
+        self.state = state
+        self.sensed = tuple(sensed)
+        self.given = given
+
+    def picture(self) -> Frame:
+        """The first one waits for the first measurement."""
+        while not self.state.receive() and not self.state.seen:
+            time.sleep(LOOK)
+        fields = self.state.fields[0]
+        values = dict(zip(self.sensed, fields["sensed"].tolist(), strict=True))
+        values = {**values, **self.given}
+        self.scene.show(np.array(fields["q"]), float(fields["width"]), values)
+        return self.scene.picture()
+
+    def close(self) -> None:
+        """The scene lets go of what it holds."""
+        if (close := getattr(self.scene, "close", None)) is not None:
+            close()
+
+
+def measured_scene(
+    camera: Camera, state: Mailbox, sensed: Sequence[str], given: Mapping[str, float]
+) -> MeasuredScene | None:
+    """For a `camera` that draws; None for one that takes pictures."""
+    source: Any = camera.source
+    scene = getattr(source, "scene", None)
+    if scene is None:
+        return None
+    return MeasuredScene(
+        scene.scene if isinstance(scene, MeasuredScene) else scene, state, sensed, given
+    )

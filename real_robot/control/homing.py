@@ -1,6 +1,6 @@
 """Homing: joint-space motion to the home pose, at a share of the joint speed limits.
 
-From pose to pose of its route (`home_route`), resting at each:
+From pose to pose of its route (`HomeRoute`), resting at each:
 q(s) = q_0 + (3 s^2 - 2 s^3) (q_1 - q_0), s from 0 to 1. The peak speed is at s = 1/2:
 3/2 (q_1 - q_0) / duration.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodied.real_robot.control.arm_state import Floats, Limits
-from embodied.real_robot.control.home_route import HomeRoute
 from embodied.real_robot.safety.region import Region
 
 SHARE = 0.25  # share of the velocity limits at the peak
@@ -82,3 +83,105 @@ class Homing:
         return f"the way home is blocked, {np.abs(q - self.home).max():.2f} rad before it" + (
             f": {what}" if what else ""
         )
+
+
+ASIDE = (0.3, 0.6, 1.0)  # rad (m) that one joint is moved aside
+COARSE = 16  # samples of a way from pose to pose that is checked first
+FINE = 0.015  # rad (m) of the joint that moves furthest, between two samples of the way
+TRIED = 40  # ways over poses aside that are tried
+
+
+class HomeRoute:
+    """Finds the poses to go through on the way home: straight in joint space where that is free of
+    workspace and geometry, else over a few poses between.
+
+    Tried in this order: the straight way; the way that was found last; over each of the `retreat`
+    poses; and with one joint moved aside at the start, and one before home (lifting the shoulder,
+    folding the elbow, ...), the shortest first."""
+
+    def __init__(
+        self, home: Floats, low: Floats, high: Floats, regions: Sequence[Region],
+        retreat: Sequence[Floats] = (),
+    ) -> None:  # fmt: skip
+        self.home = home
+        self.low = low
+        self.high = high
+        self.regions = regions
+        self.retreat = [np.clip(pose, low, high) for pose in retreat]
+        self._found: list[Floats] = []
+
+    def __call__(self, q: Floats) -> list[Floats] | None:
+        """The poses [n] to go through from rest at `q` [n], the last one being home; None where
+        no way is free."""
+        for between in ([], self._found, *([pose] for pose in self.retreat)):
+            if self._free([q, *between, self.home]):
+                self._found = list(between)
+                return [*between, self.home]
+        way = self._aside(q)
+        self._found = [] if way is None else way[:-1]
+        return way
+
+    def blocked_by(self, q: Floats) -> str:
+        """Name of what blocks the straight way from `q` [n]; empty where it is free."""
+        way = _samples([q, self.home])
+        for region in self.regions:
+            out = _leads_out(region.depths(way))
+            if out.any():
+                return f"{region.name} ({region.nearest(way[int(np.argmax(out))])[1]})"
+        return ""
+
+    def _aside(self, q: Floats) -> list[Floats] | None:
+        """The shortest free way over one pose near `q`, or near home, or both, each with one joint
+        moved; None where there is none."""
+        starts = self._reached(q, self._moved(q))
+        ends = self._reached(self.home, self._moved(self.home))
+        ways = [[a] for a in starts] + [[b] for b in ends] + [[a, b] for a in starts for b in ends]
+        ways = sorted(ways, key=lambda way: _length([q, *way, self.home]))[:TRIED]
+        for way in ways:
+            if self._free([q, *way, self.home]):
+                return [*way, self.home]
+        return None
+
+    def _moved(self, q: Floats) -> Floats:
+        """`q` [n] with one joint moved aside [m, n], within the limits, outside of nothing."""
+        steps = np.concatenate([sign * size * np.eye(len(q)) for size in ASIDE for sign in (1, -1)])
+        poses = np.clip(q + steps, self.low, self.high)
+        return poses[np.all([region.depths(poses) >= 0 for region in self.regions], axis=0)]
+
+    def _reached(self, q: Floats, poses: Floats) -> list[Floats]:
+        """The `poses` [m, n] to which the way from `q` [n] is free at coarse samples."""
+        way = q + np.linspace(0, 1, COARSE)[:, None, None] * (poses - q)
+        for region in self.regions:
+            depths = region.depths(way.reshape(-1, len(q))).reshape(COARSE, -1)
+            way = way[:, ~_leads_out(depths).any(0)]
+        return list(way[-1])
+
+    def _free(self, poses: Sequence[Floats]) -> bool:
+        """Whether the way over `poses` is free: at few samples of every part first, then at all."""
+        few = np.concatenate(
+            [a + np.linspace(0, 1, 6)[:, None] * (b - a) for a, b in pairwise(poses)]
+        )
+        return self._inside(few) and self._inside(_samples(poses))
+
+    def _inside(self, way: Floats) -> bool:
+        return not any(_leads_out(region.depths(way)).any() for region in self.regions)
+
+
+def _samples(poses: Sequence[Floats]) -> Floats:
+    """Positions [k, n] along the straight ways between `poses`, ends included."""
+    parts = [poses[0][None]]
+    for one, two in pairwise(poses):
+        count = max(2, int(np.ceil(np.abs(two - one).max() / FINE)))
+        parts.append(one + np.linspace(0, 1, count + 1)[1:, None] * (two - one))
+    return np.concatenate(parts)
+
+
+def _leads_out(depths: Floats) -> NDArray[np.bool_]:
+    """Whether each of the depths [k, ...] along a way is outside, or further outside than one
+    before."""
+    inside = np.maximum.accumulate(np.minimum(depths, 0.0), axis=0)
+    return depths < inside - 1e-6
+
+
+def _length(poses: Sequence[Floats]) -> float:
+    return sum(float(np.abs(two - one).max()) for one, two in pairwise(poses))

@@ -14,8 +14,7 @@ import traceback
 import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.droop import droop_of
+from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of
 from embodied.real_robot.ipc.messages import TEXT
 from embodied.real_robot.safety.limits import Limiter
 

@@ -14,24 +14,21 @@ import numpy as np
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_check import ChunkCheck
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.episode import Episode
+from embodied.real_robot.control.guarded_loop import Episode
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.control.presence import Presence
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.control.stopping import StoppingLoop
-from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.droop import unloaded
+from embodied.real_robot.drivers.driver import Driver, DriverError, unloaded
 from embodied.real_robot.drivers.springs import stiffen
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Fresh
+from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
 
-RESETS, RELEASES = (
-    (Mode.ESTOP, Mode.RELEASED),
-    (Command.RELEASE, Command.RELEASE_SUPPORTED),
-)
+RESETS = (Mode.ESTOP, Mode.RELEASED)
+RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)
 MOVING = (Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING)
 
 
@@ -192,7 +189,8 @@ class Control(StoppingLoop):
             self.follower(arm.q, now, self._target)
             self.width = self.follower.width
         elif self.mode == Mode.HOMING and not self._home_pending:
-            arrived = self._homeward(now)
+            # Write the target of the way home; whether it has come home
+            arrived = self.homing is not None and self.homing(now, self._target)
         else:
             np.copyto(self._target, self.chain.limiter.q)
             if self.mode not in (Mode.STOPPING, Mode.RELEASED):
@@ -222,10 +220,6 @@ class Control(StoppingLoop):
             self._home_pending = False
             self.homing.begin(limiter.q, now)
             self.enabled.on = True
-
-    def _homeward(self, now: float) -> bool:
-        """Write the target of the way home; whether it has come home."""
-        return self.homing is not None and self.homing(now, self._target)
 
     def _end_homing(self, now: float) -> None:
         """End the way home of an arm that rests; stop for good where the chain held it up."""
@@ -264,3 +258,35 @@ class Control(StoppingLoop):
         if rate is not None:
             self.writer.timed(rate)
         self.writer.send()
+
+
+class Presence:
+    """Reads the beats and tells them to the chain's stages, which hold the arm and latch. A chain
+    without these stages needs no beats. Costs 1 us a tick, 5 us where a beat has come."""
+
+    def __init__(self, chain: Chain, channels: Channels) -> None:
+        self.channels = channels
+        self.daemon = chain.stage(DaemonAlive)
+        self.hand = chain.stage(HoldToRun)
+
+    def listen(self, now: float) -> None:
+        """Read the newest beats. The daemon's are timed by our clock alone."""
+        if self.daemon is not None and self.channels.heartbeat.receive():
+            count = int(self.channels.heartbeat.fields["count"][0])
+            self.daemon.silence.hear(count, now, now)
+        if self.hand is not None and self.channels.deadman.receive():
+            beat = self.channels.deadman.fields[0]
+            self.hand.silence.hear(int(beat["count"]), float(beat["time"]), now)
+
+    def daemon_speaks(self, now: float) -> bool:
+        """Whether an operator could stop an arm that begins to move."""
+        return self.daemon is None or self.daemon.speaks(now)
+
+    def waits(self, now: float, moving: bool) -> bool:
+        """Whether an arm that moves by itself has to wait. The daemon is watched only while the arm
+        is in a mode that moves (`moving`): one that is held is safe without it."""
+        if self.daemon is not None:
+            self.daemon.watched = moving
+        alive = self.daemon is None or not moving or self.daemon.speaks(now)
+        held = self.hand is None or self.hand.held(now)
+        return not alive or not held

@@ -71,21 +71,18 @@ class Rate:
             self.missed += behind
             self.index += behind
         self.deadline = self.start + self.index * self.period
-        self._until(now)
-        self.late = max(0.0, self.clock() - self.deadline)
-        self.worst = max(self.worst, self.late)
-        self.counts[np.searchsorted(EDGES, self.late, side="right") - 1] += 1
-        self.ticks += 1
-        return self.deadline
-
-    def _until(self, now: float) -> None:
-        """Sleep and spin from `now` (s) to the deadline."""
+        # Sleep and spin from `now` (s) to the deadline
         # A clock that went back (a machine that was put to sleep and moved) is not waited for.
         left = min(self.deadline - now, self.period) - self.spin
         if left > 0:
             time.sleep(left)
         while self.spin and 0 < self.deadline - self.clock() < self.period:
             pass
+        self.late = max(0.0, self.clock() - self.deadline)
+        self.worst = max(self.worst, self.late)
+        self.counts[np.searchsorted(EDGES, self.late, side="right") - 1] += 1
+        self.ticks += 1
+        return self.deadline
 
     def percentile(self, share: float) -> float:
         """An upper bound of the lateness (s) of that share of all ticks, from the histogram."""

@@ -15,8 +15,7 @@ from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.guarded_loop import GuardedLoop
 from embodied.real_robot.control.yielding import Yielding
-from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.droop import droop_of
+from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of
 from embodied.real_robot.drivers.springs import springs_of
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Mode

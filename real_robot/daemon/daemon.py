@@ -15,8 +15,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
+from queue import Queue
 from types import FrameType
 from typing import Any
 
@@ -24,17 +27,13 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.daemon.commands import Commands
 from embodied.real_robot.daemon.folders import make_private
-from embodied.real_robot.daemon.log import logged
-from embodied.real_robot.daemon.processes import Processes
-from embodied.real_robot.daemon.prometheus import Endpoint, render
+from embodied.real_robot.daemon.processes import Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.restarts import Restarts
 from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError
-from embodied.real_robot.daemon.status import StatusMonitor
+from embodied.real_robot.daemon.status import Endpoint, StatusMonitor, render
 from embodied.real_robot.daemon.systemd import Notifier
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles
-from embodied.real_robot.ipc.blackbox_saver import BlackBoxSaver
+from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles, BlackBoxSaver
 from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
 
 LOG = logging.getLogger("embodied.robot")
@@ -120,7 +119,12 @@ class Daemon:
                 self.endpoint.close()
             self.processes.stop()
             self.server.close()
-            self._close_saver()
+            if self.save_at is not None:
+                self.save()
+            if not self.saver.close(SAVING):
+                self.monitor.note(f"the black box could not be saved within {SAVING:.0f} s")
+            for line in self.saver.results():
+                self.monitor.note(line)
             if self.done:  # else there was a mistake of ours, and what is there says more of it
                 self._clear()
 
@@ -163,14 +167,6 @@ class Daemon:
             (self.folder / name).unlink(missing_ok=True)
         self.processes.cameras.clear()
 
-    def _close_saver(self) -> None:
-        if self.save_at is not None:
-            self.save()
-        if not self.saver.close(SAVING):
-            self.monitor.note(f"the black box could not be saved within {SAVING:.0f} s")
-        for line in self.saver.results():
-            self.monitor.note(line)
-
     def _supervise(self) -> None:
         now, control = self.clock(), self.processes.control
         if control.has_died():
@@ -207,7 +203,14 @@ class Daemon:
         if verb == Verb.RESET:
             self.processes.restart_dead()
         if not self.processes.control.alive:
-            self._without_control(client, request)
+            if request.verb == Verb.QUIT:
+                self.done = True
+                self._answer(client, request, True)
+            elif request.verb == Verb.RESET:
+                self.restarts.restart_all(client, request)
+            else:
+                died = self.processes.control.died or "no control process"
+                self._answer(client, request, False, died + LOST)
         elif verb == Verb.LOAD:
             self.restarts.load(client, request)
         elif verb == Verb.RESET and (self.monitor.policy_silent or not policy.alive):
@@ -216,16 +219,6 @@ class Daemon:
             self.commands.overtake(client, request)
         else:
             self.commands.put(client, request)
-
-    def _without_control(self, client: Client, request: Request) -> None:
-        if request.verb == Verb.QUIT:
-            self.done = True
-            self._answer(client, request, True)
-        elif request.verb == Verb.RESET:
-            self.restarts.restart_all(client, request)
-        else:
-            died = self.processes.control.died or "no control process"
-            self._answer(client, request, False, died + LOST)
 
     def _policy_restarted(self, client: Client, request: Request) -> None:
         """An arm that latched meanwhile is reset as well."""
@@ -290,6 +283,27 @@ def main(folder: Path, tied: bool) -> None:
     except ValueError as error:
         raise ConfigError("its starter ended before it said what to do") from error
     serve(folder, Deployment.parse(told["deployment"]), told["session"], tied)
+
+
+MOST_WAITING = 10_000  # lines; further ones are lost while a disk hangs
+
+
+@contextmanager
+def logged(logger: logging.Logger, file: Path) -> Generator[None]:
+    """Write what `logger` is told to `file` (two of 1 MiB at most), in order, until the end."""
+    logging.raiseExceptions = False  # a log that cannot be written stops nothing
+    sink = RotatingFileHandler(file, maxBytes=1 << 20, backupCount=1)
+    sink.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    lines: Queue[Any] = Queue(MOST_WAITING)
+    source, writer = QueueHandler(lines), QueueListener(lines, sink)
+    logger.addHandler(source)
+    logger.setLevel(logging.INFO)
+    writer.start()
+    try:
+        yield
+    finally:
+        logger.removeHandler(source)
+        writer.stop()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from embodied.core.children import module_command
 from embodied.real_robot.daemon.client import call
@@ -47,11 +46,9 @@ class DaemonProcess:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for this process, which stops it in order
         )
-        self._tell({"session": self.token, "deployment": asdict(deployment)})
-
-    def _tell(self, about: dict[str, Any]) -> None:
-        """Through its standard input: `ps` shows arguments to everyone, and the environment goes on
-        to every child of the daemon."""
+        # Through its standard input: `ps` shows arguments to everyone, and the environment goes on
+        # to every child of the daemon
+        about = {"session": self.token, "deployment": asdict(deployment)}
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended, and `error` says why
             self._process.stdin.write(json.dumps(about).encode() + b"\n")

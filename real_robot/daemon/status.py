@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.ipc.channels import Channels
@@ -71,7 +74,15 @@ class StatusMonitor:
         if self.channels.chunk.receive():
             self.chunks = int(self.channels.chunk.fields["number"][0])
             self.spoke = now
-        self._note_silence(now)
+        # Note once that someone who has spoken before does not any more
+        control_silent = self.ticks > 0 and now - self.ticked > SILENT
+        if control_silent and not self.control_silent:
+            self.note(f"the control process has not ticked for {SILENT:.0f} s{UNSEEN}")
+        policy_silent = self.chunks > 0 and now - self.spoke > self.patience
+        if policy_silent and not self.policy_silent:
+            self.note(f"the policy has said nothing for {self.patience:.1f} s")
+        self.control_silent = control_silent
+        self.policy_silent = policy_silent
         return bool(self.fault) and self.fault != before
 
     @property
@@ -162,17 +173,6 @@ class StatusMonitor:
         self.fault = fault
         self.intervened = intervened
 
-    def _note_silence(self, now: float) -> None:
-        """Note once that someone who has spoken before does not any more."""
-        control_silent = self.ticks > 0 and now - self.ticked > SILENT
-        if control_silent and not self.control_silent:
-            self.note(f"the control process has not ticked for {SILENT:.0f} s{UNSEEN}")
-        policy_silent = self.chunks > 0 and now - self.spoke > self.patience
-        if policy_silent and not self.policy_silent:
-            self.note(f"the policy has said nothing for {self.patience:.1f} s")
-        self.control_silent = control_silent
-        self.policy_silent = policy_silent
-
 
 def _finite(value: float) -> float | None:
     """None for what JSON has no number for."""
@@ -194,3 +194,69 @@ def recorder_status(recorder: Child, status: Mailbox) -> dict[str, Any]:
         "success": None if fields["success"] < 0 else bool(fields["success"]),
         "problem": bytes(fields["problem"]).decode(errors="replace"),
     }
+
+
+def render(status: dict[str, Any]) -> str:
+    """The numbers of `StatusMonitor.status` as Prometheus reads them, in its text exposition format
+    0.0.4: `# TYPE name gauge|counter`, then `name{label="value"} number`."""
+    control, policy = status["control"], status["policy"]
+    mode, modes = status["mode"], [each.name for each in Mode]
+    lines = [
+        _one("mode", "gauge", {f'mode="{name}"': int(name == mode) for name in modes}),
+        _one("fault", "gauge", {"": int(bool(status["fault"]))}),
+        _one("control_alive", "gauge", {"": int(control["pid"] > 0)}),
+        _one("policy_alive", "gauge", {"": int(policy["pid"] > 0)}),
+        _one("ticks_total", "counter", {"": control["tick"]}),
+        _one("missed_ticks_total", "counter", {"": control["missed"]}),
+        _one("rate_hertz", "gauge", {"": control["rate"]}),
+        _one("late_seconds", "gauge", {"": control["late"]}),
+        _one("worst_late_seconds", "gauge", {"": control["worst"]}),
+        _one("tick_age_seconds", "gauge", {"": control["age"]}),
+        _one("chunk_age_seconds", "gauge", {"": policy["age"]}),
+        _one(
+            "interventions_total",
+            "counter",
+            {f'stage="{name}"': stage["count"] for name, stage in status["stages"].items()},
+        ),
+    ]
+    return "".join(lines)
+
+
+def _one(name: str, kind: str, values: dict[str, float]) -> str:
+    samples = (f"embodied_robot_{name}{f'{{{k}}}' if k else ''} {v}\n" for k, v in values.items())
+    return f"# TYPE embodied_robot_{name} {kind}\n{''.join(samples)}"
+
+
+class Endpoint:
+    """`http://127.0.0.1:port/metrics` shows `text`, whatever that is at the time. A thread of its
+    own answers, so that no reader keeps the daemon waiting. ConfigError for a port in use."""
+
+    def __init__(self, port: int) -> None:
+        self.text = ""
+        shown = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 5.0
+
+            def do_GET(self) -> None:
+                body = shown.text.encode()
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                if self.path == "/metrics":
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Readers come every few seconds; that is no news."""
+
+        try:
+            self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise ConfigError(f"metrics: port {port} cannot be had ({error})") from error
+        self.port = int(self.server.server_address[1])
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self.server.shutdown()
+        self.server.server_close()

@@ -6,8 +6,8 @@ A driver knows nothing of policies.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import Annotated, ClassVar, Self
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 
 Wait = Annotated[float, Bound(above=0.0, high=3600.0)]
 """A time limit, s."""
+
+MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down
 
 
 class DriverError(RuntimeError):
@@ -30,7 +32,7 @@ class DriverError(RuntimeError):
 class Driver(ABC):
     """A driver is owned by one process. Leaving its context stops the arm and lets go of the wire.
 
-    A driver whose arm sags under gravity also has the methods of `drivers.droop.Droops`, one that
+    A driver whose arm sags under gravity also has the methods of `Droops`, one that
     holds its arm with springs those of `drivers.springs.HasSprings`."""
 
     joints: tuple[str, ...]
@@ -115,11 +117,50 @@ class Driver(ABC):
         self.connect()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self.close()
+
+
+@runtime_checkable
+class Droops(Protocol):
+    """A driver whose arm sags under gravity, or one around such a driver."""
+
+    def droop(self, q: Floats) -> Floats:
+        """Distance [n] (rad) of each joint below its target at `q` [n]: an arm that was sent to
+        `q + droop(q)` is measured at `q`."""
+        ...
+
+    def unloaded(self, stretch: Floats) -> None:
+        """Learn from an arm that rests and touches nothing, `stretch` [n] (rad) below its
+        target."""
+        ...
+
+
+class RestDroop:
+    """A driver's `droop` as it was at the last rest: servos know no gravity, and masses are
+    unknown."""
+
+    _droop: Floats
+
+    def unloaded(self, stretch: Floats) -> None:
+        """Take `stretch` [n] (rad) as the arm's droop, at most `MOST_DROOP`."""
+        np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
+
+    def droop(self, q: Floats) -> Floats:
+        """The droop [n] (rad) before the last start, wherever the arm is now."""
+        return self._droop
+
+
+def droop_of(driver: Driver) -> Callable[[Floats], Floats]:
+    """The driver's `droop`; zeros where gravity is compensated."""
+    if isinstance(driver, Droops):
+        return driver.droop
+    return np.zeros_like
+
+
+def unloaded(driver: Driver, stretch: Floats) -> None:
+    """Tell a driver that knows no better that its unloaded arm is `stretch` [n] (rad) below its
+    target."""
+    if isinstance(driver, Droops):
+        driver.unloaded(stretch)

@@ -15,8 +15,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.droop import droop_of, unloaded
+from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
 
 
 @dataclass(frozen=True)

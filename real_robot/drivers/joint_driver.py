@@ -66,7 +66,12 @@ class JointDriver(Driver):
                 f"{type(self).__name__}: read_joints gave {q.size} positions for "
                 f"{len(self.joints)} joints"
             )
-        self._newest = self._state(q, now)
+        before, still = self._newest, np.zeros(len(q))
+        if before is None or now <= before.t:
+            dq = still if before is None else before.dq
+        else:
+            dq = SMOOTH * (q - before.q) / (now - before.t) + (1 - SMOOTH) * before.dq
+        self._newest = ArmState(q, dq, still, now)
         self._width = float(width)
         return self._newest
 
@@ -90,14 +95,6 @@ class JointDriver(Driver):
     def close(self) -> None:
         with contextlib.suppress(DriverError):
             self._guarded(self.shut)
-
-    def _state(self, q: Floats, now: float) -> ArmState:
-        before, still = self._newest, np.zeros(len(q))
-        if before is None or now <= before.t:
-            dq = still if before is None else before.dq
-        else:
-            dq = SMOOTH * (q - before.q) / (now - before.t) + (1 - SMOOTH) * before.dq
-        return ArmState(q, dq, still, now)
 
     def _guarded(self, do: Callable[[], T]) -> T:
         try:

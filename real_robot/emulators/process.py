@@ -10,10 +10,11 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from embodied.core.build import Node, build
 from embodied.core.children import module_command
 from embodied.real_robot.daemon.child import last_words
 from embodied.real_robot.drivers.driver import DriverError
@@ -107,3 +108,59 @@ class Process(Emulator):
                 return json.loads(said)
         words = last_words(self.folder / "log")
         raise DriverError(f"the emulator of the {self.name} {problem}{': ' * bool(words)}{words}")
+
+
+class SharedEmulator:
+    """Runs from the first `at` of its node to the `close` of its last user. `settings`: for the
+    driver."""
+
+    known: ClassVar[dict[str, SharedEmulator]] = {}
+
+    @classmethod
+    def at(cls, node: Node) -> SharedEmulator:
+        """The emulator of `node`, running. DriverError where it does not come up."""
+        key = json.dumps(node, sort_keys=True)
+        if key not in cls.known:
+            cls.known[key] = cls(key, build(node, Emulator))
+        shared = cls.known[key]
+        shared.users += 1
+        return shared
+
+    def __init__(self, key: str, emulator: Emulator) -> None:
+        self.key, self.emulator, self.users = key, emulator, 0
+        self.settings: dict[str, Any] = emulator.start()
+
+    def close(self) -> None:
+        self.users -= 1
+        if not self.users:
+            del self.known[self.key]
+            self.emulator.stop()
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of several emulators."""
+
+    robots: dict[str, Node]  # node of each robot's emulator, by its prefix
+
+
+class JoinedEmulators(Emulator):
+    """Started and stopped together."""
+
+    def __init__(self, config: Config) -> None:
+        self.parts = {name: build(node, Emulator) for name, node in config.robots.items()}
+
+    def start(self) -> dict[str, Any]:
+        """The settings of each robot's driver, under `more`."""
+        try:
+            return {"more": {name: part.start() for name, part in self.parts.items()}}
+        except BaseException:
+            self.stop()
+            raise
+
+    def behind(self) -> float:
+        return max(part.behind() for part in self.parts.values())
+
+    def stop(self) -> None:
+        for part in self.parts.values():
+            part.stop()

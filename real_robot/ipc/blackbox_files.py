@@ -1,4 +1,4 @@
-"""Files that the flight recorder is saved to, also after a daemon was killed."""
+"""Files that the flight recorder is saved to, in a thread, also after a daemon was killed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from numpy.typing import NDArray
@@ -53,3 +55,45 @@ class BlackBoxFiles:
             aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
             return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
         return f"a daemon before this one was killed; its last {len(records)} records are in {path}"
+
+
+class BlackBoxSaver:
+    """`save` copies the ring at once and writes it when those before it are written; both happen in
+    a thread. `results` are one line each, in the order of `save`."""
+
+    def __init__(self, files: BlackBoxFiles) -> None:
+        self.files = files
+        self._last: Thread | None = None
+        self._results: SimpleQueue[str] = SimpleQueue()
+
+    def save(self, ring: BlackBox) -> None:
+        """Begin; `ring` must not be closed."""
+        arguments = (ring, self.files.new_path(), self._last)
+        # A thread each: a disk that hangs must not delay the copy of what the next fault left.
+        self._last = Thread(target=self._save, args=arguments, daemon=True)
+        self._last.start()
+
+    def results(self) -> list[str]:
+        """Notes about the records that were saved since the last call."""
+        found: list[str] = []
+        while True:
+            try:
+                found.append(self._results.get_nowait())
+            except Empty:
+                return found
+
+    def close(self, patience: float) -> bool:
+        """Wait up to `patience` s for what is being saved; whether all of it was."""
+        if self._last is not None:
+            self._last.join(patience)
+        return self._last is None or not self._last.is_alive()
+
+    def _save(self, ring: BlackBox, path: Path, before: Thread | None) -> None:
+        try:
+            records = ring.records()
+            if before is not None:
+                before.join()
+            self.files.write(records, path)
+            self._results.put(f"the last {len(records)} records are in {path}")
+        except (BlackBoxError, OSError, ValueError, MemoryError) as error:
+            self._results.put(str(error) or f"the black box could not be saved to {path}")

@@ -7,15 +7,13 @@ of 8 bytes is never seen half written.
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.mailbox import mapped
 
 NUMBER = np.dtype("<u8")
 
@@ -24,15 +22,7 @@ class EmergencyStop:
     """The flag in the file `path`. `create`: make it, with access for this user only."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
-        handle = _open(path, create)
-        try:
-            if create:
-                os.ftruncate(handle, NUMBER.itemsize)
-            elif os.fstat(handle).st_size != NUMBER.itemsize:
-                raise MailboxError(f"{path} is of another version; restart both sides")
-            self._map = mmap.mmap(handle, NUMBER.itemsize)
-        finally:
-            os.close(handle)
+        self._map = mapped(path, NUMBER.itemsize, create)
         self._number: NDArray[np.uint64] = np.frombuffer(self._map, NUMBER, 1)
 
     def press(self) -> None:
@@ -57,12 +47,3 @@ class EmergencyStop:
         """Unmap the memory; the file stays until its owner unlinks it."""
         del self._number
         self._map.close()
-
-
-def _open(path: Path, create: bool) -> int:
-    if create:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        return os.open(path, os.O_RDWR)
-    except FileNotFoundError as error:
-        raise MailboxError(f"{path} is not there; is the robot's daemon running?") from error

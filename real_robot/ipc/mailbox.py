@@ -26,13 +26,7 @@ from numpy.typing import NDArray
 
 MAGIC = 0x656D626F
 HEAD = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("version", "<u4"),
-        ("size", "<u8"),
-        ("counter", "<u8"),
-        ("checksum", "<u8"),
-    ]
+    [("magic", "<u4"), ("version", "<u4"), ("size", "<u8"), ("counter", "<u8"), ("checksum", "<u8")]
 )
 TRIES = 10
 """Reads of a message that is being written: to write one takes less than 10 us."""
@@ -48,6 +42,25 @@ def checksum(data: NDArray[np.uint8], number: int) -> int:
     return zlib.crc32(data.data, number & 0xFFFFFFFF)
 
 
+def mapped(path: Path, size: int, create: bool) -> mmap.mmap:
+    """Map the `size` bytes of the file `path`. `create`: make it, with access for this user only.
+    MailboxError where it is not there, or of another size."""
+    try:
+        handle = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    except FileNotFoundError as error:
+        if create:
+            raise
+        raise MailboxError(f"{path} is not there; is the robot's daemon running?") from error
+    try:
+        if create:
+            os.ftruncate(handle, size)
+        elif os.fstat(handle).st_size != size:
+            raise MailboxError(f"{path} is of another version; restart both sides")
+        return mmap.mmap(handle, size)
+    finally:
+        os.close(handle)
+
+
 class Mailbox:
     """A record of `dtype` in the file `path`, which should be on a memory file system.
 
@@ -57,16 +70,7 @@ class Mailbox:
     def __init__(self, path: Path, dtype: np.dtype[Any], version: int, create: bool) -> None:
         self.path = path
         self.size = HEAD.itemsize + dtype.itemsize
-        if create:
-            # Other users may neither read nor write it.
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.ftruncate(handle, self.size)
-        else:
-            handle = self._open()
-        try:
-            self._map = mmap.mmap(handle, self.size)
-        finally:
-            os.close(handle)
+        self._map = mapped(path, self.size, create)
         self._attach(dtype)
         if create:
             self._head[:] = (MAGIC, version, dtype.itemsize, 0, 0)
@@ -85,18 +89,6 @@ class Mailbox:
         self._checksum: NDArray[np.uint64] = self._head["checksum"]
         self.seen = 0
         self._stuck = 0  # the counter of a message that never became whole
-
-    def _open(self) -> int:
-        try:
-            handle = os.open(self.path, os.O_RDWR)
-        except FileNotFoundError as error:
-            raise MailboxError(
-                f"{self.path} is not there; is the robot's daemon running?"
-            ) from error
-        if os.fstat(handle).st_size != self.size:
-            os.close(handle)
-            raise MailboxError(f"{self.path} is of another version; restart both sides")
-        return handle
 
     def send(self) -> None:
         """Publish `fields`."""

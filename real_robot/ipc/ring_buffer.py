@@ -168,20 +168,17 @@ def write_records(records: NDArray[Any], path: Path) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(part, image.getbuffer())
+        data = image.getbuffer()
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise BlackBoxError(f"the black box could not be saved to {path}: {error}") from error
-
-
-def _write(path: Path, data: memoryview) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def keep_newest(folder: Path, most: int) -> None:

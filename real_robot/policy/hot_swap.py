@@ -44,7 +44,9 @@ class HotSwap:
         if problem:
             self.cancel()
             return f"{problem}; the one before goes on"
-        return "" if self._ready(self.child) else None
+        file = self.folder / READY
+        ready = self.child.pid != 0 and file.exists() and file.read_text() == str(self.child.pid)
+        return "" if ready else None
 
     def begin(self, acting: Child, deployment: Deployment) -> Deployment:
         """The deployment from now on; `finish` follows when `acting` has ended. OSError: it cannot
@@ -68,7 +70,3 @@ class HotSwap:
         if self.child is not None:
             self.child.abandon()
         self.child = None
-
-    def _ready(self, child: Child) -> bool:
-        file = self.folder / READY
-        return child.pid != 0 and file.exists() and file.read_text() == str(child.pid)

@@ -105,35 +105,29 @@ class Recorder:
         if self.builder is not None and (spec, noise) == (self.spec, self.noise_size):
             return
         if self.builder is not None:
-            self._new_dataset()
+            # What comes now does not fit into the dataset that was begun
+            if self.writer is not None:
+                self.writer.close()
+            first, number = Path(self.deployment.recording), 2
+            while first.with_name(f"{first.name}-{number}").exists():
+                number += 1
+            self.writer = None
+            self.place = first.with_name(f"{first.name}-{number}")
         self.spec = spec
         self.noise_size = noise
         watch, target = observer(full, self.deployment), tool_target(self.deployment)
         success, before = Success(self.deployment), self.builder
-        frames = self._frame_history(full, spec)
+        # frames of what the policy sees, and of what is filmed
+        views = {name: FrameReader(self.folder, name) for name in image_sizes(spec)}
+        frames = FrameHistory(
+            views, image_sizes(spec), tuple(image_sizes(full)), self.deployment.picture
+        )
         self.builder = EpisodeBuilder(spec, watch, target, noise, success, frames)
         if before is not None:
             self.builder.ticks = before.ticks
 
     def _spec(self, full: Spec) -> Spec:
         return recorded_spec(full, self.deployment.filmed)
-
-    def _frame_history(self, full: Spec, kept: Spec) -> FrameHistory:
-        """Of what the policy sees, and what is filmed."""
-        views = {name: FrameReader(self.folder, name) for name in image_sizes(kept)}
-        return FrameHistory(
-            views, image_sizes(kept), tuple(image_sizes(full)), self.deployment.picture
-        )
-
-    def _new_dataset(self) -> None:
-        """What comes now does not fit into the dataset that was begun."""
-        if self.writer is not None:
-            self.writer.close()
-        first, number = Path(self.deployment.recording), 2
-        while first.with_name(f"{first.name}-{number}").exists():
-            number += 1
-        self.writer = None
-        self.place = first.with_name(f"{first.name}-{number}")
 
     def _write_episode(self, episode: Episode) -> None:
         fields = self.status.fields

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -106,12 +105,7 @@ class RemoteClient:
     def __enter__(self) -> RemoteClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait(self, wanted: int) -> None:

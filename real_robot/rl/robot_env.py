@@ -30,7 +30,7 @@ from embodied.real_robot.cameras.env_images import EnvImages
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
-from embodied.real_robot.emulators.shared import SharedEmulator
+from embodied.real_robot.emulators.process import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate
 from embodied.real_robot.policy.decider import observe_state

@@ -92,19 +92,16 @@ class RobotSession:
         atexit.register(self._end)
         try:
             self.wait_until(lambda: self._daemon_mode() == "IDLE", "the arm to be held", PATIENCE)
-            self._open()
+            channels = open_channels(self.deployment, self.folder_path)
+            self.state_mailbox = channels.state
+            self.chunk = channels.chunk
+            self.number = 0
+            self.update()
             if self.hand is not None:
                 self.hand.start(self.folder)
         except BaseException:
             self.close()
             raise
-
-    def _open(self) -> None:
-        channels = open_channels(self.deployment, self.folder_path)
-        self.state_mailbox = channels.state
-        self.chunk = channels.chunk
-        self.number = 0
-        self.update()
 
     @property
     def folder_path(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,12 +14,14 @@ import numpy as np
 
 from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import ConfigError, Node, build
+from embodied.embodiments.kinematics.arms_file import forward_of
+from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.driver import ServoBus
-from embodied.real_robot.teleop.episode_keys import Key
+from embodied.real_robot.teleop.episode_keys import ONE, Key, keys
 from embodied.real_robot.teleop.hold_to_run import LOOK, HoldDevice
-from embodied.real_robot.teleop.leader_motion import LeaderMotion, Reach
 from embodied.real_robot.teleop.teleop import NO_INPUT, Device, Held
+from embodied.real_robot.teleop.terminal import Terminal
 
 # Held keys: which of the six motions, which way.
 KEYS = {
@@ -236,3 +239,111 @@ class Leader(Device):
 
     def close(self) -> None:
         self.arm.wire.port.close()
+
+
+HALF_SECOND = 0.5
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How a leader's tool leads the follower's."""
+
+    kinematics: str  # as in a deployment
+    step: Annotated[float, Bound(above=0.0, high=1.0)] = 0.025  # m that an action of 1 moves
+    scale: Positive = 1.0  # the follower's way from origin per the leader's
+    origin: tuple[Number, Number, Number] = (0.0, 0.0, 0.0)  # where both tools are at one place, m
+    still: Annotated[float, Bound(0.0, 1.0)] = 0.003  # m in half a second from which it is held
+
+
+class LeaderMotion:
+    """Actions towards the place of the leader's tool."""
+
+    def __init__(self, reach: Reach, clock: Callable[[], float]) -> None:
+        self.reach = reach
+        self.clock = clock
+        self.forward = forward_of(reach.kinematics)
+        self.moved = -np.inf
+        self.last = np.full(3, np.inf)
+
+    def __call__(self, q: Floats, grip: float, tool: tuple[float, float, float] | None) -> Held:
+        """The motion for a leader at joints `q` [n] with its hand at `grip`, and a follower's
+        tool at `tool` (m)."""
+        reach = self.reach
+        origin = np.asarray(reach.origin)
+        place = origin + reach.scale * (self.forward(q[None])[0][0] - origin)
+        now = self.clock()
+        if np.linalg.norm(place - self.last) > reach.still:
+            self.moved = now if np.isfinite(self.last).all() else self.moved
+            self.last = place
+        if tool is None or now > self.moved + HALF_SECOND:
+            return NO_INPUT
+        x, y, z = ((place - np.asarray(tool)) / reach.step).tolist()
+        return Held((x, y, z, 0.0, 0.0, 0.0), grip, True)
+
+
+STALE = 1.0  # s
+HINT = (
+    "keys of this terminal: w s forward and back, a d left and right, r f up and down; "
+    "z closes the hand, x opens it; u o, i k, j l turn"
+)
+
+
+@dataclass(frozen=True)
+class TerminalKeyboardConfig:
+    """A terminal does not tell when a key is let go; one that is kept down is typed again and again
+    (autorepeat)."""
+
+    hold: Annotated[float, Bound(above=0.0, high=0.5)] = 0.2  # s that a typed key counts as held
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hold <= 0.5:
+            raise ConfigError(f"hold={self.hold:g} should be above 0, at most 0.5 s")
+
+
+class TerminalKeyboard(Device):
+    """The keys of `devices.Keyboard`, and those of the episode. The key that was pressed last is
+    the one that repeats, so two keys that are kept down move along one axis."""
+
+    reads_terminal = True
+
+    def __init__(
+        self,
+        config: TerminalKeyboardConfig,
+        file: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.terminal = Terminal(file)
+        if not self.terminal.foreground:
+            raise ConfigError(
+                "TerminalKeyboard: there is no terminal whose keys could drive the arm; run this "
+                "in the foreground of one, or choose another device: Keyboard, Gamepad, SpaceMouse"
+            )
+        self.terminal.begin()
+        print(HINT, file=sys.stderr, flush=True)
+        self.typed = dict[str, float]()
+        self.looked = clock()
+        self.key: Key = ""
+
+    def read(self, tool: tuple[float, float, float] | None) -> Held:
+        now, looked = self.clock(), self.looked
+        self.looked = now
+        if now - looked > STALE:  # nobody looked, as while the arm went home: what came is old
+            self.terminal.forget()
+            self.typed.clear()
+            return NO_INPUT
+        text = self.terminal.read() or b""
+        self.key = keys(text) or self.key
+        names = {each.decode("ascii", "ignore") for each in ONE.findall(text)}
+        self.typed |= dict.fromkeys(names & {*KEYS, *GRIPS}, now)
+        until = now - self.config.hold
+        return held_keys({name for name, typed in self.typed.items() if typed > until})
+
+    def pressed(self) -> Key:
+        key = self.key
+        self.key = ""
+        return key
+
+    def close(self) -> None:
+        self.terminal.close()

@@ -98,7 +98,11 @@ class TerminalKey(HoldDevice):
         self.looked = self.clock()
 
     def held(self) -> bool:
-        came = self._typed()
+        # Whether the key came in the next `LOOK` s
+        text = self.terminal.read(LOOK)
+        if text is None:  # the terminal is gone
+            time.sleep(LOOK)
+        came = self.config.key.encode() in (text or b"")
         now, looked = self.clock(), self.looked
         self.looked = now
         if now - looked > self.config.repeat:  # this process was stopped: what came is old
@@ -110,13 +114,6 @@ class TerminalKey(HoldDevice):
         repeats = now - self.typed <= self.config.repeat
         self.typed = now
         return repeats
-
-    def _typed(self) -> bool:
-        """Whether the key came in the next `LOOK` s."""
-        text = self.terminal.read(LOOK)
-        if text is None:  # the terminal is gone
-            time.sleep(LOOK)
-        return self.config.key.encode() in (text or b"")
 
     def close(self) -> None:
         self.terminal.close()

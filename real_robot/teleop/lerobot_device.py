@@ -20,7 +20,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
 from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source
-from embodied.real_robot.teleop.leader_motion import LeaderMotion, Reach
+from embodied.real_robot.teleop.devices import LeaderMotion, Reach
 from embodied.real_robot.teleop.teleop import MOTION, NO_INPUT, Device, Held
 
 
@@ -37,7 +37,6 @@ class Config(Source):
     grip_values: tuple[Number, Number] = (0.0, 2.0)  # values that close and open; others: stay
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if bool(self.joints) == bool(self.motions) or (self.joints and self.reach is None):
             raise ConfigError("give either joints and reach (a leader arm) or motions")
         for name in self.motions:

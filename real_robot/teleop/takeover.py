@@ -17,7 +17,6 @@ import torch
 
 from embodied.core.build import Node, build
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
 from embodied.real_robot.deployment import Deployment
@@ -85,23 +84,18 @@ class Takeover(OperatorThread):
         state.receive()
         fields = state.fields[0]
         if self.hand is not None:
-            self._keep_hand(fields, self.hand)
-        action, carry = self.person.act(self._seen(fields), {}, torch.zeros(1, 0))
+            # The hand stays as it is until the person says otherwise
+            running = int(fields["mode"]) == Mode.RUNNING and int(fields["size"]) > self.hand
+            if running and not self.always and not fields["intervened"]:
+                self.person.grip = float(np.clip(fields["action"][self.hand], -1.0, 1.0))
+            elif not running and self.deployment.home_width is not None:
+                open_ = float(fields["sent_width"]) > self.deployment.home_width / 2
+                self.person.grip = 1.0 if open_ else -1.0
+        tool = self.forward(np.asarray(fields["q"])[None])[0]
+        seen = {"state": torch.as_tensor(tool, dtype=torch.float32)[None]}
+        action, carry = self.person.act(seen, {}, torch.zeros(1, 0))
         over = self.always or bool(carry["row/intervened"])
         self._send(action[0, 0].numpy(), over, float(fields["measured"]))
-
-    def _keep_hand(self, fields: np.void, hand: int) -> None:
-        """The hand stays as it is until the person says otherwise."""
-        running = int(fields["mode"]) == Mode.RUNNING and int(fields["size"]) > hand
-        if running and not self.always and not fields["intervened"]:
-            self.person.grip = float(np.clip(fields["action"][hand], -1.0, 1.0))
-        elif not running and self.deployment.home_width is not None:
-            open_ = float(fields["sent_width"]) > self.deployment.home_width / 2
-            self.person.grip = 1.0 if open_ else -1.0
-
-    def _seen(self, fields: np.void) -> Tensors:
-        tool = self.forward(np.asarray(fields["q"])[None])[0]
-        return {"state": torch.as_tensor(tool, dtype=torch.float32)[None]}
 
     def _send(self, action: np.ndarray, over: bool, seen: float) -> None:
         if self.out is None or (out := self.out.newest()) is None:

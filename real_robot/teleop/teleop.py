@@ -69,10 +69,6 @@ class Config:
     linger: Annotated[float, Bound(0.0, 3600.0)] = 0.3  # s until the person has let go
     speed: PositiveFraction = 1.0  # largest action
 
-    def __post_init__(self) -> None:
-        if not 0 < self.speed <= 1 or self.linger < 0:
-            raise ConfigError("teleop: speed should be in (0, 1] and linger 0 or more")
-
 
 class Teleoperator(Policy):
     """A person who moves one arm: batches have one environment. `carry["row/intervened"]` says
@@ -157,11 +153,7 @@ class TeleopIntervener(Intervener):
     what it holds."""
 
     def __init__(
-        self,
-        config: Config,
-        spec: Spec,
-        num_envs: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: Config, spec: Spec, num_envs: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.person = Teleoperator(config, spec, num_envs, clock)
         names = spec.act.names

@@ -20,7 +20,7 @@ from embodied.core.spec import require_same
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.daemon.requests import Verb
-from embodied.real_robot.emulators.shared import SharedEmulator
+from embodied.real_robot.emulators.process import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.rl.session import RobotSessionError

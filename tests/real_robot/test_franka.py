@@ -35,7 +35,7 @@ from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.errors import explain
-from embodied.real_robot.drivers.franka.limits import Own, allowed, misfit, own
+from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
 from embodied.real_robot.drivers.springs import Tool
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain

@@ -25,8 +25,7 @@ from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.joined import Config, JoinedDriver, Part
-from embodied.real_robot.emulators.joined import JoinedEmulators
-from embodied.real_robot.emulators.process import Emulator, Process
+from embodied.real_robot.emulators.process import Emulator, JoinedEmulators, Process
 from embodied.real_robot.safety.checks import Enabled
 from tests.real_robot.test_deploy import said, start
 

@@ -14,9 +14,9 @@ from embodied.commands.deploy import Pace
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators import physics_link
 from embodied.real_robot.emulators.process import Process
-from embodied.real_robot.emulators.servos.process import Config, ServoArm
-from embodied.real_robot.emulators.ur.process import Config as UrConfig
-from embodied.real_robot.emulators.ur.process import UrArm
+from embodied.real_robot.emulators.servos.bus import Config, ServoArm
+from embodied.real_robot.emulators.ur.controller import Config as UrConfig
+from embodied.real_robot.emulators.ur.controller import UrArm
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def test_one_that_ends_without_a_word_did_not_start() -> None:
 
 
 def test_the_last_words_of_one_that_does_not_start_are_told() -> None:
-    process = Process("embodied.real_robot.emulators.ur.main", Settings(), "UR")
+    process = Process("embodied.real_robot.emulators.ur.controller", Settings(), "UR")
     with pytest.raises(DriverError, match=r'the UR did not start: .*no setting "wrong"'):
         process.start()
 

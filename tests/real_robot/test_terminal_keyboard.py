@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from embodied.core.build import ConfigError
+from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboardConfig
 from embodied.real_robot.teleop.episode_keys import EpisodeKeys
 from embodied.real_robot.teleop.hold_to_run import TerminalKey, TerminalKeyConfig
-from embodied.real_robot.teleop.terminal_keyboard import TerminalKeyboard, TerminalKeyboardConfig
 from embodied.training.logger import read_metrics
 
 

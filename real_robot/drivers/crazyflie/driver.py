@@ -29,15 +29,19 @@ from embodied.core.bounds import Bound, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.embodiments.flight import JOINTS
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.crazyflie.commands import (
+from embodied.real_robot.drivers.crazyflie.link import (
+    FLIGHT,
+    HEALTH,
+    Health,
+    Link,
     emergency_stop,
     full_state,
     hover,
     landing,
     position,
+    refusal,
+    stopped,
 )
-from embodied.real_robot.drivers.crazyflie.link import Link
-from embodied.real_robot.drivers.crazyflie.state import FLIGHT, HEALTH, Health, refusal, stopped
 from embodied.real_robot.drivers.driver import Driver, DriverError, Wait
 from embodied.real_robot.ipc.external_state import ExternalStateReader
 
@@ -122,10 +126,17 @@ class Crazyflie(Driver):
             if self.tracker is not None:
                 self.tracker.connect()
             self.link.open(self.config.patience)
-            self._set_up()
+            self.link.set("commander.enHighLevel", 1)
+            if self.tracker is not None:
+                self.link.set("stabilizer.estimator", KALMAN)
+            self.link.set("kalman.resetEstimation", 1)
+            self.link.set("kalman.resetEstimation", 0)
+            self.link.log("flight", FLIGHT, 0.01)
+            self.link.log("health", HEALTH, 0.05)
             self._check_onboard()
             self._await(lambda: len(self.link.heard) == 2, "tell its state")
-            self._fly_not()
+            if self._health().flying:
+                raise self.link.error("it is in the air: bring it down first")
             self._await(self._knows_its_place, "find its place: look at what measures it")
             self._check_health()
         except DriverError:
@@ -229,15 +240,6 @@ class Crazyflie(Driver):
         self.link.close(flying=self.phase == Phase.LANDING)
         self.phase = Phase.GROUND
 
-    def _set_up(self) -> None:
-        self.link.set("commander.enHighLevel", 1)
-        if self.tracker is not None:
-            self.link.set("stabilizer.estimator", KALMAN)
-        self.link.set("kalman.resetEstimation", 1)
-        self.link.set("kalman.resetEstimation", 0)
-        self.link.log("flight", FLIGHT, 0.01)
-        self.link.log("health", HEALTH, 0.05)
-
     def _check_onboard(self) -> None:
         """DriverError where another policy than the wanted one is in its firmware."""
         if not self.config.onboard:
@@ -249,20 +251,6 @@ class Crazyflie(Driver):
                 f"it carries {has}, not {self.config.onboard}: embodied export RUN --to DIR "
                 "--crazyflie, then flash it (docs/crazyflie.md)"
             )
-
-    def _hand_over(self, q: Floats) -> None:
-        """Hand over to the policy on board, once the drone was steady near its set-point for
-        half a second."""
-        near = bool((np.abs(self._q[:3] - q[:3]) < NEAR).all())
-        high = self._q[2] > self.ground + CLEAR
-        self._steady = self._steady + 1 if near and high else 0
-        if self._steady >= STEADY and not self._learned:
-            self._learned = True
-            self.link.tell(lambda drone: drone.param.set_value("policy.enable", 1))
-
-    def _fly_not(self) -> None:
-        if self._health().flying:
-            raise self.link.error("it is in the air: bring it down first")
 
     def _knows_its_place(self) -> bool:
         return self._health().variance <= self.config.certain
@@ -353,7 +341,14 @@ class Crazyflie(Driver):
         self._sent[:] = q
         self._sent_at = now
         if self.config.onboard:
-            self._hand_over(q)
+            # Hand over to the policy on board, once the drone was steady near its set-point for
+            # half a second
+            near = bool((np.abs(self._q[:3] - q[:3]) < NEAR).all())
+            high = self._q[2] > self.ground + CLEAR
+            self._steady = self._steady + 1 if near and high else 0
+            if self._steady >= STEADY and not self._learned:
+                self._learned = True
+                self.link.tell(lambda drone: drone.param.set_value("policy.enable", 1))
         if self.config.command == "position":
             command = position(place, yaw)
         elif self.config.command == "full_state":

@@ -7,13 +7,16 @@ goes on. What must not be lost (arm, land, stop) waits in a queue and is sent fi
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import DriverError
 
 Command = Callable[[Any], None]
@@ -50,7 +53,7 @@ class Link:
         self.heard.clear()
         self._ready.clear()
         drone = self._drone
-        drone.fully_connected.add_callback(self._answer)
+        drone.fully_connected.add_callback(lambda uri: self._ready.set())
         drone.connection_failed.add_callback(self._fail)
         drone.connection_lost.add_callback(self._fail)
         drone.disconnected_link_error.add_callback(self._fail)
@@ -109,7 +112,12 @@ class Link:
         self._drone = None
         if drone is None:
             return
-        self._flush()
+        # Send what waits first
+        self._over.set()
+        self._wake.set()
+        if self._sender is not None:
+            self._sender.join(1.0)
+            self._sender = None
         if flying and drone.link is not None:
             drone.link.close()
             drone.link = None
@@ -120,14 +128,6 @@ class Link:
 
     def error(self, text: str) -> DriverError:
         return DriverError(f"the Crazyflie at {self.uri}: {text}")
-
-    def _flush(self) -> None:
-        """Send what waits first."""
-        self._over.set()
-        self._wake.set()
-        if self._sender is not None:
-            self._sender.join(1.0)
-            self._sender = None
 
     def _send(self) -> None:
         drone = self._drone
@@ -140,9 +140,6 @@ class Link:
                 command = self._newest.pop(kind, None)
                 if command is not None and not self._over.is_set():
                     command(drone)
-
-    def _answer(self, uri: str) -> None:
-        self._ready.set()
 
     def _fail(self, uri: str, reason: str) -> None:
         self.lost = self.lost or " ".join(reason.split("\n")[0].split()) or "the link is gone"
@@ -158,3 +155,122 @@ def _library() -> tuple[Any, Any]:
         ) from error
     logging.getLogger("cflib").setLevel(logging.ERROR)
     return crazyflie, crtp
+
+
+def position(place: list[float], yaw: float) -> Command:
+    """A place [3] (m) and a heading (rad): the target of all set-points. Those with a `rate` [4]
+    also say its velocity (m/s, rad/s)."""
+    x, y, z = place
+    turned = math.degrees(yaw)
+    return lambda drone: drone.commander.send_position_setpoint(x, y, z, turned)
+
+
+def full_state(place: list[float], yaw: float, rate: Floats) -> Command:
+    """Set-points that also say how fast they move."""
+    speed, turn = [float(each) for each in rate[:3]], math.degrees(float(rate[3]))
+    facing = [0.0, 0.0, math.sin(yaw / 2), math.cos(yaw / 2)]
+    still = [0.0, 0.0, 0.0]
+    return lambda drone: drone.commander.send_full_state_setpoint(
+        place, speed, still, facing, 0.0, 0.0, turn
+    )
+
+
+def hover(place: list[float], yaw: float, rate: Floats, here: Floats, gain: float) -> Command:
+    """Velocities along its own axes, yaw rate, height; `here` [4] is where it is measured to be,
+    and `gain` (1/s) leads it back."""
+    x, y = (rate[i] + gain * (place[i] - here[i]) for i in range(2))
+    turn = math.degrees(rate[3] + gain * (yaw - here[3]))
+    cos, sin = math.cos(here[3]), math.sin(here[3])
+    ahead, left = float(cos * x + sin * y), float(cos * y - sin * x)
+    return lambda drone: drone.commander.send_hover_setpoint(ahead, left, turn, place[2])
+
+
+def landing(ground: float, seconds: float, learned: bool) -> Command:
+    """Down to `ground` (m), by the planner on board; where a policy on board flew, its own
+    controller does from here on."""
+
+    def land(drone: Any) -> None:
+        if learned:
+            drone.param.set_value("policy.enable", 0)
+        drone.commander.send_notify_setpoint_stop()  # from here on its planner may
+        drone.high_level_commander.land(ground, seconds, yaw=None)
+
+    return land
+
+
+def emergency_stop(drone: Any) -> None:
+    """Motors off."""
+    drone.supervisor.send_emergency_stop()
+
+
+FLIGHT = {
+    **{f"stateEstimate.{axis}": "float" for axis in "xyz"},
+    "stateEstimate.yaw": "float",
+    **{f"stateEstimate.v{axis}": "FP16" for axis in "xyz"},
+    "gyro.z": "FP16",
+}
+"""24 of the 26 bytes of a block."""
+HEALTH = {
+    "supervisor.info": "uint16_t",
+    "pm.vbat": "float",
+    **{f"kalman.varP{axis}": "float" for axis in "XYZ"},
+}
+CAN_ARM, ARMED, CAN_FLY, FLYING, TUMBLED, LOCKED, CRASHED, PLANNING = (
+    1 << bit for bit in (0, 1, 3, 4, 5, 6, 7, 8)
+)
+
+
+@dataclass(frozen=True)
+class Health:
+    """`info`: the supervisor's bits; `volts` of the battery; `variance` of its own estimate of its
+    place, of the worst axis (m^2)."""
+
+    info: int
+    volts: float
+    variance: float
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Health:
+        worst = max(values[f"kalman.varP{axis}"] for axis in "XYZ")
+        return cls(int(values["supervisor.info"]), values["pm.vbat"], worst)
+
+    @property
+    def armed(self) -> bool:
+        return bool(self.info & ARMED)
+
+    @property
+    def can_fly(self) -> bool:
+        return bool(self.info & CAN_FLY)
+
+    @property
+    def flying(self) -> bool:
+        return bool(self.info & FLYING)
+
+    @property
+    def crashed(self) -> bool:
+        return bool(self.info & CRASHED)
+
+    @property
+    def planning(self) -> bool:
+        """Whether the planner on board flies it."""
+        return bool(self.info & PLANNING)
+
+
+def stopped(health: Health) -> str:
+    """Why it does not fly until a person acts; empty where it may."""
+    if health.info & LOCKED:
+        return "it is locked, motors off: look at it, put it on the floor, switch it off and on"
+    if health.info & TUMBLED:
+        return "it lies on its side or upside down: put it upright, then reset"
+    if health.info & CRASHED:
+        return "it has crashed: look at its propellers, put it on the floor, then reset"
+    return ""
+
+
+def refusal(health: Health) -> str:
+    """Why it was not armed."""
+    if reason := stopped(health):
+        return reason
+    if not health.info & CAN_ARM:
+        return "its supervisor says that it cannot be armed: look at its LEDs and its self test"
+    return "it says that it can be armed, and does not arm"

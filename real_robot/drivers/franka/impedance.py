@@ -7,18 +7,104 @@ that do not move the tool.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
-from embodied.real_robot.control.arm_state import Floats
+from embodied.embodiments import fr3
+from embodied.real_robot.control.arm_state import Floats, Limits
 from embodied.real_robot.drivers.franka.errors import franky
-from embodied.real_robot.drivers.franka.limits import Own
 from embodied.real_robot.drivers.springs import Springs, Tool, damped, tool_springs
 
 NEAR_END = 0.03  # rad before a joint's end at which it is pushed back
 GUIDED = 0.1  # of its damping: what a released arm keeps
 SMOOTHED = 0.02  # s: the time constant with which another stiffness sets in
+_UPPER_END = np.array([2.75010, 1.79180, 2.90650, -0.14580, 2.81010, 4.52050, 3.01960])  # rad
+_LOWER_END = np.array([-2.75010, -1.79180, -2.90650, -3.04810, -2.81010, 0.54092, -3.01960])  # rad
+_K = np.array([12.0, 5.17, 7.0, 8.0, 34.0, 11.0, 34.0])  # rad/s^2
+_C = np.array([0.30, 0.20, 0.20, 0.30, 0.35, 0.35, 0.35])  # rad/s
+ACCELERATION, JERK = 10.0, 5000.0
+"""Limits of every joint, rad/s^2 and rad/s^3."""
+SAMPLES = 200
+_NAMES = ("lower", "upper", "velocity", "effort")
+
+
+@dataclass(frozen=True)
+class Own:
+    """An arm's own limits of 7 joints: positions (rad), speed (rad/s), torque (N m)."""
+
+    low: Floats
+    high: Floats
+    velocity: Floats
+    torque: Floats
+
+
+def own(urdf: str) -> Own:
+    """Limits in the model that the arm itself sends; the narrower where that and the FR3's data
+    sheet differ. ValueError where there are not 7 joints."""
+    try:
+        joints = [j for j in ElementTree.fromstring(urdf) if j.get("type") == "revolute"]
+        said = [[float(j.find("limit").get(n)) for n in _NAMES] for j in joints]  # pyright: ignore
+    except (ElementTree.ParseError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"the arm's own model cannot be read: {error}") from error
+    if len(said) != len(fr3.JOINTS):
+        raise ValueError(f"the arm's own model has {len(said)} joints, an FR3 has 7")
+    low, high, velocity, torque = np.array(said).T
+    return Own(
+        np.maximum(low, fr3.LOWER),
+        np.minimum(high, fr3.UPPER),
+        np.minimum(velocity, fr3.VELOCITY),
+        np.minimum(torque, fr3.TORQUE),
+    )
+
+
+def allowed(q: Floats, velocity: Floats) -> tuple[Floats, Floats]:
+    """Velocities [..., 7] (rad/s), lowest (negative) and highest, that joints at `q` [..., 7]
+    may have. Near its joint ends an FR3 stops a joint that is too fast for the remaining range
+    (Franka Robotics, robot limits of the FR3): v(q) = min(v_max, max(0, sqrt(k (end - q)) - c))."""
+    up = np.sqrt(np.maximum(0.0, _K * (_UPPER_END - q))) - _C
+    down = np.sqrt(np.maximum(0.0, _K * (q - _LOWER_END))) - _C
+    return -np.clip(down, 0.0, velocity), np.clip(up, 0.0, velocity)
+
+
+def misfit(limits: Limits, arm: Own) -> str:
+    """Why `limits` ask for more than the arm allows, in one line; empty where they do not."""
+    if len(limits) != len(fr3.JOINTS):
+        return f"limits are given for {len(limits)} joints, a Franka has 7"
+    low, high = np.asarray(limits.low), np.asarray(limits.high)
+    over = {
+        "low": (arm.low - low, arm.low),
+        "high": (high - arm.high, arm.high),
+        "velocity": (limits.velocity - arm.velocity, arm.velocity),
+        "torque": (limits.torque - arm.torque, arm.torque),
+        "acceleration": (np.asarray(limits.acceleration) - ACCELERATION, np.full(7, ACCELERATION)),
+        "jerk": (np.asarray(limits.jerk) - JERK, np.full(7, JERK)),
+    }
+    for name, (excess, most) in over.items():
+        worst = int(np.argmax(excess))
+        if excess[worst] > 1e-6:
+            return f"limits.{name} of joint {worst + 1} is more than the arm's own {most[worst]:g}"
+    return _too_fast(limits, arm)
+
+
+def _too_fast(limits: Limits, arm: Own) -> str:
+    """Whether braking to a limit at `acceleration` is ever faster than the arm tolerates there."""
+    margin, brake = np.asarray(limits.margin), 2 * np.asarray(limits.acceleration)
+    low, high = np.asarray(limits.low) + margin, np.asarray(limits.high) - margin
+    q = low + np.linspace(0, 1, SAMPLES)[:, None] * (high - low)
+    most = np.asarray(limits.velocity)
+    down, up = allowed(q, arm.velocity)
+    rising, falling = (np.sqrt(brake * np.maximum(0, left)) for left in (high - q, q - low))
+    faster = np.maximum(np.minimum(most, rising) - up, np.minimum(most, falling) + down).max(0)
+    worst = int(np.argmax(faster))
+    if faster[worst] <= 1e-6:
+        return ""
+    return (
+        f"joint {worst + 1} may arrive at its end {faster[worst]:.2f} rad/s faster than the arm "
+        "tolerates there: a larger limits.margin, or less velocity or acceleration"
+    )
 
 
 class JointSpring:

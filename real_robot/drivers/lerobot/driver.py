@@ -23,12 +23,11 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError
+from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
 from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
 from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source, motor
 
 SLACK = 0.035  # rad (2 degrees) outside of what calibration found that are not yet a mistake
-MOST_DROOP = 0.05  # rad: an arm that hangs lower than that is pressed down
 __all__ = ["Config", "LeRobotDriver"]
 
 
@@ -40,7 +39,6 @@ class Config(Source):
     hand: Hand | None = None  # the gripper; null: none
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         keys = [joint.key for joint in self.joints]
         keys += [] if self.hand is None else [self.hand.key]
         if not self.joints or len(set(keys)) < len(keys):
@@ -53,7 +51,7 @@ class Config(Source):
         return (*(joint.key for joint in self.joints), *hand)
 
 
-class LeRobotDriver(Driver):
+class LeRobotDriver(RestDroop, Driver):
     """Positions are rad at the joints. A measurement older than `silence` s is a fault."""
 
     falls_when_released = True
@@ -129,15 +127,6 @@ class LeRobotDriver(Driver):
                     f"{joint}: the limits ask for {wanted}, its calibration reached {found}: "
                     "make limits.low and limits.high narrower, or calibrate it again"
                 )
-
-    def unloaded(self, stretch: Floats) -> None:
-        """Take `stretch` [n] (rad) as the arm's droop: servos know no gravity, and masses are
-        unknown."""
-        np.clip(stretch, -MOST_DROOP, MOST_DROOP, out=self._droop)
-
-    def droop(self, q: Floats) -> Floats:
-        """The droop [n] (rad) before the last start, wherever the arm is now."""
-        return self._droop
 
     def recover(self) -> None:
         """Start LeRobot again only where its process is gone: `connect` may switch torque off for a

@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.droop import droop_of, unloaded
+from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of, unloaded
 from embodied.real_robot.drivers.robotiq.wires import PORT, READY, Modbus, UrSocket, Wire
 from embodied.real_robot.drivers.springs import Springs, springs_of, stiffen, stiffness_of
 
@@ -84,7 +83,13 @@ class WithRobotiq(Driver):
         self._end()
         self.wire.open()
         if self.wire.status().state != READY:
-            self._activate()
+            self.wire.command(False, 0, 0, 0)
+            deadline = time.monotonic() + ACTIVATING
+            while self.wire.status().state != READY:
+                self.wire.command(True, 0, self._speed, self._force)
+                if time.monotonic() > deadline:
+                    raise DriverError(f"the gripper was not activated within {ACTIVATING:g} s")
+                time.sleep(PERIOD)
         status = self.wire.status()
         self._position = self._wanted = status.position
         self._problem = ""
@@ -92,15 +97,6 @@ class WithRobotiq(Driver):
         self._over.clear()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-
-    def _activate(self) -> None:
-        self.wire.command(False, 0, 0, 0)
-        deadline = time.monotonic() + ACTIVATING
-        while self.wire.status().state != READY:
-            self.wire.command(True, 0, self._speed, self._force)
-            if time.monotonic() > deadline:
-                raise DriverError(f"the gripper was not activated within {ACTIVATING:g} s")
-            time.sleep(PERIOD)
 
     def _serve(self) -> None:
         while not self._over.wait(PERIOD):

@@ -103,19 +103,17 @@ class UrRtde(driver.UR):
             while said := self._wire.recv(4096):
                 if said[:1] != MEASURED:
                     raise self._error(said[1:].decode(errors="replace"))
-                self._take(STATE.unpack(said[1:]))
+                numbers = STATE.unpack(said[1:])
+                seen, *joints = numbers[:13]
+                self._state = {"actual_q": joints[:6], "actual_qd": joints[6:]}
+                names = ("robot_mode", "safety_status_bits", "runtime_state", "follows")
+                self._state |= dict(zip(names, numbers[13:], strict=True))
+                self._seen = self.clock() - (time.monotonic() - seen)
         except BlockingIOError:
             return
         except OSError as error:
             raise self._error(f"the process with ur_rtde is gone: {error}") from error
         raise self._error(self._ended())
-
-    def _take(self, numbers: tuple[Any, ...]) -> None:
-        seen, *joints = numbers[:13]
-        self._state = {"actual_q": joints[:6], "actual_qd": joints[6:]}
-        names = ("robot_mode", "safety_status_bits", "runtime_state", "follows")
-        self._state |= dict(zip(names, numbers[13:], strict=True))
-        self._seen = self.clock() - (time.monotonic() - seen)
 
     def _ended(self) -> str:
         assert self._process is not None

@@ -17,12 +17,15 @@ import time
 import tty
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
-from typing import Annotated, Self
+from types import ModuleType
+from typing import Annotated, Literal, Self
 
-from embodied.core.bounds import Bound, Fraction, NonNegative
+from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative
+from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.servos import dynamixel_codec, feetech_codec
 from embodied.real_robot.drivers.servos.packet import BROADCAST, Packet
+from embodied.real_robot.emulators.physics_link import answer, settings
+from embodied.real_robot.emulators.process import Process
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 OVERLOAD = 0x20
@@ -235,12 +238,7 @@ class FakeBus:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unplug()
 
     def unplug(self) -> None:
@@ -336,3 +334,35 @@ class FakeBus:
 
 def _number(data: bytes) -> int:
     return int.from_bytes(data, "little")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of an emulated servo bus."""
+
+    protocol: Literal["dynamixel", "feetech"]  # what the servos speak
+    ticks: tuple[Annotated[float, Bound(0.0, 4095.0)], ...]  # where servos 1 to n stand at first
+    faults: Faults | None = None  # faults of the wire; null: none
+    seed: CountOrZero = 0  # of the faults
+
+    def __post_init__(self) -> None:
+        if not self.ticks:
+            raise ConfigError("ticks: where each servo stands")
+
+
+class ServoArm(Process):
+    """`start` tells the driver its `port`."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("embodied.real_robot.emulators.servos.bus", config, "servo arm")
+
+
+def main() -> None:
+    """Say where the wire is, and play the servos: they are where the clock says, never late."""
+    config = settings(Config)
+    with FakeBus(config.protocol, config.ticks, config.faults, config.seed) as bus:
+        answer({"port": bus.path})
+
+
+if __name__ == "__main__":
+    main()

@@ -2,25 +2,34 @@
 
 URScript programs are not interpreted. Two are recognised and emulated: ours
 (`real_robot/drivers/ur/driver.py`) and the script of ur_rtde. The joints are those of
-`real_robot/emulators/ur/joints.py`.
+`real_robot/emulators/ur/programs.py`.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
-from embodied.real_robot.emulators.physics_link import Pace
+from embodied.core.bounds import Bound
+from embodied.core.build import ConfigError
+from embodied.real_robot.emulators.physics_link import Pace, answer, settings
+from embodied.real_robot.emulators.process import Process
 from embodied.real_robot.emulators.ur.clients import Asker, Client, Programmer, Visitor
-from embodied.real_robot.emulators.ur.joints import STILL, UrJoints
-from embodied.real_robot.emulators.ur.programs import Following, Program, Registers
-from embodied.real_robot.emulators.ur.ur_rtde_script import ControlScript
+from embodied.real_robot.emulators.ur.programs import (
+    STILL,
+    ControlScript,
+    Following,
+    Program,
+    Registers,
+    UrJoints,
+)
 
 RTDE, DASHBOARD = 30004, 29999  # ports
 SCRIPTS = (30002, 30003)
@@ -67,12 +76,7 @@ class FakeUR:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(10)
         for port in self._ports.values():
@@ -159,3 +163,33 @@ class FakeUR:
         about |= {"actual_q": self.joints.q, "actual_qd": self.joints.dq, "safety_mode": 1}
         about |= {"safety_status_bits": self.bits, "runtime_state": self.runtime}
         return about | {"robot_status_bits": 3 if self.runtime == PLAYING else 1}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of an emulated UR."""
+
+    q: tuple[Annotated[float, Bound(-math.tau, math.tau)], ...]  # joints [6] at first, rad
+    frequency: Annotated[float, Bound(10.0, 500.0)] = 125.0  # Hz of its control box
+
+    def __post_init__(self) -> None:
+        if len(self.q) != 6:
+            raise ConfigError("q: where each of 6 joints stands")
+
+
+class UrArm(Process):
+    """`start` tells the driver its `host`, an address of this machine's own."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("embodied.real_robot.emulators.ur.controller", config, "UR")
+
+
+def main() -> None:
+    """Say where it can be reached, and play the arm."""
+    config = settings(Config)
+    with FakeUR(config.frequency, config.q) as arm:
+        answer({"host": arm.host}, arm.pace.behind)
+
+
+if __name__ == "__main__":
+    main()
