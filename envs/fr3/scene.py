@@ -85,12 +85,7 @@ def _strip(spec: mujoco.MjSpec, pictures: bool) -> None:
     _solid(spec, "hand", (0.03, 0.10, 0.033), (0.0, 0.0, 0.033))
 
 
-def _solid(
-    spec: mujoco.MjSpec,
-    body: str,
-    half: Point,
-    place: Point,
-) -> None:
+def _solid(spec: mujoco.MjSpec, body: str, half: Point, place: Point) -> None:
     spec.body(body).add_geom(
         name=f"{body}_solid",
         type=mujoco.mjtGeom.mjGEOM_BOX,
@@ -142,10 +137,7 @@ def _stage(spec: mujoco.MjSpec) -> None:
 
 
 def _decoration(
-    spec: mujoco.MjSpec,
-    half: Point,
-    place: Point,
-    rgba: tuple[float, float, float, float],
+    spec: mujoco.MjSpec, half: Point, place: Point, rgba: tuple[float, float, float, float]
 ) -> None:
     spec.worldbody.add_geom(
         type=mujoco.mjtGeom.mjGEOM_BOX, size=half, pos=place, rgba=rgba, contype=0, conaffinity=0

@@ -131,10 +131,7 @@ def _without_history(carry: Tensors) -> Tensors:
 
 
 def load_mapped(
-    path: Path | str,
-    spec: Spec,
-    mapping: Mapping | None = None,
-    device: torch.device | str = "cpu",
+    path: Path | str, spec: Spec, mapping: Mapping | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
     """The policy of a run or checkpoint folder, as one for `spec`.
 
