@@ -143,7 +143,10 @@ class MazeLevels:
         """
         goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
         levels = self._empty(start, goal, random.integers(4, size=len(words)))
-        whole = self._walled(levels, words[:, self.marks :])
+        # Return the levels with all walls of `words` [n, k], none on start or goal.
+        walls = np.zeros((len(levels), self.cells + 1))
+        np.put_along_axis(walls, words[:, self.marks :].clip(max=self.cells), 1.0, axis=1)
+        whole = self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
         torn = np.flatnonzero(~self.fit(whole))
         if len(torn):
             whole[torn] = self._with_walls(levels[torn], words[torn, self.marks :])
@@ -186,16 +189,14 @@ class MazeLevels:
         walls = np.zeros((len(start), self.side, self.side), bool)
         return self._canonical(self.encode(Plans(walls, start, goal, facing)))
 
-    def _walled(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
-        """Return the levels with all walls of `words` [n, k], none on start or goal."""
-        walls = np.zeros((len(levels), self.cells + 1))
-        np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
-        return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
-
     def _with_walls(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
         """Add each of the walls in turn, unless a level would be unfit with it."""
         for column in words.T:
-            tried = self._canonical(np.maximum(levels, self._wall(column)))
+            # [n, S^2 + 3]: 1 at one cell each, or nowhere.
+            one = np.zeros((len(column), self.size))
+            at = np.flatnonzero(column < self.cells)
+            one[at, column[at]] = 1
+            tried = self._canonical(np.maximum(levels, one))
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
 
@@ -207,13 +208,6 @@ class MazeLevels:
             tried = self._edited(levels, cell, moved)
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
-
-    def _wall(self, cells: NDArray[np.int64]) -> Floats:
-        """[n, S^2 + 3]: 1 at one cell each, or nowhere."""
-        one = np.zeros((len(cells), self.size))
-        at = np.flatnonzero(cells < self.cells)
-        one[at, cells[at]] = 1
-        return one
 
     def _canonical(self, levels: Floats) -> Floats:
         return self.encode(self.decode(levels))

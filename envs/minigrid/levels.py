@@ -119,7 +119,9 @@ class Plan:
                 return
             cell = cells[place]
             (self.lava.add if what == "lava" else self.free.remove)(cell)
-            if self._solvable():
+            # The key has to be reached without passing the door.
+            before = self._ways({self.door}) if self.door is not None else {}
+            if (self.key is None or self.key in before) and self._goals():
                 wanted -= 1
             else:
                 (self.lava.remove if what == "lava" else self.free.add)(cell)
@@ -129,11 +131,6 @@ class Plan:
         ways = self._goals()
         ranked = sorted(ways, key=lambda cell: (ways[cell], cell))
         return ranked[round(distance * (len(ranked) - 1))]
-
-    def _solvable(self) -> bool:
-        # The key has to be reached without passing the door.
-        before = self._ways({self.door}) if self.door is not None else {}
-        return (self.key is None or self.key in before) and bool(self._goals())
 
     def _goals(self) -> dict[Cell, int]:
         ways = self._ways(set())

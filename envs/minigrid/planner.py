@@ -124,7 +124,10 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
     while queue:
         cost, cell = heapq.heappop(queue)
         if cell == target:
-            return _cells_of_way(came, cell)
+            way = [cell]
+            while (before := came[way[-1]]) is not None:
+                way.append(before)
+            return way[::-1]
         if cost > costs[cell]:
             continue
         for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1)):
@@ -142,10 +145,3 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
                 came[x, y] = cell
                 heapq.heappush(queue, (more, (x, y)))
     return None
-
-
-def _cells_of_way(came: dict[Cell, Cell | None], cell: Cell) -> list[Cell]:
-    way = [cell]
-    while (before := came[way[-1]]) is not None:
-        way.append(before)
-    return way[::-1]

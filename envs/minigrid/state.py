@@ -59,7 +59,7 @@ def write(world: MiniGridEnv, row: Arrays, name: str) -> None:
         elif key in LISTS:
             setattr(world, key, [things[int(place)] for place in row[key]])
         elif key in LETTERS:
-            setattr(world, key, _text(row[key]))
+            setattr(world, key, row[key].tobytes().rstrip(b"\0").decode())
     unpack(world.np_random, row["generator"])
 
 
@@ -144,7 +144,3 @@ def _letters(text: str, count: int) -> NDArray[np.uint8]:
     if len(letters) > count:
         raise NotSavable(f"{text!r} is longer than {count} characters")
     return np.frombuffer(letters.ljust(count, b"\0"), np.uint8).copy()
-
-
-def _text(letters: NDArray[np.uint8]) -> str:
-    return letters.tobytes().rstrip(b"\0").decode()

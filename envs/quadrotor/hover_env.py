@@ -151,7 +151,9 @@ class Quadrotor(VecEnv):
     def step(self, action: Tensor) -> Step:
         if self._obs is None:
             raise RuntimeError("quadrotor: call reset() before step()")
-        self._require_shape(action)
+        expected = (self.num_envs, len(MOTORS))
+        if action.shape != expected:
+            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
         advance = self._advance if self.native is None else self.native.step
         following, reward, terminated, truncated = advance(action, self._obs["state"])
         self._obs = following
@@ -165,7 +167,10 @@ class Quadrotor(VecEnv):
     def _advance(self, action: Tensor, before: Tensor) -> Flown:
         """One step without resets, after the observations `before` [B, ...]."""
         assert self._obs is not None
-        act = self._checked_action(action)
+        # On a GPU the host would wait; the observations that follow are not finite either.
+        if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
+            raise NotFinite("quadrotor: the action is not finite; the run stops here")
+        act = action.detach().to(self.device, torch.float32).clamp(-1, 1)
         reward = hover(self._obs["critic/state"], act, self.weights, self.vehicle.hover)
         self.state = self.fly(self.state, act.T, Body.of(self.bodies), self.spec.dt)
         self.count = self.count + 1
@@ -279,17 +284,6 @@ class Quadrotor(VecEnv):
         if obs is None:
             return fresh
         return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
-
-    def _require_shape(self, action: Tensor) -> None:
-        expected = (self.num_envs, len(MOTORS))
-        if action.shape != expected:
-            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
-
-    def _checked_action(self, action: Tensor) -> Tensor:
-        # On a GPU the host would wait; the observations that follow are not finite either.
-        if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
-            raise NotFinite("quadrotor: the action is not finite; the run stops here")
-        return action.detach().to(self.device, torch.float32).clamp(-1, 1)
 
     def _checked_task(self, task: Tensor) -> Tensor:
         expected = (self.num_envs, len(self.parameters))

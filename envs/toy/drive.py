@@ -152,7 +152,20 @@ class Drive(VecEnv):
         self.age = self.age + 1
         obstacles = self.roads.obstacles_of(self.every)
         self._tick(before, obstacles)
-        self.events = self._events(obstacles, furthest, action)
+        # EVENTS [B, 8] of the step that led here from the stations `furthest` [B].
+        progress = 100 / self.config.length * (self.place[:, 2] - furthest)
+        away = obstacles.place - self.car[:, None, :2]
+        collided = (away.square().sum(2) < CONTACT**2).any(1)
+        station = self.place[:, :1]
+        offset = self.place[:, 1].abs()
+        speed = self.car[:, 3]
+        road = self.roads.look_up(torch.cat([station, station + SIGNS[:1]], 1), self.every)
+        limit = road[:, 0, LIMIT]
+        wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
+        columns = [progress, collided, offset > ROAD, offset, (speed - limit).relu()]
+        columns += [(speed - wanted).abs() / limit, (self.car[:, 2] - road[:, 0, HEADING]).abs()]
+        columns += [(action[:, 1] - self.last[:, 1]).abs()]
+        self.events = torch.stack([column.float() for column in columns], 1)
         self.last = action.clone()
         reward = self._score()
         lost = (self.events[:, COLLIDED] + self.events[:, OFF_ROAD]) > 0
@@ -192,22 +205,6 @@ class Drive(VecEnv):
         station, offset = self.roads.project(self.car[:, :2], self.place[:, 0], self.every)
         furthest = torch.maximum(self.place[:, 2], station.clamp(max=self.config.length))
         self.place = torch.stack([station, offset, furthest, self.place[:, 3]], 1)
-
-    def _events(self, obstacles: Obstacles, furthest: Tensor, action: Tensor) -> Tensor:
-        """EVENTS [B, 8] of the step that led here from the stations `furthest` [B]."""
-        progress = 100 / self.config.length * (self.place[:, 2] - furthest)
-        away = obstacles.place - self.car[:, None, :2]
-        collided = (away.square().sum(2) < CONTACT**2).any(1)
-        station = self.place[:, :1]
-        offset = self.place[:, 1].abs()
-        speed = self.car[:, 3]
-        road = self.roads.look_up(torch.cat([station, station + SIGNS[:1]], 1), self.every)
-        limit = road[:, 0, LIMIT]
-        wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
-        columns = [progress, collided, offset > ROAD, offset, (speed - limit).relu()]
-        columns += [(speed - wanted).abs() / limit, (self.car[:, 2] - road[:, 0, HEADING]).abs()]
-        columns += [(action[:, 1] - self.last[:, 1]).abs()]
-        return torch.stack([column.float() for column in columns], 1)
 
     def _tick(self, before: Tensor, obstacles: Obstacles) -> None:
         """Advance the clocks; a rule that is broken now sets its own to 0."""

@@ -75,7 +75,11 @@ class StumpTrack(MujocoVecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        _check(config)
+        for name, (low, high) in (("height", config.height), ("spacing", config.spacing)):
+            if low > high:
+                raise ConfigError(f"env.{name}=[{low:g}, {high:g}] must be [low, high]")
+        if config.height[1] + 5 * UNEVEN > TALLEST:
+            raise ConfigError(f"env.height must be at most {TALLEST - 5 * UNEVEN:g} terrain steps")
         self.config = config
         self.bar = MASTERED * PER_METRE * config.distance
         self.stumps = int((config.distance + RANGE + BEHIND) / ((1 + CLOSEST) * STEP)) + SLOTS
@@ -83,7 +87,13 @@ class StumpTrack(MujocoVecEnv):
         self._beams = np.stack([np.sin(angles), -np.cos(angles)])
         super().__init__(
             compile_walker(),
-            _spec(),
+            Spec(
+                obs={"state": Leaf((len(NAMES),), names=NAMES)},
+                act=action_leaf(JOINTS),
+                dt=0.02,
+                task=Leaf((2,), low=0.0, high=1.0, names=("height", "spacing")),
+                text="Walk to the end of the track, over the stumps.",
+            ),
             config.num_envs,
             substeps=4,
             horizon=config.horizon,
@@ -206,21 +216,3 @@ class StumpTrack(MujocoVecEnv):
             f"The walker is at {self.batch.qpos[row, 0]:.1f} m of {self.config.distance:g} m; "
             f"stumps are {height:.2f} m high and {gap:.2f} m apart."
         )
-
-
-def _check(config: Config) -> None:
-    for name, (low, high) in (("height", config.height), ("spacing", config.spacing)):
-        if low > high:
-            raise ConfigError(f"env.{name}=[{low:g}, {high:g}] must be [low, high]")
-    if config.height[1] + 5 * UNEVEN > TALLEST:
-        raise ConfigError(f"env.height must be at most {TALLEST - 5 * UNEVEN:g} terrain steps")
-
-
-def _spec() -> Spec:
-    return Spec(
-        obs={"state": Leaf((len(NAMES),), names=NAMES)},
-        act=action_leaf(JOINTS),
-        dt=0.02,
-        task=Leaf((2,), low=0.0, high=1.0, names=("height", "spacing")),
-        text="Walk to the end of the track, over the stumps.",
-    )
