@@ -109,19 +109,19 @@ class Crafter(VecEnv):
         terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
         ended = terminated | truncated
         self._now = self._with_first_obs(following, ended) if ended.any() else following
+        unlocked = _copied(arrays["unlocked"])
+        named = zip(ACHIEVEMENTS, unlocked.unbind(1), strict=True)
+        log = {f"achievement/{name}": flags for name, flags in named}
+        if self._knows_success:
+            log["success"] = unlocked[:, self._goal]
         return Step(
             obs=self._now,
             next_obs=following,
             reward=_copied(arrays["reward"]),
             terminated=terminated,
             truncated=truncated,
-            log=self._log(_copied(arrays["unlocked"])),
+            log=log,
         )
-
-    def _log(self, unlocked: Tensor) -> Tensors:
-        named = zip(ACHIEVEMENTS, unlocked.unbind(1), strict=True)
-        log = {f"achievement/{name}": flags for name, flags in named}
-        return log | ({"success": unlocked[:, self._goal]} if self._knows_success else {})
 
     def _with_first_obs(self, before: Tensors, began: Tensor) -> Tensors:
         """`before`, with the first observations of new episodes in the finished envs."""

@@ -80,7 +80,14 @@ def _aims_between(
             fetched = _aims_to_fetch_key(grid, start, colour, (x, y), depth)
             if fetched is None:
                 return None
-            return fetched[0] + _aims_with_key(grid, fetched[1], target, colour, verb, depth)
+            # The aims after the key was fetched: it is in hand, and the doors on the way to it are
+            # open.
+            key = fetched[1]
+            free = [[list(cell) for cell in column] for column in grid]
+            free[key[0]][key[1]] = [KIND["empty"], 0, 0]
+            return fetched[0] + (
+                _aims_between(free, key, target, (KEY, colour), verb, depth + 1) or []
+            )
         aims.append(Aim("unlock" if state == LOCKED else "open", DOOR, colour, x, y))
     x, y = target
     kind, colour, _ = grid[x][y]
@@ -104,16 +111,6 @@ def _aims_to_fetch_key(
                 if aims is not None:
                     return aims, (x, y)
     return None
-
-
-def _aims_with_key(
-    grid: Grid, key: Cell, target: Cell, colour: int, verb: str, depth: int
-) -> list[Aim]:
-    """The aims after the key was fetched: it is in hand, and the doors on the way to it are
-    open."""
-    free = [[list(cell) for cell in column] for column in grid]
-    free[key[0]][key[1]] = [KIND["empty"], 0, 0]
-    return _aims_between(free, key, target, (KEY, colour), verb, depth + 1) or []
 
 
 def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
