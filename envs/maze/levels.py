@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,28 @@ from numpy.typing import NDArray
 from embodied.envs.maze.held_out import mazes
 from embodied.envs.maze.render import drawing
 from embodied.envs.maze.shortest_paths import distances
-from embodied.envs.maze.tokens import spell
 from embodied.envs.maze.zero_shot import SIDE, zero_shot
+
+
+class Plan(Protocol):
+    @property
+    def walls(self) -> NDArray[np.bool_]: ...
+    @property
+    def start(self) -> NDArray[np.int64]: ...
+    @property
+    def goal(self) -> NDArray[np.int64]: ...
+
+
+def spell(plans: Plan, length: int) -> NDArray[np.int64]:
+    """Words [n, length]: the goal cell, the start cell, then the wall cells in ascending order (sets
+    have none, so one is chosen: CLUTR, Azad et al., 2023); S^2 where there is no wall any more. Of
+    more walls than there is room for the last are left out."""
+    walls = plans.walls.reshape(len(plans.goal), -1)
+    cells = walls.shape[1]
+    order = np.where(walls, np.arange(cells), cells)
+    order = np.sort(np.pad(order, ((0, 0), (0, length)), constant_values=cells), axis=1)
+    return np.concatenate([plans.goal[:, None], plans.start[:, None], order], 1)[:, :length]
+
 
 Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells

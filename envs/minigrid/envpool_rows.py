@@ -16,13 +16,13 @@ from embodied.core.tensors import Tensors, under
 from embodied.envs.envpool import Config as PoolConfig
 from embodied.envs.envpool import EnvPool, envpool, make
 from embodied.envs.minigrid.describe import described
-from embodied.envs.minigrid.missions import tokens
 from embodied.envs.minigrid.settings import (
     DIRECTION,
     NOTHING,
     Config,
     cells_leaf,
     mission_leaf,
+    tokens,
     whole_leaves,
 )
 from embodied.envs.spaces import replace_rows

@@ -22,7 +22,6 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
-from embodied.envs.quadrotor.describe import described
 from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
 from embodied.envs.quadrotor.native_hover import Flown, NativeHover, obstacle
 from embodied.envs.quadrotor.rewards import TARGET, hover
@@ -295,3 +294,22 @@ class Quadrotor(VecEnv):
 def _columns(rows: Tensor) -> Tensor:
     """Rows [B, k] as a copy [k, B], or back."""
     return rows.T.clone(memory_format=torch.contiguous_format)
+
+
+def described(state: Tensor, seconds: float) -> str:
+    """One column [17] of a state, `seconds` after the start."""
+    x, y, z = state[:3].tolist()
+    upright = 1 - 2 * state[4:6].square().sum().clamp(0, 1)
+    speeds = " ".join(f"{100 * speed:.0f}" for speed in state[13:].tolist())
+    return (
+        f"The quadrotor is {state[:3].norm():.2f} m from the target, at ({x:.2f}, {y:.2f}, "
+        f"{z:.2f}) m, tilted {torch.rad2deg(upright.acos()):.0f} degrees, moves "
+        f"{state[7:10].norm():.2f} m/s, {going(float(state[9]))}, and turns "
+        f"{state[10:13].norm():.1f} rad/s; rotors at {speeds} % of their highest speed; "
+        f"{seconds:.2f} s in the air."
+    )
+
+
+def going(climb: float) -> str:
+    """The word for a vertical velocity (m/s)."""
+    return "climbing" if climb > 0.05 else "sinking" if climb < -0.05 else "level"
