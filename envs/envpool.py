@@ -124,13 +124,16 @@ class EnvPool(VecEnv):
         self._now = following
         if len(rows):
             self._now = replace_rows(following, rows, self._first_obs())
+        log = {name: torch.from_numpy(state[slot]) for name, slot in self._extra.items()}
+        for slot in self._success:
+            log["success"] = torch.from_numpy(state[slot] > 0.5)
         return Step(
             obs=self._now,
             next_obs=following,
             reward=torch.from_numpy(state[self._reward]),
             terminated=torch.from_numpy(ended & ~truncated),
             truncated=torch.from_numpy(truncated),
-            log=self._log(state),
+            log=log,
         )
 
     def close(self) -> None:
@@ -151,12 +154,6 @@ class EnvPool(VecEnv):
                 value = np.ascontiguousarray(np.moveaxis(value, 1, -1))
             obs[entry.name] = torch.from_numpy(value.astype(entry.leaf.dtype, copy=False))
         return obs
-
-    def _log(self, state: list[np.ndarray]) -> Tensors:
-        log = {name: torch.from_numpy(state[slot]) for name, slot in self._extra.items()}
-        for slot in self._success:
-            log["success"] = torch.from_numpy(state[slot] > 0.5)
-        return log
 
 
 def _slot(keys: Mapping[str, int], entry: Entry) -> int:

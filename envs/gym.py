@@ -41,7 +41,6 @@ except ModuleNotFoundError as error:
 from embodied.envs import saved_state
 from embodied.envs.spaces import (
     Actions,
-    Entry,
     entries,
     replace_rows,
     require_finite_arrays,
@@ -224,14 +223,12 @@ class Gym(VecEnv):
         for entry in self._entries:
             value = obs if self._single else entry.pick(obs)
             try:
-                arrays[entry.name][row] = _oriented(entry, value)
+                arrays[entry.name][row] = (
+                    np.moveaxis(value, 0, -1) if entry.channels_first else value
+                )
             except ValueError as error:
                 shape = arrays[entry.name].shape[1:]
                 raise wrong_observation(self.config.id, entry.name, shape, value) from error
-
-
-def _oriented(entry: Entry, value: Any) -> Any:
-    return np.moveaxis(value, 0, -1) if entry.channels_first else value
 
 
 def make(config: Config) -> gymnasium.Env:

@@ -20,7 +20,7 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.hub import local_folder
-from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.lerobot.reader import read_episodes
 from embodied.envs.row_rng import RowRng
 from embodied.models import dynamics
 
@@ -121,7 +121,14 @@ def initial_states(config: Config, spec: Spec) -> Tensors:
             "environment needs [-1, 1], so fit it to episodes of an environment of this project"
         )
     episodes = read_episodes(local_folder(config.starts))
-    _require_same(spec, episodes, config)
+    # The dataset may have observations that the model leaves out.
+    there = episodes.spec
+    obs = {name: leaf for name, leaf in there.obs.items() if name in spec.obs}
+    known = Spec(obs, there.act, there.dt)
+    try:
+        require_same(spec, known, f"model {config.model}", f"dataset {config.starts}")
+    except SpecMismatch as error:
+        raise SpecMismatch(f"env.starts: {error}") from error
     index = episodes.start if config.only_first else torch.arange(int(episodes.length.sum()))
     return {name: episodes.steps[f"obs/{name}"][index] for name in spec.obs}
 
@@ -130,14 +137,3 @@ def is_unit(act: Leaf) -> bool:
     """Whether every element of an action is in [-1, 1]."""
     ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
     return set(ends[0]) == {-1} and set(ends[1]) == {1}
-
-
-def _require_same(spec: Spec, episodes: Episodes, config: Config) -> None:
-    """The dataset may have observations that the model leaves out."""
-    there = episodes.spec
-    obs = {name: leaf for name, leaf in there.obs.items() if name in spec.obs}
-    known = Spec(obs, there.act, there.dt)
-    try:
-        require_same(spec, known, f"model {config.model}", f"dataset {config.starts}")
-    except SpecMismatch as error:
-        raise SpecMismatch(f"env.starts: {error}") from error

@@ -49,7 +49,11 @@ class RowRng:
             self.state[:, 1] += count
         else:
             self.state[rows, 1] = state[:, 1] + count
-        return mixed(base + self._steps(count))
+        # [count, 1]: g, 2 g, ... so that a row's words continue where it stopped.
+        if count not in self._lanes:
+            lanes = torch.arange(1, count + 1, device=self.state.device) * GOLDEN
+            self._lanes[count] = lanes[:, None]
+        return mixed(base + self._lanes[count])
 
     def uniform(self, count: int, rows: Tensor | None = None) -> Tensor:
         """Return `count` numbers per env, uniform in (0, 1]: float32 [count, n]."""
@@ -66,13 +70,6 @@ class RowRng:
         torch.mul(radius, angle.cos(), out=drawn[0])
         torch.mul(radius, angle.sin_(), out=drawn[1])
         return drawn.flatten(0, 1)[:count]
-
-    def _steps(self, count: int) -> Tensor:
-        """[count, 1]: g, 2 g, ... so that a row's words continue where it stopped."""
-        if count not in self._lanes:
-            lanes = torch.arange(1, count + 1, device=self.state.device) * GOLDEN
-            self._lanes[count] = lanes[:, None]
-        return self._lanes[count]
 
     @property
     def _golden(self) -> Tensor:

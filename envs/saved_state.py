@@ -65,7 +65,7 @@ def write(env: Env, row: Arrays, name: str) -> None:
     if kind == "mujoco":
         _write_mujoco(world, row)
     else:
-        _write_classic(world, row)
+        world.state = row["state"].astype(np.float32 if row["single"] else np.float64)
     unpack(world.np_random, row["generator"])
     if clock is not None:
         clock._elapsed_steps = int(row["elapsed"])
@@ -125,10 +125,6 @@ def _read_classic(world: Any) -> Arrays:
     state = np.asarray(world.state)
     # float32 arithmetic and float64 arithmetic part after one step: the precision is state, too.
     return {"state": state.astype(np.float64), "single": np.array(state.dtype == np.float32)}
-
-
-def _write_classic(world: Any, row: Arrays) -> None:
-    world.state = row["state"].astype(np.float32 if row["single"] else np.float64)
 
 
 def pack(generator: np.random.Generator) -> NDArray[np.int64]:

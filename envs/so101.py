@@ -76,10 +76,29 @@ class So101(MujocoVecEnv):
         ranges = {**RANGES, **config.ranges}
         self._low = np.array([low for low, _ in ranges.values()])
         self._span = np.array([high for _, high in ranges.values()]) - self._low
-        model = _model()
+        # The arm of rods in the light, and a ball that shows the goal and touches nothing.
+        spec = mujoco.MjSpec.from_string(so101.mjcf())
+        spec.worldbody.add_light(pos=[0.8, -0.6, 1.2], dir=[-0.6, 0.5, -1.0])
+        spec.visual.headlight.ambient = [0.5] * 3
+        place = (0.62, -0.42, 0.4)
+        front = looking(place, (0.16, 0.0, 0.1))
+        spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
+        ball = spec.worldbody.add_body(name="goal", mocap=True)
+        sphere = mujoco.mjtGeom.mjGEOM_SPHERE
+        size = [NEAR, 0, 0]
+        green = [0.2, 0.7, 0.35, 0.6]
+        ball.add_geom(type=sphere, size=size, rgba=green, contype=0, conaffinity=0)
+        model = spec.compile()
+        vector = tuple(RANGES)
         super().__init__(
             model,
-            _spec(self.controller),
+            Spec(
+                obs={"state": Leaf((len(NAMES),), names=NAMES)},
+                act=action_leaf(self.controller.names),
+                dt=DT,
+                task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
+                text="move the tool to the green ball",
+            ),
             config.num_envs,
             substeps=round(DT / model.opt.timestep),
             horizon=config.horizon,
@@ -151,30 +170,3 @@ class So101(MujocoVecEnv):
 def _words(place: Floats) -> str:
     x, y, z = 100 * place
     return f"x {x:.1f}, y {y:.1f}, z {z:.1f} cm"
-
-
-def _spec(controller: Controller) -> Spec:
-    vector = tuple(RANGES)
-    return Spec(
-        obs={"state": Leaf((len(NAMES),), names=NAMES)},
-        act=action_leaf(controller.names),
-        dt=DT,
-        task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
-        text="move the tool to the green ball",
-    )
-
-
-def _model() -> mujoco.MjModel:
-    """The arm of rods in the light, and a ball that shows the goal and touches nothing."""
-    spec = mujoco.MjSpec.from_string(so101.mjcf())
-    spec.worldbody.add_light(pos=[0.8, -0.6, 1.2], dir=[-0.6, 0.5, -1.0])
-    spec.visual.headlight.ambient = [0.5] * 3
-    place = (0.62, -0.42, 0.4)
-    front = looking(place, (0.16, 0.0, 0.1))
-    spec.worldbody.add_camera(name="front", pos=place, quat=front, fovy=40)
-    ball = spec.worldbody.add_body(name="goal", mocap=True)
-    sphere = mujoco.mjtGeom.mjGEOM_SPHERE
-    size = [NEAR, 0, 0]
-    green = [0.2, 0.7, 0.35, 0.6]
-    ball.add_geom(type=sphere, size=size, rgba=green, contype=0, conaffinity=0)
-    return spec.compile()

@@ -62,12 +62,7 @@ class BlockGaussian(Gaussian):
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = Blocks(
-            1,
-            self.encoder.size,
-            config.width,
-            config.depth,
-            2 * self.size,
-            config.expansion,
+            1, self.encoder.size, config.width, config.depth, 2 * self.size, config.expansion
         )
         chances = torch.arange(1, config.hold + 1).double().pow(-2)
         self.longer = (chances.cumsum(0) / chances.sum()).tolist()[:-1]  # P(k <= 1), P(k <= 2), ..

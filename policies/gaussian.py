@@ -57,11 +57,7 @@ class Gaussian(Policy):
         self.squashes = not spec.act.is_normalized
         self.encoder = Encoder(spec.obs, config.images, points=config.points)
         self.net = mlp(
-            self.encoder.size,
-            config.hidden,
-            2 * self.size,
-            config.activation,
-            config.layer_norm,
+            self.encoder.size, config.hidden, 2 * self.size, config.activation, config.layer_norm
         )
         if config.zero_head:
             head = self.net[-1]

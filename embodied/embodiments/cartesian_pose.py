@@ -116,7 +116,18 @@ class CartesianPose(Controller):
             return otherwise
         if self.config.rotation == "vector":
             return rotation(np.pi * action[:, 3:6])
-        return _orthogonal(action[:, 3:6], action[:, 6:9], otherwise)
+        # The rotation [B, 3, 3] whose first two columns are nearest to these, in that order.
+        first = action[:, 3:6]
+        second = action[:, 6:9]
+        xp = namespace(first)
+        length = xp.linalg.norm(first, axis=1, keepdims=True)
+        x = first / xp.clip(length, 1e-12, None)
+        rest = second - (x * second).sum(1)[:, None] * x
+        wide = xp.linalg.norm(rest, axis=1, keepdims=True)
+        y = rest / xp.clip(wide, 1e-12, None)
+        made = xp.stack([x, y, xp.linalg.cross(x, y, axis=1)], 2)
+        says = (length > PARALLEL) & (wide > PARALLEL)
+        return xp.where(says[:, :, None], made, otherwise)
 
     def encode(self, place: Floats, turn: Floats) -> Floats:
         """The pose part of the action [B, 3 + m] that means tool poses `place` [B, 3] in the box,
@@ -172,16 +183,3 @@ def rotation_vector(turn: Floats) -> Floats:
 
 def _length(vector: Floats) -> Floats:
     return namespace(vector).linalg.norm(vector, axis=1, keepdims=True)
-
-
-def _orthogonal(first: Floats, second: Floats, otherwise: Floats) -> Floats:
-    """The rotation [B, 3, 3] whose first two columns are nearest to these, in that order."""
-    xp = namespace(first)
-    length = xp.linalg.norm(first, axis=1, keepdims=True)
-    x = first / xp.clip(length, 1e-12, None)
-    rest = second - (x * second).sum(1)[:, None] * x
-    wide = xp.linalg.norm(rest, axis=1, keepdims=True)
-    y = rest / xp.clip(wide, 1e-12, None)
-    made = xp.stack([x, y, xp.linalg.cross(x, y, axis=1)], 2)
-    says = (length > PARALLEL) & (wide > PARALLEL)
-    return xp.where(says[:, :, None], made, otherwise)

@@ -41,7 +41,15 @@ class LeRobotEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.others = others if others or self.images else self.own
         self.task = self.task_description = task
         self._max_episode_steps = episode_steps
-        self.observation_space = self._space()
+        given: Any = self.env.observation_space
+        parts: dict[str, spaces.Space[Any]] = {}
+        for key, names in (("agent_pos", self.own), ("environment_state", self.others)):
+            if names:
+                size = sum(int(np.prod(given[name].shape)) for name in names)
+                parts[key] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        if self.images:
+            parts["pixels"] = spaces.Dict({name: given[name] for name in self.images})
+        self.observation_space = spaces.Dict(parts)
 
     def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**given)
@@ -61,17 +69,6 @@ class LeRobotEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.images:
             shown["pixels"] = {name: obs[name] for name in self.images}
         return shown
-
-    def _space(self) -> spaces.Dict:
-        given: Any = self.env.observation_space
-        parts: dict[str, spaces.Space[Any]] = {}
-        for key, names in (("agent_pos", self.own), ("environment_state", self.others)):
-            if names:
-                size = sum(int(np.prod(given[name].shape)) for name in names)
-                parts[key] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        if self.images:
-            parts["pixels"] = spaces.Dict({name: given[name] for name in self.images})
-        return spaces.Dict(parts)
 
 
 def vector_env(

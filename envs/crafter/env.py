@@ -55,7 +55,14 @@ class Crafter(VecEnv):
     """
 
     def __init__(self, config: Config) -> None:
-        _require_valid(config)
+        if not config.observe or len(set(config.observe)) < len(config.observe):
+            raise ConfigError(
+                f"observe={list(config.observe)} must not be empty or contain duplicates"
+            )
+        if config.goal is not None and config.goal not in ACHIEVEMENTS:
+            raise ConfigError(
+                f"unknown achievement {config.goal!r}{nearest(config.goal, ACHIEVEMENTS)}"
+            )
         self.config = config
         self.num_envs = config.num_envs
         goal = -1 if config.goal is None else ACHIEVEMENTS.index(config.goal)
@@ -66,7 +73,10 @@ class Crafter(VecEnv):
         )
         self._names = tuple(fields(config.observe))
         self.spec = Spec(
-            obs=_leaves(config.observe),
+            obs={
+                name: Leaf(field.shape, field.dtype, 0, field.high, field.unit, field.names)
+                for name, field in fields(config.observe).items()
+            },
             act=Leaf((), "int64", 0, len(ACTIONS) - 1),
             dt=1.0,
             text=config.text,
@@ -99,19 +109,19 @@ class Crafter(VecEnv):
         terminated, truncated = _copied(arrays["terminated"]), _copied(arrays["truncated"])
         ended = terminated | truncated
         self._now = self._with_first_obs(following, ended) if ended.any() else following
+        unlocked = _copied(arrays["unlocked"])
+        named = zip(ACHIEVEMENTS, unlocked.unbind(1), strict=True)
+        log = {f"achievement/{name}": flags for name, flags in named}
+        if self._knows_success:
+            log["success"] = unlocked[:, self._goal]
         return Step(
             obs=self._now,
             next_obs=following,
             reward=_copied(arrays["reward"]),
             terminated=terminated,
             truncated=truncated,
-            log=self._log(_copied(arrays["unlocked"])),
+            log=log,
         )
-
-    def _log(self, unlocked: Tensor) -> Tensors:
-        named = zip(ACHIEVEMENTS, unlocked.unbind(1), strict=True)
-        log = {f"achievement/{name}": flags for name, flags in named}
-        return log | ({"success": unlocked[:, self._goal]} if self._knows_success else {})
 
     def _with_first_obs(self, before: Tensors, began: Tensor) -> Tensors:
         """`before`, with the first observations of new episodes in the finished envs."""
@@ -161,22 +171,6 @@ def row_seed(seed: int | None, row: int) -> int:
     """
     entropy = None if seed is None else (seed, row)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
-
-
-def _require_valid(config: Config) -> None:
-    if not config.observe or len(set(config.observe)) < len(config.observe):
-        raise ConfigError(f"observe={list(config.observe)} must not be empty or contain duplicates")
-    if config.goal is not None and config.goal not in ACHIEVEMENTS:
-        raise ConfigError(
-            f"unknown achievement {config.goal!r}{nearest(config.goal, ACHIEVEMENTS)}"
-        )
-
-
-def _leaves(observe: tuple[Kind, ...]) -> dict[str, Leaf]:
-    return {
-        name: Leaf(field.shape, field.dtype, 0, field.high, field.unit, field.names)
-        for name, field in fields(observe).items()
-    }
 
 
 def _copied(array: np.ndarray) -> Tensor:

@@ -137,19 +137,16 @@ def skeleton(world: Land, me: Thing) -> None:
     if distance <= 3 and world.move(me, -toward(dx, dy, random() < 0.6), WALKABLE):
         return
     if distance <= 5 and random() < 0.5:
-        _shoot(world, me, toward(dx, dy, True))
+        way = toward(dx, dy, True)
+        to = me.at + way
+        free = world.who[to] is None and WALKABLE_ARROW[world.cells[to]]
+        if me.clock == 0 and way != 0 and free:
+            world.add(Thing(ARROW, to, way))
+            me.clock = 4
     elif distance <= 8 and random() < 0.3:
         world.move(me, toward(dx, dy, random() < 0.6), WALKABLE)
     elif random() < 0.2:
         world.move(me, WAYS[world.bits(32) & 3], WALKABLE)
-
-
-def _shoot(world: Land, me: Thing, way: int) -> None:
-    to = me.at + way
-    free = world.who[to] is None and WALKABLE_ARROW[world.cells[to]]
-    if me.clock == 0 and way != 0 and free:
-        world.add(Thing(ARROW, to, way))
-        me.clock = 4
 
 
 def arrow(world: Land, me: Thing) -> None:

@@ -87,7 +87,20 @@ def make(seed: int) -> Map:
     random = continued(first)
     draw = random.random
     material = bytearray(terrain.material.tobytes())
-    _grow(material, terrain, draw)
+    # Trees and ores, in place.
+    kinds = (terrain.may_coal, terrain.may_iron, terrain.may_diamond, terrain.may_tree)
+    coal, iron, diamond, tree = (kind.tobytes() for kind in kinds)
+    chance = np.logical_or.reduce(kinds)
+    for cell in np.flatnonzero(chance).tolist():
+        if tree[cell]:
+            if draw() > 0.8:
+                material[cell] = TREE
+        elif coal[cell] and draw() > 0.85:
+            material[cell] = COAL
+        elif iron[cell] and draw() > 0.75:
+            material[cell] = IRON
+        elif diamond[cell] and draw() > 0.994:
+            material[cell] = DIAMOND
     creatures = _settle(material, terrain.tunnel, draw)
     cells = np.zeros((STRIDE, STRIDE), np.uint8)
     inner = np.frombuffer(material, np.uint8).reshape(SIDE, SIDE)
@@ -102,23 +115,6 @@ def continued(generator: np.random.RandomState) -> Random:
     random = Random()
     random.setstate((3, (*state[1].tolist(), int(state[2])), None))
     return random
-
-
-def _grow(material: bytearray, terrain: _Terrain, draw: Callable[[], float]) -> None:
-    """Trees and ores, in place."""
-    kinds = (terrain.may_coal, terrain.may_iron, terrain.may_diamond, terrain.may_tree)
-    coal, iron, diamond, tree = (kind.tobytes() for kind in kinds)
-    chance = np.logical_or.reduce(kinds)
-    for cell in np.flatnonzero(chance).tolist():
-        if tree[cell]:
-            if draw() > 0.8:
-                material[cell] = TREE
-        elif coal[cell] and draw() > 0.85:
-            material[cell] = COAL
-        elif iron[cell] and draw() > 0.75:
-            material[cell] = IRON
-        elif diamond[cell] and draw() > 0.994:
-            material[cell] = DIAMOND
 
 
 def _settle(material: bytearray, tunnel: Flags, draw: Callable[[], float]) -> list[tuple[str, int]]:
@@ -160,16 +156,12 @@ def _grid() -> _Grid:
     middle = SIDE // 2
     distance = np.sqrt((x - middle) ** 2 + (y - middle) ** 2)
     rim = np.arange(CELLS).reshape(STRIDE, STRIDE)[RIM:-RIM, RIM:-RIM]
-    return _Grid(distance, rim.ravel().tolist(), Noise(np.concatenate(list(_places(x, y)))))
-
-
-def _places(x: NDArray[np.int64], y: NDArray[np.int64]) -> list[Floats]:
     places = []
     for name, (height, size) in FIELDS.items():
         # Tunnels are features drawn out along one axis.
         u, v = {"tunnel_x": (2 * x, y / 5), "tunnel_y": (x / 5, 2 * y)}.get(name, (x, y))
         places.append(np.stack([u / size, v / size, np.full(len(x), float(height))], 1))
-    return places
+    return _Grid(distance, rim.ravel().tolist(), Noise(np.concatenate(places)))
 
 
 def _terrain(seed: int) -> _Terrain:

@@ -80,7 +80,12 @@ class Painter:
         return np.concatenate([view.transpose(1, 0, 2), self._inventory(player.inventory)])
 
     def _dark(self, canvas: Pixels, light: float, grain: int) -> Floats:
-        noise = NOISE[0] + (NOISE[1] - NOISE[0]) * _uniform(grain, self.shape)[..., None]
+        # Uniform numbers in [0, 1) from random words, as the Mersenne twister makes doubles.
+        count = 2 * self.shape[0] * self.shape[1]
+        words = np.frombuffer(grain.to_bytes(4 * count, "little"), np.uint32)
+        high, low = words[0::2] >> 5, words[1::2] >> 6
+        doubles: Floats = (high.astype(np.float64) * 67108864 + low) / 9007199254740992
+        noise = NOISE[0] + (NOISE[1] - NOISE[0]) * doubles.reshape(self.shape)[..., None]
         mask = 2 * (0.5 - light) * self._edge
         noisy = (1 - mask) * canvas + mask * noise
         return _tint(_colour(noisy.astype(np.uint8), PALE), NIGHT)
@@ -119,15 +124,6 @@ def portrait(world: World, width: int, height: int) -> Pixels:
 @cache
 def painter_of(unit: int) -> Painter:
     return Painter(unit)
-
-
-def _uniform(grain: int, shape: tuple[int, int]) -> Floats:
-    """Uniform numbers in [0, 1) from random words, as the Mersenne twister makes doubles."""
-    count = 2 * shape[0] * shape[1]
-    words = np.frombuffer(grain.to_bytes(4 * count, "little"), np.uint32)
-    high, low = words[0::2] >> 5, words[1::2] >> 6
-    doubles: Floats = (high.astype(np.float64) * 67108864 + low) / 9007199254740992
-    return doubles.reshape(shape)
 
 
 def _joined(tiles: NDArray) -> NDArray:

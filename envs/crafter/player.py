@@ -86,17 +86,6 @@ class Player(Thing):
             else:
                 self.sleeping = False
                 self.achieved[WAKE_UP] += 1
-        self._act(world, action)
-        self._advance_life()
-        self.inventory[:] = [
-            0 if count < 0 else most if count > most else count
-            for count, most in zip(self.inventory, MOST, strict=True)
-        ]
-        if self.health < self.before:
-            self.sleeping = False
-        self.before = self.health
-
-    def _act(self, world: Land, action: int) -> None:
         target = self.at + self.way
         if action in MOVES:
             self.way = MOVES[action]
@@ -107,8 +96,17 @@ class Player(Thing):
             thing = world.who[target]
             if thing is None:
                 self._collect(world, target)
-            else:
-                self._touch(world, thing)
+            elif thing.kind == PLANT:
+                if thing.clock > RIPE:
+                    thing.clock = 0
+                    world.look[thing.at] = thing.look
+                    self.inventory[FOOD] += 4
+                    self.achieved[EAT_PLANT] += 1
+            elif thing.kind in (ZOMBIE, SKELETON, COW):
+                damage = next((damage for item, damage in SWORDS if self.inventory[item]), 1)
+                thing.health = max(0, thing.health - damage)
+                if thing.health <= 0:
+                    self._defeat(thing.kind)
         elif action == SLEEP:
             if self.inventory[ENERGY] < MOST[ENERGY]:
                 self.sleeping = True
@@ -116,19 +114,14 @@ class Player(Thing):
             self._place(world, target, PLACE[action])
         elif action in MAKE:
             self._make(world, MAKE[action])
-
-    def _touch(self, world: Land, thing: Thing) -> None:
-        if thing.kind == PLANT:
-            if thing.clock > RIPE:
-                thing.clock = 0
-                world.look[thing.at] = thing.look
-                self.inventory[FOOD] += 4
-                self.achieved[EAT_PLANT] += 1
-        elif thing.kind in (ZOMBIE, SKELETON, COW):
-            damage = next((damage for item, damage in SWORDS if self.inventory[item]), 1)
-            thing.health = max(0, thing.health - damage)
-            if thing.health <= 0:
-                self._defeat(thing.kind)
+        self._advance_life()
+        self.inventory[:] = [
+            0 if count < 0 else most if count > most else count
+            for count, most in zip(self.inventory, MOST, strict=True)
+        ]
+        if self.health < self.before:
+            self.sleeping = False
+        self.before = self.health
 
     def _defeat(self, kind: int) -> None:
         if kind == COW:

@@ -108,7 +108,23 @@ class World:
             if abs(thing.x - x) + abs(thing.y - y) < NEAR:
                 TURNS[thing.kind](self, thing)
         if self.clock % 10 == 0:
-            self._balance()
+            # Creatures come and go, chunk by chunk.
+            light = self.light
+            night = int(3.5 - 3 * light)
+            cows = int(1.5 + light)
+            for chunk, things in list(self.chunks.items()):
+                kinds = [thing.kind for thing in things]
+                grass = self.grass[chunk]
+                path = self.path[chunk]
+                low = 0 if grass < 50 else night
+                if not low <= kinds.count(ZOMBIE) <= night:
+                    self._adjust(chunk, ZOMBIE, GRASS, 6, 0, 0.3, 0.4, low)
+                low = 0 if path < 6 else 1
+                if not low <= kinds.count(SKELETON) <= 2:
+                    self._adjust(chunk, SKELETON, PATH, 7, 7, 0.1, 0.1, low)
+                low = 0 if grass < 30 else 1
+                if not low <= kinds.count(COW) <= cows:
+                    self._adjust(chunk, COW, GRASS, 5, 5, 0.01, 0.1, low)
         if self.gone:
             self.things = [thing for thing in self.things if not thing.removed]
             self.gone = False
@@ -171,25 +187,6 @@ class World:
         for kind, counts in ((GRASS, self.grass), (PATH, self.path)):
             counts[chunk] += (material == kind) - (before == kind)
         self.cells[at] = material
-
-    def _balance(self) -> None:
-        """Creatures come and go, chunk by chunk."""
-        light = self.light
-        night = int(3.5 - 3 * light)
-        cows = int(1.5 + light)
-        for chunk, things in list(self.chunks.items()):
-            kinds = [thing.kind for thing in things]
-            grass = self.grass[chunk]
-            path = self.path[chunk]
-            low = 0 if grass < 50 else night
-            if not low <= kinds.count(ZOMBIE) <= night:
-                self._adjust(chunk, ZOMBIE, GRASS, 6, 0, 0.3, 0.4, low)
-            low = 0 if path < 6 else 1
-            if not low <= kinds.count(SKELETON) <= 2:
-                self._adjust(chunk, SKELETON, PATH, 7, 7, 0.1, 0.1, low)
-            low = 0 if grass < 30 else 1
-            if not low <= kinds.count(COW) <= cows:
-                self._adjust(chunk, COW, GRASS, 5, 5, 0.01, 0.1, low)
 
     def _adjust(
         self,

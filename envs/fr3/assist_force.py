@@ -24,7 +24,7 @@ from torch import Tensor
 from embodied.core.bounds import NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import Step, VecEnv
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 
@@ -52,7 +52,14 @@ class AssistForce(Wrapper):
     def __init__(self, config: Config, env: VecEnv) -> None:
         if not hasattr(env, "view") or not hasattr(env, "batch"):
             raise ConfigError("AssistForce needs an FR3 environment (embodied.envs.fr3.env)")
-        super().__init__(env, _spec(env.spec))
+        spec = env.spec
+        if spec.act.names and PULL in spec.act.names:
+            raise ConfigError("AssistForce: the environment already has an AssistForce wrapper")
+        act = replace(spec.act, shape=(spec.act.size + 1,), names=(*spec.act.names, PULL))
+        names = () if spec.task is None else spec.task.names
+        task = Leaf((len(names) + 1,), low=0.0, high=1.0, names=(*names, HELP))
+        shown = Leaf((1,), low=0.0, high=1.0, names=(HELP,))
+        super().__init__(env, replace(spec.with_obs(**{HELP: shown}), act=act, task=task))
         self.config = config
         inner: Any = env
         known = [inner.model.body(i).name for i in range(inner.model.nbody)]
@@ -112,13 +119,3 @@ class AssistForce(Wrapper):
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, HELP: self.memory[HELP][:, None].clone()}
-
-
-def _spec(spec: Spec) -> Spec:
-    if spec.act.names and PULL in spec.act.names:
-        raise ConfigError("AssistForce: the environment already has an AssistForce wrapper")
-    act = replace(spec.act, shape=(spec.act.size + 1,), names=(*spec.act.names, PULL))
-    names = () if spec.task is None else spec.task.names
-    task = Leaf((len(names) + 1,), low=0.0, high=1.0, names=(*names, HELP))
-    shown = Leaf((1,), low=0.0, high=1.0, names=(HELP,))
-    return replace(spec.with_obs(**{HELP: shown}), act=act, task=task)

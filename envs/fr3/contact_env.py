@@ -96,9 +96,20 @@ class Fr3Contact(MujocoVecEnv):
         self.controller = JointDelta(
             joint_delta.Config(dt=self.dt, speed=config.speed, lead=config.lead)
         )
+        vector = tuple(parameter.name for parameter in self.given.parameters)
+        names = (*(f"velocity{i + 1}" for i in range(JOINTS)), "stiffness")
         super().__init__(
             model,
-            _spec(self.given, self.dt),
+            Spec(
+                obs={
+                    "joints": Leaf((len(REFLEX_NAMES),), names=REFLEX_NAMES),
+                    "state": Leaf((len(STATE_NAMES),), names=STATE_NAMES),
+                },
+                act=Leaf((len(names),), low=-1.0, high=1.0, names=names),
+                dt=self.dt,
+                task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
+                text=self.given.task.text,
+            ),
             config.num_envs,
             substeps=round(self.dt / self.what.timestep),
             horizon=config.horizon,
@@ -136,20 +147,17 @@ class Fr3Contact(MujocoVecEnv):
         memory["step"][:] = target - memory["setpoint"]
         memory["setpoint"][:] = target
         self.batch.ctrl[:, :JOINTS] = target
-        self._set_stiffness(action[:, JOINTS:])
-        since = self.count[:, None] - memory["when"]
-        acting = (since >= 0) & (since < PUSH_TICKS)
-        force = (memory["push"] * acting[:, :, None]).sum(1)
-        self.batch.xfrc_applied.reshape(self.num_envs, -1, 6)[:, self._hand, :3] = force
-
-    def _set_stiffness(self, action: Floats) -> None:
-        """Springs and dampers for stiffness actions [B, 1]."""
-        ratio = self.config.softest ** (0.5 * (1 - action))
+        # Springs and dampers for stiffness actions [B, 1].
+        ratio = self.config.softest ** (0.5 * (1 - action[:, JOINTS:]))
         stiffness = ratio * np.asarray(self.config.stiffness)
         self.batch.expand("actuator_gainprm")[:, self._servos, 0] = stiffness
         self.batch.expand("actuator_biasprm")[:, self._servos, 1] = -stiffness
         damping = np.sqrt(ratio) * np.asarray(self.config.damping)
         self.batch.expand("actuator_biasprm")[:, self._servos, 2] = -damping
+        since = self.count[:, None] - memory["when"]
+        acting = (since >= 0) & (since < PUSH_TICKS)
+        force = (memory["push"] * acting[:, :, None]).sum(1)
+        self.batch.xfrc_applied.reshape(self.num_envs, -1, 6)[:, self._hand, :3] = force
 
     def step_physics(self) -> None:
         peak = np.zeros(self.num_envs)
@@ -180,7 +188,8 @@ class Fr3Contact(MujocoVecEnv):
 
     def place(self, rows: Rows, draws: Floats) -> None:
         start = self.what.start(self.native(rows), draws[:, :3])
-        q = _joint_positions(start.tool)
+        # Joint positions [n, 7] with the tool at its start, pointing down.
+        q = CartesianDelta(cartesian_delta.Config()).reach(start.tool)
         self.batch.qpos[rows, :JOINTS] = q
         self.batch.ctrl[rows, :JOINTS] = q
         for name, place in start.marker.items():
@@ -188,18 +197,15 @@ class Fr3Contact(MujocoVecEnv):
         self.memory["setpoint"][rows] = q
         for name in ("step", "tau", "peak"):
             self.memory[name][rows] = 0.0
-        self._place_pushes(rows, draws[:, 3:])
-        self.memory["path"][rows] = path_length(self.view(rows))
-
-    def _place_pushes(self, rows: Rows, draws: Floats) -> None:
-        """Times, directions (uniform on the sphere) and sizes of the pushes of an episode."""
-        when, turn, height, size = draws.reshape(len(rows), 4, PUSHES).transpose(1, 0, 2)
+        # Times, directions (uniform on the sphere) and sizes of the pushes of an episode.
+        when, turn, height, size = draws[:, 3:].reshape(len(rows), 4, PUSHES).transpose(1, 0, 2)
         up = 2 * height - 1
         flat = np.sqrt(1 - up**2)
         turn = math.tau * turn
         aim = np.stack([flat * np.cos(turn), flat * np.sin(turn), up], 2)
         self.memory["when"][rows] = np.floor(when * self.horizon)
         self.memory["push"][rows] = aim * ((0.5 + 0.5 * size) * self.config.push)[:, :, None]
+        self.memory["path"][rows] = path_length(self.view(rows))
 
     def native(self, rows: Rows) -> dict[str, Floats]:
         """Task parameters [n] of `rows` in their own units, by name."""
@@ -223,23 +229,3 @@ class Fr3Contact(MujocoVecEnv):
 
     def describe(self, row: int = 0) -> str:
         return self.what.describe(self.view(np.array([row])))
-
-
-def _joint_positions(tool: Floats) -> Floats:
-    """Joint positions [n, 7] with the tool at `tool` [n, 3], pointing down."""
-    return CartesianDelta(cartesian_delta.Config()).reach(tool)
-
-
-def _spec(given: TaskInstance, dt: float) -> Spec:
-    vector = tuple(parameter.name for parameter in given.parameters)
-    names = (*(f"velocity{i + 1}" for i in range(JOINTS)), "stiffness")
-    return Spec(
-        obs={
-            "joints": Leaf((len(REFLEX_NAMES),), names=REFLEX_NAMES),
-            "state": Leaf((len(STATE_NAMES),), names=STATE_NAMES),
-        },
-        act=Leaf((len(names),), low=-1.0, high=1.0, names=names),
-        dt=dt,
-        task=Leaf((len(vector),), low=0.0, high=1.0, names=vector),
-        text=given.task.text,
-    )

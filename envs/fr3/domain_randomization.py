@@ -124,7 +124,14 @@ class Look:
             model.cam_pos[:] = self.place + _first(param, AXES["camera"][0])
         if "camera_turn" in self.names:
             for quat, before in zip(model.cam_quat, self.turn, strict=True):
-                quat[:] = _turned(before, _first(param, AXES["camera_turn"][0]))
+                # `quat` turned by a rotation vector (rad) in its own axes.
+                angles = _first(param, AXES["camera_turn"][0])
+                turn = np.empty(4)
+                turned = np.empty(4)
+                angle = float(np.linalg.norm(angles))
+                mujoco.mju_axisAngle2Quat(turn, angles / max(angle, 1e-12), angle)
+                mujoco.mju_mulQuat(turned, before, turn)
+                quat[:] = turned
         if "light" in self.names:
             factor = float(param["light"][0])
             model.light_diffuse[:] = self.light * factor
@@ -144,13 +151,3 @@ def touchable(model: mujoco.MjModel, task: Task) -> tuple[Rows, Rows]:
 
 def _first(param: Mapping[str, Floats], names: tuple[str, ...]) -> Floats:
     return np.array([param[name][0] for name in names])
-
-
-def _turned(quat: Floats, angles: Floats) -> Floats:
-    """`quat` turned by a rotation vector (rad) in its own axes."""
-    turn = np.empty(4)
-    turned = np.empty(4)
-    angle = float(np.linalg.norm(angles))
-    mujoco.mju_axisAngle2Quat(turn, angles / max(angle, 1e-12), angle)
-    mujoco.mju_mulQuat(turned, quat, turn)
-    return turned

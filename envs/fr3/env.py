@@ -78,7 +78,14 @@ class Fr3(MujocoVecEnv):
         self.given = self.instance(more)
         self.what = self.given.task
         self.parameters = self.given.parameters
-        self.controller = _controller(config)
+        node = controller_node(config.controller, "fr3", DT)
+        if config.turning != "none":
+            if config.controller != "cartesian_delta":
+                raise ConfigError(
+                    f"env.turning={config.turning} goes with controller=cartesian_delta"
+                )
+            node["turning"] = config.turning
+        self.controller = build(node, Controller)
         self._start = CartesianDelta(cartesian_delta.Config())
         self.draws = self.what.draws
         model = compile_scene(self.what, pictures=False)
@@ -225,15 +232,6 @@ class Fr3(MujocoVecEnv):
         self._reference = tuple(reference)
         for key, value in {**reference, **own}.items():
             self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
-
-
-def _controller(config: Config) -> Controller:
-    node = controller_node(config.controller, "fr3", DT)
-    if config.turning != "none":
-        if config.controller != "cartesian_delta":
-            raise ConfigError(f"env.turning={config.turning} goes with controller=cartesian_delta")
-        node["turning"] = config.turning
-    return build(node, Controller)
 
 
 def _cameras(config: Config) -> Cameras | None:

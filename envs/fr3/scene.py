@@ -18,21 +18,6 @@ def compile_scene(task: Task, pictures: bool) -> mujoco.MjModel:
     source = fr3.mjcf()
     spec = mujoco.MjSpec.from_file(str(source))
     spec.meshdir = str(source.parent / "meshes")
-    _options(spec, task)
-    _arm(spec)
-    _hand(spec)
-    _strip(spec, pictures)
-    _table(spec)
-    task.edit(spec)
-    if pictures:
-        _stage(spec)
-    _cameras(spec, task)
-    for key in spec.keys:
-        spec.delete(key)
-    return spec.compile()
-
-
-def _options(spec: mujoco.MjSpec, task: Task) -> None:
     option = spec.option
     option.timestep = task.timestep
     option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
@@ -42,10 +27,7 @@ def _options(spec: mujoco.MjSpec, task: Task) -> None:
     option.impratio = 10.0
     option.iterations = 100
     option.ls_iterations = 50
-
-
-def _arm(spec: mujoco.MjSpec) -> None:
-    """Joint impedance with gravity compensation, as the robot's own controller has it."""
+    # Joint impedance with gravity compensation, as the robot's own controller has it.
     for body in spec.bodies:
         body.gravcomp = 1.0 if body.name != "world" else 0.0
     for name, stiffness, damping in zip(fr3.JOINTS, fr3.STIFFNESS, fr3.DAMPING, strict=True):
@@ -55,6 +37,31 @@ def _arm(spec: mujoco.MjSpec) -> None:
         actuator.gainprm[0] = stiffness
         actuator.biasprm[1] = -stiffness
         actuator.biasprm[2] = -damping
+    _hand(spec)
+    for geom in list(spec.geoms):
+        if not (pictures and geom.classname.name == "visual"):
+            spec.delete(geom)
+    if not pictures:
+        for mesh in list(spec.meshes):
+            spec.delete(mesh)
+    for finger in ("left_finger", "right_finger"):
+        _solid(spec, finger, (0.0085, 0.00475, 0.0085), (0.0, 0.00475, 0.0445))
+    _solid(spec, "hand", (0.03, 0.10, 0.033), (0.0, 0.0, 0.033))
+    spec.worldbody.add_geom(
+        name="table",
+        type=mujoco.mjtGeom.mjGEOM_BOX,
+        size=[0.55, 0.6, 0.03],
+        pos=[0.4, 0.0, -0.03],
+        rgba=[0.66, 0.59, 0.51, 1.0],
+        friction=[0.8, 0.005, 0.0001],
+    )
+    task.edit(spec)
+    if pictures:
+        _stage(spec)
+    _cameras(spec, task)
+    for key in spec.keys:
+        spec.delete(key)
+    return spec.compile()
 
 
 def _hand(spec: mujoco.MjSpec) -> None:
@@ -73,24 +80,7 @@ def _hand(spec: mujoco.MjSpec) -> None:
     actuator.forcerange = [-70.0, 70.0]
 
 
-def _strip(spec: mujoco.MjSpec, pictures: bool) -> None:
-    for geom in list(spec.geoms):
-        if not (pictures and geom.classname.name == "visual"):
-            spec.delete(geom)
-    if not pictures:
-        for mesh in list(spec.meshes):
-            spec.delete(mesh)
-    for finger in ("left_finger", "right_finger"):
-        _solid(spec, finger, (0.0085, 0.00475, 0.0085), (0.0, 0.00475, 0.0445))
-    _solid(spec, "hand", (0.03, 0.10, 0.033), (0.0, 0.0, 0.033))
-
-
-def _solid(
-    spec: mujoco.MjSpec,
-    body: str,
-    half: Point,
-    place: Point,
-) -> None:
+def _solid(spec: mujoco.MjSpec, body: str, half: Point, place: Point) -> None:
     spec.body(body).add_geom(
         name=f"{body}_solid",
         type=mujoco.mjtGeom.mjGEOM_BOX,
@@ -102,17 +92,6 @@ def _solid(
         mass=0,
         condim=4,
         friction=[1.0, 0.01, 0.001],
-    )
-
-
-def _table(spec: mujoco.MjSpec) -> None:
-    spec.worldbody.add_geom(
-        name="table",
-        type=mujoco.mjtGeom.mjGEOM_BOX,
-        size=[0.55, 0.6, 0.03],
-        pos=[0.4, 0.0, -0.03],
-        rgba=[0.66, 0.59, 0.51, 1.0],
-        friction=[0.8, 0.005, 0.0001],
     )
 
 
@@ -142,10 +121,7 @@ def _stage(spec: mujoco.MjSpec) -> None:
 
 
 def _decoration(
-    spec: mujoco.MjSpec,
-    half: Point,
-    place: Point,
-    rgba: tuple[float, float, float, float],
+    spec: mujoco.MjSpec, half: Point, place: Point, rgba: tuple[float, float, float, float]
 ) -> None:
     spec.worldbody.add_geom(
         type=mujoco.mjtGeom.mjGEOM_BOX, size=half, pos=place, rgba=rgba, contype=0, conaffinity=0

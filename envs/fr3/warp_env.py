@@ -29,7 +29,7 @@ from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.envs.fr3.base import DT, RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.fr3.scene import compile_scene
-from embodied.envs.fr3.tasks.task import Start, View
+from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.mujoco.warp_batch import WarpBatch
 from embodied.envs.mujoco.warp_import import tell_about_compiling
@@ -118,7 +118,10 @@ class Fr3Warp(VecEnv):
     def step(self, action: Tensor) -> Step:
         if self._obs is None:
             raise RuntimeError(f"{self.name}: call reset() before step()")
-        self._control(self._checked_action(action).clamp(-1, 1))
+        shape = (self.num_envs, *self.spec.act.shape)
+        if tuple(action.shape) != shape:
+            raise ValueError(f"{self.name}: action is {tuple(action.shape)}, expected {shape}")
+        self._control(action.detach().to(self.device, torch.float64).clamp(-1, 1))
         self.batch.step(self.substeps)
         self.count = self.count + 1
         view = self.view()
@@ -131,7 +134,14 @@ class Fr3Warp(VecEnv):
         # The only synchronisation with the device per step.
         some, fine, lost = torch.stack([ended.any(), sane, self.batch.lost()]).tolist()
         if not fine or lost:
-            self._warn_of_overflow(action, reward, next_obs, lost)
+            # Raise the error of the step, with env indices and names.
+            bad = ~torch.isfinite(action).all(1)
+            if bad.any():
+                rows = bad.nonzero().flatten().tolist()[:5]
+                raise NotFinite(f"{self.name}: action is not finite in envs {rows}")
+            if lost:
+                raise RuntimeError(self.batch.why_lost(self.name))
+            require_finite(reward, next_obs, self.name)
         self._obs = next_obs
         if some:
             self._notify_before_reset(ended)
@@ -229,21 +239,7 @@ class Fr3Warp(VecEnv):
             reference["width"] = torch.zeros_like(start.width)
         fresh = {**reference, **start.memory}
         self.memory = where(mask, fresh, self.memory or fresh)
-        self.batch.restart(mask, self._placed(start, q))
-        if self.what.settle:
-            before = self.batch.saved()
-            self.batch.step(self.what.settle)
-            self.batch.keep(~mask, before)
-
-    def _draw(self, count: int, mask: Tensor) -> Tensor:
-        """Uniform numbers [B, count]; only the generators of the envs `mask` advance."""
-        before = self.streams.state.clone()
-        drawn = self.streams.uniform(count).mT.double()
-        self.streams.state = torch.where(mask[:, None], self.streams.state, before)
-        return drawn
-
-    def _placed(self, start: Start, q: Tensor) -> Tensors:
-        """State fields [B, ...] of envs that start at `start` with joint angles `q` [B, 7]."""
+        # State fields [B, ...] of envs that start at `start` with joint angles `q` [B, 7].
         tool, _, _ = fr3.forward(q)
         qpos = self.batch.origin.double()
         qpos[:, :7] = q
@@ -257,7 +253,18 @@ class Fr3Warp(VecEnv):
             mocap[:, self._markers[name]] = place
         finger = torch.zeros_like(start.width) if self.what.settle else start.width / 2
         ctrl = torch.cat([q, finger[:, None]], 1)
-        return {"qpos": qpos, "ctrl": ctrl, "mocap_pos": mocap}
+        self.batch.restart(mask, {"qpos": qpos, "ctrl": ctrl, "mocap_pos": mocap})
+        if self.what.settle:
+            before = self.batch.saved()
+            self.batch.step(self.what.settle)
+            self.batch.keep(~mask, before)
+
+    def _draw(self, count: int, mask: Tensor) -> Tensor:
+        """Uniform numbers [B, count]; only the generators of the envs `mask` advance."""
+        before = self.streams.state.clone()
+        drawn = self.streams.uniform(count).mT.double()
+        self.streams.state = torch.where(mask[:, None], self.streams.state, before)
+        return drawn
 
     def _set_tasks(self) -> None:
         """Write the model fields that follow from the task vectors."""
@@ -270,12 +277,6 @@ class Fr3Warp(VecEnv):
     def _zeros(self, size: int) -> Tensor:
         return torch.zeros(self.num_envs, size, dtype=torch.float64, device=self.device)
 
-    def _checked_action(self, action: Tensor) -> Tensor:
-        shape = (self.num_envs, *self.spec.act.shape)
-        if tuple(action.shape) != shape:
-            raise ValueError(f"{self.name}: action is {tuple(action.shape)}, expected {shape}")
-        return action.detach().to(self.device, torch.float64)
-
     def _checked_task(self, task: Tensor) -> Tensor:
         if tuple(task.shape) != tuple(self.task.shape):
             wanted = tuple(self.task.shape)
@@ -284,13 +285,3 @@ class Fr3Warp(VecEnv):
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"{self.name}: task vectors must be in [0, 1]")
         return values
-
-    def _warn_of_overflow(self, action: Tensor, reward: Tensor, obs: Tensors, lost: bool) -> None:
-        """Raise the error of the step, with env indices and names."""
-        bad = ~torch.isfinite(action).all(1)
-        if bad.any():
-            rows = bad.nonzero().flatten().tolist()[:5]
-            raise NotFinite(f"{self.name}: action is not finite in envs {rows}")
-        if lost:
-            raise RuntimeError(self.batch.why_lost(self.name))
-        require_finite(reward, obs, self.name)

@@ -64,10 +64,14 @@ class Flown:
         place = state[:3] + self.error + self.random.normal(0, self.config.noise, 3)
         told = not self.config.external or self.time - self.told_at < TOLD
         motors = (float(state[13]), float(state[14]), float(state[15]), float(state[16]))
+        w, x, y, z = (float(each) for each in self.state[3:7, 0])
+        roll = np.arctan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y))
+        pitch = np.arcsin(np.clip(2 * (w * y - z * x), -1, 1))
+        yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
         return Measured(
             _vector(place),
             _vector(state[7:10]),
-            self._angles(),
+            (float(roll), float(pitch), float(yaw)),
             _vector(state[10:13]),
             1e-4 if told else 10.0,
             motors,
@@ -79,7 +83,13 @@ class Flown:
         action = -torch.ones(4, 1) if setpoint.up == "off" else self._action_for(setpoint)
         state = self.pilot.physics.fly(state, action, self.air, dt)
         if float(state[2]) <= 0:
-            state = self._state_on_floor(state)
+            # The state on the floor: level and at rest, facing where it faced.
+            half = self.pilot.heading(state) / 2
+            after = state.clone()
+            after[2] = 0.0
+            after[7:13] = 0.0
+            after[3:7] = torch.stack([half.cos(), 0 * half, 0 * half, half.sin()])
+            state = after
         self.state = state
 
     def hint(self, place: Vector) -> None:
@@ -143,22 +153,6 @@ class Flown:
             vehicle = self.pilot.vehicle
             wanted[2] = setpoint.thrust * vehicle.lift * GRAVITY * upwards - GRAVITY
         wanted[:2] = axis * (wanted[2] + GRAVITY) / upwards
-
-    def _state_on_floor(self, state: torch.Tensor) -> torch.Tensor:
-        """The state on the floor: level and at rest, facing where it faced."""
-        half = self.pilot.heading(state) / 2
-        after = state.clone()
-        after[2] = 0.0
-        after[7:13] = 0.0
-        after[3:7] = torch.stack([half.cos(), 0 * half, 0 * half, half.sin()])
-        return after
-
-    def _angles(self) -> Vector:
-        w, x, y, z = (float(each) for each in self.state[3:7, 0])
-        roll = np.arctan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y))
-        pitch = np.arcsin(np.clip(2 * (w * y - z * x), -1, 1))
-        yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
-        return (float(roll), float(pitch), float(yaw))
 
 
 class Air:

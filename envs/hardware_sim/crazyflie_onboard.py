@@ -65,17 +65,15 @@ class Onboard:
             self.library.begin()
         thrust = (ctypes.c_float * 4)()
         given = (place, attitude.tolist(), measured.velocity, measured.rates)
-        self.flies = bool(self.library.step(*(_floats(each) for each in given), thrust))
+        self.flies = bool(
+            self.library.step(*((ctypes.c_float * len(each))(*each) for each in given), thrust)
+        )
         if not self.flies:
             return None
         least, *more = self.vehicle.thrust
         most = least + sum(more)
         speeds = [self.vehicle.speed(min(max(each, least), most)) for each in thrust]
         return 2 * torch.tensor(speeds)[:, None] - 1
-
-
-def _floats(values: list[float] | Vector) -> ctypes.Array[ctypes.c_float]:
-    return (ctypes.c_float * len(values))(*values)
 
 
 def _compiled(source: Path) -> ctypes.CDLL:

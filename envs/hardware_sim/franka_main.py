@@ -121,21 +121,17 @@ def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
     threading.Thread(target=answer, args=(said, pace.behind, over), daemon=True).start()
     while not over.is_set():
         server.run_once(realtime=False)
-        _await_answer(server)
+        # Wait until the program of each robot has answered its newest state.
+        for robot in server.robot_servers:
+            if robot.current_motion_id:
+                # The one thing that franky-sim (1.0) keeps to itself.
+                wire = getattr(robot, "_FrankaServer__udp_socket")  # noqa: B009
+                select.select([wire], [], [], ANSWER)
         now = time.monotonic()
         if look is not None and now - looked >= LOOK:
             looked = now
             look()
         time.sleep(pace.next())
-
-
-def _await_answer(server: SimulationServer) -> None:
-    """Wait until the program of each robot has answered its newest state."""
-    for robot in server.robot_servers:
-        if robot.current_motion_id:
-            # The one thing that franky-sim (1.0) keeps to itself.
-            wire = getattr(robot, "_FrankaServer__udp_socket")  # noqa: B009
-            select.select([wire], [], [], ANSWER)
 
 
 def _address() -> str:

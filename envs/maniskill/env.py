@@ -61,14 +61,37 @@ class ManiSkill(VecEnv):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.num_envs = config.num_envs
-        settings = _settings(config)
+        horizon = config.horizon or horizon_of(config.id)
+        if horizon is None:
+            raise ValueError(f"{config.id} has no registered time limit; set env.horizon (steps)")
+        cuda = torch.cuda.is_available()
+        if config.backend == "gpu" and not cuda:
+            raise ValueError("backend=gpu needs an NVIDIA GPU that torch can use; use backend=cpu")
+        on_gpu = config.backend == "gpu" or (
+            config.backend == "auto" and cuda and config.num_envs > 1
+        )
+        settings = Settings(
+            id=config.id,
+            obs=config.obs,
+            control_mode=config.control_mode,
+            reward=config.reward,
+            backend="gpu" if on_gpu else "cpu",
+            image_size=config.image_size,
+            cameras=tuple(config.cameras),
+            horizon=horizon,
+            end_on_success=config.end_on_success,
+            kwargs=dict(config.kwargs),
+        )
         self.horizon = settings.horizon
         self.on_gpu = settings.backend == "gpu"
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()
         self._actions = Actions(space, config.id)
-        _require_cameras(config, obs)
+        seen = [name for name in obs if name.startswith("sensor_data_")]
+        for camera in config.cameras:
+            if not any(name.startswith(f"sensor_data_{camera}_") for name in seen):
+                raise ValueError(f"{config.id} with obs={config.obs} has no camera {camera!r}")
         self.spec = Spec(
             obs=leaves(obs, names),
             act=self._actions.leaf,
@@ -189,28 +212,6 @@ class ManiSkill(VecEnv):
         return middle + half * action.clamp(-1.0, 1.0)
 
 
-def _settings(config: Config) -> Settings:
-    horizon = config.horizon or horizon_of(config.id)
-    if horizon is None:
-        raise ValueError(f"{config.id} has no registered time limit; set env.horizon (steps)")
-    cuda = torch.cuda.is_available()
-    if config.backend == "gpu" and not cuda:
-        raise ValueError("backend=gpu needs an NVIDIA GPU that torch can use; use backend=cpu")
-    on_gpu = config.backend == "gpu" or (config.backend == "auto" and cuda and config.num_envs > 1)
-    return Settings(
-        id=config.id,
-        obs=config.obs,
-        control_mode=config.control_mode,
-        reward=config.reward,
-        backend="gpu" if on_gpu else "cpu",
-        image_size=config.image_size,
-        cameras=tuple(config.cameras),
-        horizon=horizon,
-        end_on_success=config.end_on_success,
-        kwargs=dict(config.kwargs),
-    )
-
-
 def _rows(settings: Settings, config: Config) -> Rows | Pool | Batch:
     if settings.backend == "gpu":
         return Batch(settings, config.num_envs)
@@ -218,10 +219,3 @@ def _rows(settings: Settings, config: Config) -> Rows | Pool | Batch:
     return (
         Pool(settings, config.num_envs, workers) if workers > 1 else Rows(settings, config.num_envs)
     )
-
-
-def _require_cameras(config: Config, obs: Tensors) -> None:
-    seen = [name for name in obs if name.startswith("sensor_data_")]
-    for camera in config.cameras:
-        if not any(name.startswith(f"sensor_data_{camera}_") for name in seen):
-            raise ValueError(f"{config.id} with obs={config.obs} has no camera {camera!r}")

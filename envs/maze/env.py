@@ -173,10 +173,7 @@ class Maze(VecEnv):
     def _observe(self) -> Tensors:
         view = self.config.view
         seen = self.cells.gather(1, self.place[:, None] + self.looks[self.facing])
-        return {
-            "view": seen.view(-1, view, view),
-            "facing": self.facing.to(torch.uint8)[:, None],
-        }
+        return {"view": seen.view(-1, view, view), "facing": self.facing.to(torch.uint8)[:, None]}
 
     @property
     def state_roles(self) -> StateRoles:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,28 @@ from numpy.typing import NDArray
 from embodied.envs.maze.held_out import mazes
 from embodied.envs.maze.render import drawing
 from embodied.envs.maze.shortest_paths import distances
-from embodied.envs.maze.tokens import spell
 from embodied.envs.maze.zero_shot import SIDE, zero_shot
+
+
+class Plan(Protocol):
+    @property
+    def walls(self) -> NDArray[np.bool_]: ...
+    @property
+    def start(self) -> NDArray[np.int64]: ...
+    @property
+    def goal(self) -> NDArray[np.int64]: ...
+
+
+def spell(plans: Plan, length: int) -> NDArray[np.int64]:
+    """Words [n, length]: the goal cell, the start cell, then the wall cells in ascending order (sets
+    have none, so one is chosen: CLUTR, Azad et al., 2023); S^2 where there is no wall any more. Of
+    more walls than there is room for the last are left out."""
+    walls = plans.walls.reshape(len(plans.goal), -1)
+    cells = walls.shape[1]
+    order = np.where(walls, np.arange(cells), cells)
+    order = np.sort(np.pad(order, ((0, 0), (0, length)), constant_values=cells), axis=1)
+    return np.concatenate([plans.goal[:, None], plans.start[:, None], order], 1)[:, :length]
+
 
 Floats = NDArray[np.float64]
 MARKS = 3  # elements of a vector that are not cells
@@ -143,7 +164,10 @@ class MazeLevels:
         """
         goal, start = (words[:, i].clip(max=self.cells - 1) for i in range(2))
         levels = self._empty(start, goal, random.integers(4, size=len(words)))
-        whole = self._walled(levels, words[:, self.marks :])
+        # Return the levels with all walls of `words` [n, k], none on start or goal.
+        walls = np.zeros((len(levels), self.cells + 1))
+        np.put_along_axis(walls, words[:, self.marks :].clip(max=self.cells), 1.0, axis=1)
+        whole = self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
         torn = np.flatnonzero(~self.fit(whole))
         if len(torn):
             whole[torn] = self._with_walls(levels[torn], words[torn, self.marks :])
@@ -186,16 +210,14 @@ class MazeLevels:
         walls = np.zeros((len(start), self.side, self.side), bool)
         return self._canonical(self.encode(Plans(walls, start, goal, facing)))
 
-    def _walled(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
-        """Return the levels with all walls of `words` [n, k], none on start or goal."""
-        walls = np.zeros((len(levels), self.cells + 1))
-        np.put_along_axis(walls, words.clip(max=self.cells), 1.0, axis=1)
-        return self._canonical(np.concatenate([walls[:, :-1], levels[:, self.cells :]], 1))
-
     def _with_walls(self, levels: Floats, words: NDArray[np.int64]) -> Floats:
         """Add each of the walls in turn, unless a level would be unfit with it."""
         for column in words.T:
-            tried = self._canonical(np.maximum(levels, self._wall(column)))
+            # [n, S^2 + 3]: 1 at one cell each, or nowhere.
+            one = np.zeros((len(column), self.size))
+            at = np.flatnonzero(column < self.cells)
+            one[at, column[at]] = 1
+            tried = self._canonical(np.maximum(levels, one))
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
 
@@ -207,13 +229,6 @@ class MazeLevels:
             tried = self._edited(levels, cell, moved)
             levels = np.where(self.fit(tried)[:, None], tried, levels)
         return levels
-
-    def _wall(self, cells: NDArray[np.int64]) -> Floats:
-        """[n, S^2 + 3]: 1 at one cell each, or nowhere."""
-        one = np.zeros((len(cells), self.size))
-        at = np.flatnonzero(cells < self.cells)
-        one[at, cells[at]] = 1
-        return one
 
     def _canonical(self, levels: Floats) -> Floats:
         return self.encode(self.decode(levels))

@@ -16,13 +16,13 @@ from embodied.core.tensors import Tensors, under
 from embodied.envs.envpool import Config as PoolConfig
 from embodied.envs.envpool import EnvPool, envpool, make
 from embodied.envs.minigrid.describe import described
-from embodied.envs.minigrid.missions import tokens
 from embodied.envs.minigrid.settings import (
     DIRECTION,
     NOTHING,
     Config,
     cells_leaf,
     mission_leaf,
+    tokens,
     whole_leaves,
 )
 from embodied.envs.spaces import replace_rows
@@ -54,7 +54,12 @@ class Pool(EnvPool):
         if config.mission_words:
             obs["mission"] = mission_leaf(config)
         if config.privileged:
-            obs |= whole_leaves(*_size(pool))
+            # Width and height of the level, which EnvPool knows once it has made one.
+            probe = make(replace(pool, num_envs=1, threads=1), 0)
+            probe.reset()
+            state = probe.debug_states()[0]
+            probe.close()
+            obs |= whole_leaves(state.width, state.height)
         self.spec = Spec(obs, self._actions.leaf, config.dt, None, config.text)
         self._rows = self._every
         self._elapsed = self._keys["elapsed_step"]
@@ -196,15 +201,6 @@ def _own_limit(name: str) -> int:
     """The steps that a level allows; 0 where they depend on the mission."""
     limit = int(envpool.make_spec(name).config.max_episode_steps)
     return limit if limit < 2**31 - 1 else 0
-
-
-def _size(config: PoolConfig) -> tuple[int, int]:
-    """Width and height of the level, which EnvPool knows once it has made one."""
-    probe = make(replace(config, num_envs=1, threads=1), 0)
-    probe.reset()
-    state = probe.debug_states()[0]
-    probe.close()
-    return state.width, state.height
 
 
 @lru_cache(maxsize=4096)

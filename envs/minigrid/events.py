@@ -35,7 +35,8 @@ def happened(before: Tensors, after: Tensors) -> list[str]:
         raise ConfigError(
             "event captions of MiniGrid need its cells: remove the wrappers that change them"
         )
-    codes = np.concatenate([_near(before), _near(after), _turned(before, after)], 1)
+    turned = (before["direction"] != after["direction"]).cpu().numpy()[:, None]
+    codes = np.concatenate([_near(before), _near(after), turned.astype(np.uint8)], 1)
     return [_said(code.tobytes()) for code in codes]
 
 
@@ -47,23 +48,14 @@ def _near(view: Tensors) -> NDArray[np.uint8]:
     return np.concatenate([cells[:, half, last], cells[:, half, last - 1]], 1)
 
 
-def _turned(before: Tensors, after: Tensors) -> NDArray[np.uint8]:
-    turned = before["direction"] != after["direction"]
-    return turned.cpu().numpy()[:, None].astype(np.uint8)
-
-
 @lru_cache(maxsize=65536)
 def _said(code: bytes) -> str:
     hand, ahead, held, now = (tuple(code[i : i + 3]) for i in (0, 3, 6, 9))
     if hand != held:
-        return _taken(hand, held)
+        if held[0] in THINGS:
+            return f"you picked up the {named(list(held))}"
+        return f"you put down the {named(list(hand))}" if hand[0] in THINGS else ""
     return "" if ahead == now else _changed(ahead, now, bool(code[12]))
-
-
-def _taken(hand: Code, held: Code) -> str:
-    if held[0] in THINGS:
-        return f"you picked up the {named(list(held))}"
-    return f"you put down the {named(list(hand))}" if hand[0] in THINGS else ""
 
 
 def _changed(ahead: Code, now: Code, turned: bool) -> str:

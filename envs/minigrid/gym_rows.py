@@ -20,8 +20,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.envs.minigrid import state as saved
 from embodied.envs.minigrid.describe import described
 from embodied.envs.minigrid.factory import Tap, line, make, named_entries, parts, require_stateless
-from embodied.envs.minigrid.missions import tokens
-from embodied.envs.minigrid.settings import Config, mission_leaf, privileged, whole_leaves
+from embodied.envs.minigrid.settings import Config, mission_leaf, privileged, tokens, whole_leaves
 from embodied.envs.minigrid.view import View
 from embodied.envs.spaces import Actions, replace_rows, row_noise
 

@@ -69,14 +69,8 @@ class Levels(MiniGridEnv):
         plan = Plan(side, kind, random)
         plan.fill("wall", walls * MOST_WALLS, random)
         plan.fill("lava", lava * MOST_LAVA, random)
-        self._build(width, height, plan, plan.goal(distance), kind, bool(random.integers(2)))
-        self.agent_dir = int(random.integers(4))
-        self.mission = MISSIONS[kind]
-
-    def _build(
-        self, width: int, height: int, plan: Plan, goal: Cell, kind: int, turned: bool
-    ) -> None:
-        """Put the plan into the grid; `turned`: with rows and columns exchanged."""
+        goal = plan.goal(distance)
+        turned = bool(random.integers(2))  # rows and columns are exchanged
         self.grid = Grid(width, height)
         for x in range(width):
             for y in range(height):
@@ -90,6 +84,8 @@ class Levels(MiniGridEnv):
         if plan.key is not None:
             self.put_obj(Key("yellow"), *_place(plan.key, turned))
         self.agent_pos = _place(plan.start, turned)
+        self.agent_dir = int(random.integers(4))
+        self.mission = MISSIONS[kind]
 
 
 class Plan:
@@ -119,7 +115,9 @@ class Plan:
                 return
             cell = cells[place]
             (self.lava.add if what == "lava" else self.free.remove)(cell)
-            if self._solvable():
+            # The key has to be reached without passing the door.
+            before = self._ways({self.door}) if self.door is not None else {}
+            if (self.key is None or self.key in before) and self._goals():
                 wanted -= 1
             else:
                 (self.lava.remove if what == "lava" else self.free.add)(cell)
@@ -129,11 +127,6 @@ class Plan:
         ways = self._goals()
         ranked = sorted(ways, key=lambda cell: (ways[cell], cell))
         return ranked[round(distance * (len(ranked) - 1))]
-
-    def _solvable(self) -> bool:
-        # The key has to be reached without passing the door.
-        before = self._ways({self.door}) if self.door is not None else {}
-        return (self.key is None or self.key in before) and bool(self._goals())
 
     def _goals(self) -> dict[Cell, int]:
         ways = self._ways(set())

@@ -80,7 +80,14 @@ def _aims_between(
             fetched = _aims_to_fetch_key(grid, start, colour, (x, y), depth)
             if fetched is None:
                 return None
-            return fetched[0] + _aims_with_key(grid, fetched[1], target, colour, verb, depth)
+            # The aims after the key was fetched: it is in hand, and the doors on the way to it are
+            # open.
+            key = fetched[1]
+            free = [[list(cell) for cell in column] for column in grid]
+            free[key[0]][key[1]] = [KIND["empty"], 0, 0]
+            return fetched[0] + (
+                _aims_between(free, key, target, (KEY, colour), verb, depth + 1) or []
+            )
         aims.append(Aim("unlock" if state == LOCKED else "open", DOOR, colour, x, y))
     x, y = target
     kind, colour, _ = grid[x][y]
@@ -106,16 +113,6 @@ def _aims_to_fetch_key(
     return None
 
 
-def _aims_with_key(
-    grid: Grid, key: Cell, target: Cell, colour: int, verb: str, depth: int
-) -> list[Aim]:
-    """The aims after the key was fetched: it is in hand, and the doors on the way to it are
-    open."""
-    free = [[list(cell) for cell in column] for column in grid]
-    free[key[0]][key[1]] = [KIND["empty"], 0, 0]
-    return _aims_between(free, key, target, (KEY, colour), verb, depth + 1) or []
-
-
 def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
     """The cells of a cheapest way from `start` to `target`, both included; None: there is none."""
     queue: list[tuple[int, Cell]] = [(0, start)]
@@ -124,7 +121,10 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
     while queue:
         cost, cell = heapq.heappop(queue)
         if cell == target:
-            return _cells_of_way(came, cell)
+            way = [cell]
+            while (before := came[way[-1]]) is not None:
+                way.append(before)
+            return way[::-1]
         if cost > costs[cell]:
             continue
         for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1)):
@@ -142,10 +142,3 @@ def _way(grid: Grid, start: Cell, target: Cell) -> list[Cell] | None:
                 came[x, y] = cell
                 heapq.heappush(queue, (more, (x, y)))
     return None
-
-
-def _cells_of_way(came: dict[Cell, Cell | None], cell: Cell) -> list[Cell]:
-    way = [cell]
-    while (before := came[way[-1]]) is not None:
-        way.append(before)
-    return way[::-1]

@@ -43,7 +43,13 @@ def read(world: MiniGridEnv, name: str) -> Arrays:
     for key in (key for key in LISTS if _has(world, key)):
         marks[key] = np.array([places.get(id(thing), -1) for thing in getattr(world, key)])
     for key in (key for key in LETTERS if _has(world, key)):
-        marks[key] = _letters(getattr(world, key), LETTERS[key])
+        # A text as [count] bytes, zeros after its end.
+        text = getattr(world, key)
+        count = LETTERS[key]
+        letters = text.encode()
+        if len(letters) > count:
+            raise NotSavable(f"{text!r} is longer than {count} characters")
+        marks[key] = np.frombuffer(letters.ljust(count, b"\0"), np.uint8).copy()
     return {**symbols(world), **marks, "generator": pack(world.np_random)}
 
 
@@ -59,7 +65,7 @@ def write(world: MiniGridEnv, row: Arrays, name: str) -> None:
         elif key in LISTS:
             setattr(world, key, [things[int(place)] for place in row[key]])
         elif key in LETTERS:
-            setattr(world, key, _text(row[key]))
+            setattr(world, key, row[key].tobytes().rstrip(b"\0").decode())
     unpack(world.np_random, row["generator"])
 
 
@@ -136,15 +142,3 @@ def _thing(code: list[int], held: list[int]) -> WorldObj | None:
     if isinstance(thing, Box) and IDX_TO_OBJECT[held[0]] not in ("unseen", "empty"):
         thing.contains = _thing(held, list(NOTHING))
     return thing
-
-
-def _letters(text: str, count: int) -> NDArray[np.uint8]:
-    """A text as [count] bytes, zeros after its end."""
-    letters = text.encode()
-    if len(letters) > count:
-        raise NotSavable(f"{text!r} is longer than {count} characters")
-    return np.frombuffer(letters.ljust(count, b"\0"), np.uint8).copy()
-
-
-def _text(letters: NDArray[np.uint8]) -> str:
-    return letters.tobytes().rstrip(b"\0").decode()

@@ -39,28 +39,25 @@ class View:
         """The view [size, size, 3]: kind, colour and state of each cell, across and then along."""
         world = self.world
         size = self.size
-        cells = self._cells()
-        mask = [True] * (size * size) if world.see_through_walls else seen(cells, size)
-        cells[size // 2 * size + size - 1] = world.carrying or None
-        parts = [
-            self._code(cell) if shown else UNSEEN for cell, shown in zip(cells, mask, strict=True)
-        ]
-        return np.array(np.frombuffer(b"".join(parts), np.uint8).reshape(size, size, 3))
-
-    def _cells(self) -> list[Any]:
-        """The objects in view, column by column."""
+        # The objects in view, column by column.
         grid = self.world.grid
         things = grid.grid
         width = grid.width
         height = grid.height
         x0 = int(self.world.agent_pos[0])
         y0 = int(self.world.agent_pos[1])
-        return [
+        cells = [
             things[y * width + x]
             if 0 <= (x := x0 + across) < width and 0 <= (y := y0 + down) < height
             else self.beyond
             for across, down in self.tables[self.world.agent_dir]
         ]
+        mask = [True] * (size * size) if world.see_through_walls else seen(cells, size)
+        cells[size // 2 * size + size - 1] = world.carrying or None
+        parts = [
+            self._code(cell) if shown else UNSEEN for cell, shown in zip(cells, mask, strict=True)
+        ]
+        return np.array(np.frombuffer(b"".join(parts), np.uint8).reshape(size, size, 3))
 
     def _code(self, cell: Any) -> bytes:
         if cell is None:

@@ -116,7 +116,10 @@ class MujocoVecEnv(VecEnv):
     def scene(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Model and data of one env for the viewer and videos."""
         data = mujoco.MjData(self.model)
-        _load(self.model, data, self.batch.state[row])
+        mujoco.mj_setState(
+            self.model, data, self.batch.state[row], mujoco.mjtState.mjSTATE_INTEGRATION.value
+        )
+        mujoco.mj_forward(self.model, data)
         return self.model, data
 
     def sight(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -189,7 +192,13 @@ class MujocoVecEnv(VecEnv):
         self.count[:] = arrays["count"]
         self.task[:] = arrays["task"]
         for row, words in enumerate(arrays["generator"]):
-            _unpack(self.generators[row], words)
+            low, high, inc_low, inc_high, has, kept = (int(word) & WORD for word in words.tolist())
+            self.generators[row].bit_generator.state = {
+                "bit_generator": "PCG64",
+                "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
+                "has_uint32": has,
+                "uinteger": kept,
+            }
         for key, value in self.memory.items():
             value[:] = arrays[f"memory/{key}"]
         self.retask(np.arange(self.num_envs))
@@ -285,11 +294,6 @@ def _replaced(obs: Tensors, rows: Rows, fresh: Tensors) -> Tensors:
     return merged
 
 
-def _load(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
-    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION.value)
-    mujoco.mj_forward(model, data)
-
-
 def _generator(seed: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, row]))
 
@@ -300,13 +304,3 @@ def _pack(generator: np.random.Generator) -> NDArray[np.int64]:
     wide = [state["state"]["state"], state["state"]["inc"]]
     words = [part for number in wide for part in (number & WORD, number >> 64)]
     return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
-
-
-def _unpack(generator: np.random.Generator, words: NDArray[np.int64]) -> None:
-    low, high, inc_low, inc_high, has, kept = (int(word) & WORD for word in words.tolist())
-    generator.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
-        "has_uint32": has,
-        "uinteger": kept,
-    }

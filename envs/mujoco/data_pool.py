@@ -45,22 +45,19 @@ class DataPool:
         self._datas = [mujoco.MjData(model) for _ in range(min(threads, rows))]
         self._threads = ThreadPoolExecutor(len(self._datas), "mujoco")
         for name, part in VIEWS.items():
-            setattr(self, name, self._view(part))
+            # The columns of `state` that hold one component: marked in one row, found by the mark.
+            marked = np.zeros(self.state.shape[1])
+            picked = np.ones(mujoco.mj_stateSize(self.model, part))
+            data = mujoco.MjData(self.model)
+            mujoco.mj_setState(self.model, data, np.zeros_like(marked), STATE)
+            mujoco.mj_setState(self.model, data, picked, part)
+            mujoco.mj_getState(self.model, data, marked, STATE)
+            columns = np.flatnonzero(marked)
+            setattr(self, name, self.state[:, columns[0] : columns[-1] + 1])
         for name in self._outputs:
             shape = getattr(self._datas[0], name).shape
             setattr(self, name, np.zeros((rows, *shape)))
         self.reset(np.arange(rows))
-
-    def _view(self, part: int) -> Floats:
-        """The columns of `state` that hold one component: marked in one row, found by the mark."""
-        marked = np.zeros(self.state.shape[1])
-        picked = np.ones(mujoco.mj_stateSize(self.model, part))
-        data = mujoco.MjData(self.model)
-        mujoco.mj_setState(self.model, data, np.zeros_like(marked), STATE)
-        mujoco.mj_setState(self.model, data, picked, part)
-        mujoco.mj_getState(self.model, data, marked, STATE)
-        columns = np.flatnonzero(marked)
-        return self.state[:, columns[0] : columns[-1] + 1]
 
     def reset(self, rows: NDArray[np.intp], stage: int = 0) -> None:
         """Put `rows` at the model's defaults; derived quantities wait for `forward`."""

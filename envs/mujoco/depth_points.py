@@ -134,7 +134,16 @@ def farthest(points: Tensor, valid: Tensor, count: int) -> Tensor:
 
 def cloud(points: Array, colours: Array | None, config: Config) -> NDArray[np.float32]:
     """One cloud [N, 3 or 6] of points [M, 3] (m, base frame), by Open3D: as `thinned` has it."""
-    o3d = _open3d()
+    try:
+        import open3d as o3d
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "point clouds on the CPU need Open3D: pip install 'embodied-rl[points]'"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"Open3D cannot start ({error}); install the system package libusb-1.0-0"
+        ) from error
     whole = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(np.ascontiguousarray(points)))
     if colours is not None:
         whole.colors = o3d.utility.Vector3dVector(np.ascontiguousarray(colours, np.float64))
@@ -155,17 +164,3 @@ def cloud(points: Array, colours: Array | None, config: Config) -> NDArray[np.fl
     if colours is not None:
         values = np.concatenate([values, np.asarray(part.colors)], 1)
     return values[np.arange(config.points) % len(values)].astype(np.float32)
-
-
-def _open3d():
-    try:
-        import open3d
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "point clouds on the CPU need Open3D: pip install 'embodied-rl[points]'"
-        ) from error
-    except OSError as error:
-        raise ConfigError(
-            f"Open3D cannot start ({error}); install the system package libusb-1.0-0"
-        ) from error
-    return open3d

@@ -107,9 +107,16 @@ class Locomotion(MujocoVecEnv):
         assets = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
         model = mujoco.MjModel.from_xml_path(str(assets / self.world.xml))
         self.draws = model.nq + model.nv
+        sizes = {"cinert": 10 * (model.nbody - 1), "cvel": 6 * (model.nbody - 1)}
+        sizes |= {"cfrc_ext": 6 * (model.nbody - 1), "qfrc_actuator": model.nv - 6}
+        size = model.nq - self.world.skip + model.nv + sum(sizes[part] for part in self.world.seen)
+        names = tuple(model.actuator(i).name for i in range(model.nu))
+        dt = model.opt.timestep * self.world.substeps
         super().__init__(
             model,
-            _spec(model, self.world, config.id),
+            Spec(
+                {"state": Leaf((size,))}, action_leaf(names), dt, text=f"Run forward ({config.id})."
+            ),
             config.num_envs,
             substeps=self.world.substeps,
             horizon=config.horizon,
@@ -217,12 +224,3 @@ class Locomotion(MujocoVecEnv):
 
 def _inside(values: Floats, bounds: Range) -> NDArray[np.bool_]:
     return (bounds[0] < values) & (values < bounds[1])
-
-
-def _spec(model: mujoco.MjModel, world: World, name: str) -> Spec:
-    sizes = {"cinert": 10 * (model.nbody - 1), "cvel": 6 * (model.nbody - 1)}
-    sizes |= {"cfrc_ext": 6 * (model.nbody - 1), "qfrc_actuator": model.nv - 6}
-    size = model.nq - world.skip + model.nv + sum(sizes[part] for part in world.seen)
-    names = tuple(model.actuator(i).name for i in range(model.nu))
-    dt = model.opt.timestep * world.substeps
-    return Spec({"state": Leaf((size,))}, action_leaf(names), dt, text=f"Run forward ({name}).")

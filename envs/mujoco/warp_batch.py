@@ -76,7 +76,19 @@ class WarpBatch:
         """Advance every env by `count` physics steps, with one launch."""
         with self._on_device():
             if count not in self._graphs:
-                self._graphs[count] = self._captured(count)
+                # A graph of `count` steps; the state is as before afterwards.
+                before = self.saved()
+                # Kernels are compiled and loaded by a step outside of the capture.
+                self._run(1)
+                warp.synchronize_device(self.warp_device)
+                with contextlib.ExitStack() as stack:
+                    if self.warp_device.is_cuda:
+                        # Torch's default stream, which Warp works in here, cannot be captured.
+                        stack.enter_context(warp.ScopedStream(warp.Stream(self.warp_device)))
+                    capture = stack.enter_context(warp.ScopedCapture())
+                    self._run(count)
+                self.load(before)
+                self._graphs[count] = capture.graph
             warp.capture_launch(self._graphs[count])
 
     def lost(self) -> Tensor:
@@ -114,21 +126,6 @@ class WarpBatch:
     def _run(self, count: int) -> None:
         for _ in range(count):
             mujoco_warp.step(self._model, self._data)
-
-    def _captured(self, count: int) -> Any:
-        """A graph of `count` steps; the state is as before afterwards."""
-        before = self.saved()
-        # Kernels are compiled and loaded by a step outside of the capture.
-        self._run(1)
-        warp.synchronize_device(self.warp_device)
-        with contextlib.ExitStack() as stack:
-            if self.warp_device.is_cuda:
-                # Torch's default stream, which Warp works in here, cannot be captured.
-                stack.enter_context(warp.ScopedStream(warp.Stream(self.warp_device)))
-            capture = stack.enter_context(warp.ScopedCapture())
-            self._run(count)
-        self.load(before)
-        return capture.graph
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

@@ -58,7 +58,12 @@ class Play(gymnasium.Env[Any, Any]):
             **options,
         )
         self.drawn = NumpyRandom()
-        self.task = _task_facts(gymnasium.make(name, **options), self.drawn)
+        # The facts that `relabel_dataset` reads of a task; its goals do not change, so one reset is
+        # enough.
+        task = gymnasium.make(name, **options)
+        with self.drawn.used():
+            task.reset()
+        self.task = SimpleNamespace(unwrapped=task.unwrapped, reset=lambda: None)
         closed = {"gripper_always_closed": True} if self.kind == "puzzle" else {}
         self.oracles = {key: ORACLES[key](env=self.scene, **closed) for key in KINDS[self.kind]}
         self.oracle: Any = None
@@ -93,7 +98,14 @@ class Play(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         state, _, _, late, info = self.scene.step(action)
-        reward, solved = self._scored(info["prev_qpos"], info.get("prev_button_states"))
+        # Reward of the task in a state, and whether it is solved there.
+        buttons = info.get("prev_button_states")
+        row: dict[str, Any] = {"qpos": info["prev_qpos"][None]}
+        if buttons is not None:
+            row["button_states"] = np.asarray(buttons)[None]
+        relabel_dataset(self.name, self.task, row)
+        reward = float(row["rewards"][0])
+        solved = bool(row["masks"][0] == 0)
         if self.oracle.done:
             with self.drawn.used():
                 _, info = self.scene.unwrapped.set_new_target(p_stack=self.stack)
@@ -112,27 +124,11 @@ class Play(gymnasium.Env[Any, Any]):
         self._obs = {"state": state, DEMONSTRATOR: action.astype(np.float32)}
         return self._obs
 
-    def _scored(self, qpos: NDArray[Any], buttons: NDArray[Any] | None) -> tuple[float, bool]:
-        """Reward of the task in a state, and whether it is solved there."""
-        row: dict[str, Any] = {"qpos": qpos[None]}
-        if buttons is not None:
-            row["button_states"] = np.asarray(buttons)[None]
-        relabel_dataset(self.name, self.task, row)
-        return float(row["rewards"][0]), bool(row["masks"][0] == 0)
-
     def render(self) -> Any:
         return self.scene.render()
 
     def close(self) -> None:
         self.scene.close()
-
-
-def _task_facts(task: Any, drawn: NumpyRandom) -> SimpleNamespace:
-    """The facts that `relabel_dataset` reads of a task; its goals do not change, so one reset is
-    enough."""
-    with drawn.used():
-        task.reset()
-    return SimpleNamespace(unwrapped=task.unwrapped, reset=lambda: None)
 
 
 def _is_hidden(cube: NDArray[Any]) -> bool:

@@ -80,7 +80,18 @@ class Channel:
             self.process.stdin.flush()
         except OSError as error:
             raise self._ended() from error
-        answer = self._parsed(self._line())
+        assert self.process.stdout is not None
+        while b"\n" not in self._rest:
+            if len(self._rest) > LONGEST:
+                raise WorkerError("the worker's answer is too long")
+            if not self._ready.select(self.timeout):
+                raise WorkerError(f"the worker did not answer in {self.timeout:g} s; env.timeout=")
+            part = self.process.stdout.read(LONGEST)
+            if part == b"":
+                raise self._ended()
+            self._rest += part or b""
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer = self._parsed(line)
         if "error" in answer:
             raise WorkerError(str(answer["error"])[:2000])
         return answer
@@ -100,20 +111,6 @@ class Channel:
             self.process.wait()
         self._said.close()
         self._unlink()
-
-    def _line(self) -> bytes:
-        assert self.process.stdout is not None
-        while b"\n" not in self._rest:
-            if len(self._rest) > LONGEST:
-                raise WorkerError("the worker's answer is too long")
-            if not self._ready.select(self.timeout):
-                raise WorkerError(f"the worker did not answer in {self.timeout:g} s; env.timeout=")
-            part = self.process.stdout.read(LONGEST)
-            if part == b"":
-                raise self._ended()
-            self._rest += part or b""
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:

@@ -112,7 +112,13 @@ class QuadrotorGoto(VecEnv):
         if self._obs is None:
             raise RuntimeError("quadrotor_goto: call reset() before step()")
         before = (self.goal - self.state[:3]).norm(dim=0)
-        self._fly(self._checked(action))
+        if action.shape != (self.num_envs, 3):
+            raise ValueError(
+                f"quadrotor_goto: action is {tuple(action.shape)}, expected {(self.num_envs, 3)}"
+            )
+        if not bool(torch.isfinite(action.sum())):
+            raise NotFinite("quadrotor_goto: the action is not finite; the run stops here")
+        self._fly(action.detach().to(self.device, torch.float32).clamp(-1, 1))
         self.count = self.count + 1
         apart = (self.goal - self.state[:3]).norm(dim=0)
         there = apart < self.config.near
@@ -234,12 +240,3 @@ class QuadrotorGoto(VecEnv):
         if obs is None:
             return fresh
         return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
-
-    def _checked(self, action: Tensor) -> Tensor:
-        if action.shape != (self.num_envs, 3):
-            raise ValueError(
-                f"quadrotor_goto: action is {tuple(action.shape)}, expected {(self.num_envs, 3)}"
-            )
-        if not bool(torch.isfinite(action.sum())):
-            raise NotFinite("quadrotor_goto: the action is not finite; the run stops here")
-        return action.detach().to(self.device, torch.float32).clamp(-1, 1)

@@ -22,7 +22,6 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
-from embodied.envs.quadrotor.describe import described
 from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
 from embodied.envs.quadrotor.native_hover import Flown, NativeHover, obstacle
 from embodied.envs.quadrotor.rewards import TARGET, hover
@@ -151,7 +150,9 @@ class Quadrotor(VecEnv):
     def step(self, action: Tensor) -> Step:
         if self._obs is None:
             raise RuntimeError("quadrotor: call reset() before step()")
-        self._require_shape(action)
+        expected = (self.num_envs, len(MOTORS))
+        if action.shape != expected:
+            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
         advance = self._advance if self.native is None else self.native.step
         following, reward, terminated, truncated = advance(action, self._obs["state"])
         self._obs = following
@@ -165,7 +166,10 @@ class Quadrotor(VecEnv):
     def _advance(self, action: Tensor, before: Tensor) -> Flown:
         """One step without resets, after the observations `before` [B, ...]."""
         assert self._obs is not None
-        act = self._checked_action(action)
+        # On a GPU the host would wait; the observations that follow are not finite either.
+        if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
+            raise NotFinite("quadrotor: the action is not finite; the run stops here")
+        act = action.detach().to(self.device, torch.float32).clamp(-1, 1)
         reward = hover(self._obs["critic/state"], act, self.weights, self.vehicle.hover)
         self.state = self.fly(self.state, act.T, Body.of(self.bodies), self.spec.dt)
         self.count = self.count + 1
@@ -280,17 +284,6 @@ class Quadrotor(VecEnv):
             return fresh
         return {key: value.index_copy(0, rows, fresh[key]) for key, value in obs.items()}
 
-    def _require_shape(self, action: Tensor) -> None:
-        expected = (self.num_envs, len(MOTORS))
-        if action.shape != expected:
-            raise ValueError(f"quadrotor: action is {tuple(action.shape)}, expected {expected}")
-
-    def _checked_action(self, action: Tensor) -> Tensor:
-        # On a GPU the host would wait; the observations that follow are not finite either.
-        if self.device.type == "cpu" and not bool(torch.isfinite(action.sum())):
-            raise NotFinite("quadrotor: the action is not finite; the run stops here")
-        return action.detach().to(self.device, torch.float32).clamp(-1, 1)
-
     def _checked_task(self, task: Tensor) -> Tensor:
         expected = (self.num_envs, len(self.parameters))
         if not self.parameters or task.shape != expected:
@@ -301,3 +294,22 @@ class Quadrotor(VecEnv):
 def _columns(rows: Tensor) -> Tensor:
     """Rows [B, k] as a copy [k, B], or back."""
     return rows.T.clone(memory_format=torch.contiguous_format)
+
+
+def described(state: Tensor, seconds: float) -> str:
+    """One column [17] of a state, `seconds` after the start."""
+    x, y, z = state[:3].tolist()
+    upright = 1 - 2 * state[4:6].square().sum().clamp(0, 1)
+    speeds = " ".join(f"{100 * speed:.0f}" for speed in state[13:].tolist())
+    return (
+        f"The quadrotor is {state[:3].norm():.2f} m from the target, at ({x:.2f}, {y:.2f}, "
+        f"{z:.2f}) m, tilted {torch.rad2deg(upright.acos()):.0f} degrees, moves "
+        f"{state[7:10].norm():.2f} m/s, {going(float(state[9]))}, and turns "
+        f"{state[10:13].norm():.1f} rad/s; rotors at {speeds} % of their highest speed; "
+        f"{seconds:.2f} s in the air."
+    )
+
+
+def going(climb: float) -> str:
+    """The word for a vertical velocity (m/s)."""
+    return "climbing" if climb > 0.05 else "sinking" if climb < -0.05 else "level"

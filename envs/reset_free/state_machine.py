@@ -126,7 +126,11 @@ class PracticeStates:
         """Update after a step of the learner in all envs."""
         memory = self.memory
         config = self.config
-        stuck = self._stuck(facts.place) & ~facts.reached
+        trail = torch.cat([facts.place[:, None].to(memory["trail"]), memory["trail"][:, :-1]], 1)
+        memory["trail"] = trail
+        memory["kept"] = (memory["kept"] + 1).clamp(max=config.window)
+        far = (trail - trail[:, :1]).norm(dim=2).amax(1)
+        stuck = (memory["kept"] >= config.window) & (far < config.radius) & ~facts.reached
         memory["age"] = torch.where(facts.reached, 0, memory["age"] + 1)
         memory["goals"] = memory["goals"] + facts.reached
         memory["tries"] = memory["tries"].masked_fill(facts.reached, 0)
@@ -140,7 +144,8 @@ class PracticeStates:
         hopeless = facts.lost | (fails & (memory["tries"] > config.tries))
         mode = torch.where(fails, int(Mode.RECOVERY), int(Mode.LEARNING))
         memory["mode"] = mode.masked_fill(hopeless, int(Mode.ERRORED))
-        self._clear_episode(terminated | truncated)
+        for name in ("age", "goals", "kept"):
+            memory[name] = memory[name].masked_fill(terminated | truncated, 0)
         return Verdict(terminated, truncated, won, stuck & fails, late & fails)
 
     def recovered(self) -> None:
@@ -151,17 +156,3 @@ class PracticeStates:
     def rows(self, mode: Mode) -> Tensor:
         """[n] (bool)."""
         return self.memory["mode"] == mode
-
-    def _stuck(self, place: Tensor) -> Tensor:
-        memory = self.memory
-        window = self.config.window
-        trail = torch.cat([place[:, None].to(memory["trail"]), memory["trail"][:, :-1]], 1)
-        memory["trail"] = trail
-        memory["kept"] = (memory["kept"] + 1).clamp(max=window)
-        far = (trail - trail[:, :1]).norm(dim=2).amax(1)
-        return (memory["kept"] >= window) & (far < self.config.radius)
-
-    def _clear_episode(self, rows: Tensor) -> None:
-        """Clear the memory of the episode that is over."""
-        for name in ("age", "goals", "kept"):
-            self.memory[name] = self.memory[name].masked_fill(rows, 0)

@@ -74,7 +74,9 @@ def identify(config: Config, traces: Sequence[Trace]) -> Identified:
     replay = Replay(fit, config.threads)
     x0 = replay.start
     x, jacobian = _descend(replay, x0, config)
-    cov = np.linalg.inv(_normal(jacobian, replay.samples, config.noise, replay.rms(x)))
+    # Where errors stay, everything is less sure.
+    weight = 1 / (replay.samples * max(config.noise, replay.rms(x)) ** 2)
+    cov = np.linalg.inv(weight * jacobian.T @ jacobian + PRIOR * np.eye(jacobian.shape[1]))
     judge = Replay(held, config.threads)
     errors = judge(np.stack([x0, x]))
     root = [np.sqrt(np.mean(each**2, axis=0)) for each in errors]
@@ -131,12 +133,6 @@ def _differences(replay: Replay, x: Floats) -> tuple[Floats, Floats]:
     steps = np.where(x + STEP > 1, -STEP, STEP)
     errors = replay(np.concatenate([x[None], x + np.diag(steps)])).reshape(len(x) + 1, -1)
     return errors[0], ((errors[1:] - errors[0]) / steps[:, None]).T
-
-
-def _normal(jacobian: Floats, samples: float, noise: float, rms: float) -> Floats:
-    """The inverse of `cov`; where errors stay, everything is less sure."""
-    weight = 1 / (samples * max(noise, rms) ** 2)
-    return weight * jacobian.T @ jacobian + PRIOR * np.eye(jacobian.shape[1])
 
 
 def _evenly_spread(windows: list[Window], most: int) -> list[Window]:

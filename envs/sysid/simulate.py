@@ -86,8 +86,30 @@ class Replay:
         total = len(x) * len(self.windows)
         many = len(self.windows)
         batch = Batch(self.model, total, self.threads)
-        self._physics(batch, {k: np.repeat(v, many, 0) for k, v in values.items()})
-        control = self._control(values["delay"][:, 0])
+        value = {k: np.repeat(v, many, 0) for k, v in values.items()}
+        batch.expand("actuator_gainprm")[:, self.servo, 0] = value["stiffness"]
+        bias = batch.expand("actuator_biasprm")
+        bias[:, self.servo, 1] = -value["stiffness"]
+        bias[:, self.servo, 2] = -value["damping"]
+        batch.expand("dof_frictionloss")[:, self.dof] = value["friction"]
+        batch.expand("dof_armature")[:, self.dof] = value["armature"]
+        batch.set_const()
+        # [C * W, steps, 8]: the mean over each step of what had been sent `delays` [C] (s) before,
+        # which goes smoothly with the delay; the hand stays closed.
+        delays = values["delay"][:, 0]
+        made = np.zeros((len(delays), len(self.windows), self.count, self.model.nu))
+        edges = np.arange(self.count + 1) * self.timestep
+        for i, window in enumerate(self.windows):
+            trace = window.trace
+            # The integral of the targets, and on after the last one.
+            at = np.append(trace.sent_at, trace.sent_at[-1] + 10.0)
+            area = np.cumsum(trace.sent * np.diff(at)[:, None], 0)
+            area = np.concatenate([np.zeros((1, 7)), area])
+            times = window.start + edges[None] - delays[:, None]
+            for j, servo in enumerate(self.servo):
+                whole = np.interp(times, at, area[:, j])
+                made[:, i, :, servo] = np.diff(whole, axis=1) / self.timestep
+        control = made.reshape(-1, self.count, self.model.nu)
         batch.reset()
         qpos = batch.bind("qpos")
         qvel = batch.bind("qvel")
@@ -108,32 +130,6 @@ class Replay:
         first = at.astype(int)
         part = (at - first)[:, None]
         return path[:, first] * (1 - part) + path[:, first + 1] * part - window.seen
-
-    def _physics(self, batch: Batch, value: dict[str, Floats]) -> None:
-        batch.expand("actuator_gainprm")[:, self.servo, 0] = value["stiffness"]
-        bias = batch.expand("actuator_biasprm")
-        bias[:, self.servo, 1] = -value["stiffness"]
-        bias[:, self.servo, 2] = -value["damping"]
-        batch.expand("dof_frictionloss")[:, self.dof] = value["friction"]
-        batch.expand("dof_armature")[:, self.dof] = value["armature"]
-        batch.set_const()
-
-    def _control(self, delays: Floats) -> Floats:
-        """[C * W, steps, 8]: the mean over each step of what had been sent `delays` [C] earlier,
-        which goes smoothly with the delay; the hand stays closed."""
-        made = np.zeros((len(delays), len(self.windows), self.count, self.model.nu))
-        edges = np.arange(self.count + 1) * self.timestep
-        for i, window in enumerate(self.windows):
-            trace = window.trace
-            # The integral of the targets, and on after the last one.
-            at = np.append(trace.sent_at, trace.sent_at[-1] + 10.0)
-            area = np.cumsum(trace.sent * np.diff(at)[:, None], 0)
-            area = np.concatenate([np.zeros((1, 7)), area])
-            times = window.start + edges[None] - delays[:, None]
-            for j, servo in enumerate(self.servo):
-                whole = np.interp(times, at, area[:, j])
-                made[:, i, :, servo] = np.diff(whole, axis=1) / self.timestep
-        return made.reshape(-1, self.count, self.model.nu)
 
     def _unit(self, values: Floats) -> Floats:
         low, high = np.where(self.log, self.low, 1.0), np.where(self.log, self.high, 2.0)

@@ -48,7 +48,23 @@ class Window:
 def read_traces(path: Path) -> list[Trace]:
     """The traces of a black box (.npz) or of a recording's folder; ConfigError."""
     if path.suffix == ".npz":
-        traces = _black_box(path)
+        try:
+            state = np.load(path, allow_pickle=False)["state"]
+            modes = state["mode"]
+            q = state["q"]
+        except (OSError, KeyError, ValueError, IndexError) as error:
+            raise ConfigError(f"{path} is not a black box: {error}") from error
+        finite = np.isfinite(q).all(1) & np.isfinite(state["sent"]).all(1)
+        good = np.isin(modes, MOVES) & finite
+        # Where the mode changes or ticks are missing, a trace ends.
+        step = np.diff(state["now"], prepend=state["now"][:1])
+        broken = (step > 5 * max(float(np.median(step)), 1e-3)) | (step < 0)
+        number = np.cumsum(broken | (np.diff(good, prepend=good[:1]) != 0))
+        traces = [
+            made
+            for each in np.unique(number[good])
+            if (made := _ticks(state[good & (number == each)])) is not None
+        ]
     elif (path / "meta" / "info.json").exists():
         traces = _dataset(path)
     else:
@@ -75,26 +91,6 @@ def cut(traces: list[Trace], length: float, history: float) -> list[Window]:
                 seen = trace.q[part]
                 made.append(Window(trace, start, trace.q[first], trace.dq[first], after, seen))
     return made
-
-
-def _black_box(path: Path) -> list[Trace]:
-    try:
-        state = np.load(path, allow_pickle=False)["state"]
-        modes = state["mode"]
-        q = state["q"]
-    except (OSError, KeyError, ValueError, IndexError) as error:
-        raise ConfigError(f"{path} is not a black box: {error}") from error
-    finite = np.isfinite(q).all(1) & np.isfinite(state["sent"]).all(1)
-    good = np.isin(modes, MOVES) & finite
-    # Where the mode changes or ticks are missing, a trace ends.
-    step = np.diff(state["now"], prepend=state["now"][:1])
-    broken = (step > 5 * max(float(np.median(step)), 1e-3)) | (step < 0)
-    number = np.cumsum(broken | (np.diff(good, prepend=good[:1]) != 0))
-    return [
-        made
-        for each in np.unique(number[good])
-        if (made := _ticks(state[good & (number == each)])) is not None
-    ]
 
 
 def _ticks(state: NDArray[np.void]) -> Trace | None:

@@ -44,21 +44,6 @@ LATE = 0.02  # what a tick costs
 NAMES = ("x", "y", "vx", "vy", "fx", "fy", "ex", "ey")
 
 
-def _boxes() -> Tensor:
-    """Low and high corners [W, 2, 2]: two walls, four borders."""
-    far = SIDE + THICK
-    return torch.tensor(
-        [
-            [[0.19, -THICK], [0.21, UPPER[1] - 0.04]],
-            [[0.39, LOWER[1] + 0.04], [0.41, far]],
-            [[-THICK, -THICK], [0.0, far]],
-            [[SIDE, -THICK], [far, far]],
-            [[-THICK, -THICK], [far, 0.0]],
-            [[-THICK, SIDE], [far, far]],
-        ]
-    )
-
-
 @dataclass(frozen=True)
 class Config:
     """Settings of the maze with contacts."""
@@ -85,7 +70,18 @@ class ContactMaze(VecEnv):
             dt=DT,
             text="go round both walls to the goal, and do not hit anything hard",
         )
-        self.boxes = _boxes()
+        # Low and high corners [W, 2, 2]: two walls, four borders.
+        far = SIDE + THICK
+        self.boxes = torch.tensor(
+            [
+                [[0.19, -THICK], [0.21, UPPER[1] - 0.04]],
+                [[0.39, LOWER[1] + 0.04], [0.41, far]],
+                [[-THICK, -THICK], [0.0, far]],
+                [[SIDE, -THICK], [far, far]],
+                [[-THICK, -THICK], [far, 0.0]],
+                [[-THICK, SIDE], [far, far]],
+            ]
+        )
         self.generators = [torch.Generator() for _ in range(self.num_envs)]
         zeros = torch.zeros(self.num_envs, 2)
         self.rows: Tensors = {

@@ -23,7 +23,6 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.row_rng import RowRng
-from embodied.envs.toy.drive_map import picture
 from embodied.envs.toy.drive_road import CURVATURE, HEADING, LIMIT, Obstacles, Roads
 from embodied.envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
 
@@ -152,7 +151,20 @@ class Drive(VecEnv):
         self.age = self.age + 1
         obstacles = self.roads.obstacles_of(self.every)
         self._tick(before, obstacles)
-        self.events = self._events(obstacles, furthest, action)
+        # EVENTS [B, 8] of the step that led here from the stations `furthest` [B].
+        progress = 100 / self.config.length * (self.place[:, 2] - furthest)
+        away = obstacles.place - self.car[:, None, :2]
+        collided = (away.square().sum(2) < CONTACT**2).any(1)
+        station = self.place[:, :1]
+        offset = self.place[:, 1].abs()
+        speed = self.car[:, 3]
+        road = self.roads.look_up(torch.cat([station, station + SIGNS[:1]], 1), self.every)
+        limit = road[:, 0, LIMIT]
+        wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
+        columns = [progress, collided, offset > ROAD, offset, (speed - limit).relu()]
+        columns += [(speed - wanted).abs() / limit, (self.car[:, 2] - road[:, 0, HEADING]).abs()]
+        columns += [(action[:, 1] - self.last[:, 1]).abs()]
+        self.events = torch.stack([column.float() for column in columns], 1)
         self.last = action.clone()
         reward = self._score()
         lost = (self.events[:, COLLIDED] + self.events[:, OFF_ROAD]) > 0
@@ -192,22 +204,6 @@ class Drive(VecEnv):
         station, offset = self.roads.project(self.car[:, :2], self.place[:, 0], self.every)
         furthest = torch.maximum(self.place[:, 2], station.clamp(max=self.config.length))
         self.place = torch.stack([station, offset, furthest, self.place[:, 3]], 1)
-
-    def _events(self, obstacles: Obstacles, furthest: Tensor, action: Tensor) -> Tensor:
-        """EVENTS [B, 8] of the step that led here from the stations `furthest` [B]."""
-        progress = 100 / self.config.length * (self.place[:, 2] - furthest)
-        away = obstacles.place - self.car[:, None, :2]
-        collided = (away.square().sum(2) < CONTACT**2).any(1)
-        station = self.place[:, :1]
-        offset = self.place[:, 1].abs()
-        speed = self.car[:, 3]
-        road = self.roads.look_up(torch.cat([station, station + SIGNS[:1]], 1), self.every)
-        limit = road[:, 0, LIMIT]
-        wanted = desired_speed(obstacles, self.place, limit, road[:, 1, CURVATURE])
-        columns = [progress, collided, offset > ROAD, offset, (speed - limit).relu()]
-        columns += [(speed - wanted).abs() / limit, (self.car[:, 2] - road[:, 0, HEADING]).abs()]
-        columns += [(action[:, 1] - self.last[:, 1]).abs()]
-        return torch.stack([column.float() for column in columns], 1)
 
     def _tick(self, before: Tensor, obstacles: Obstacles) -> None:
         """Advance the clocks; a rule that is broken now sets its own to 0."""
@@ -303,3 +299,41 @@ def _uncomfortable(before: Tensor, now: Tensor) -> Tensor:
     limits = [(a > 2.40) | (a < -4.05), lateral.abs() > 4.89, total > 8.37, jerk.abs() > 4.13]
     limits += [rate.abs() > 0.95, (rate - old_rate).abs() / DT > 1.93]
     return torch.stack(limits, 1)
+
+
+HALF = 12.0  # m from the middle of the map to its upper edge
+GROUND = (150, 165, 140)
+SHOULDER = (200, 200, 195)
+TARMAC = (235, 235, 230)
+OBSTACLE = (230, 140, 40)
+CAR = (200, 60, 50)
+NOSE = (120, 30, 25)
+
+
+def picture(
+    car: Tensor,
+    obstacles: Tensor,
+    route: Tensor,
+    widths: tuple[float, float],
+    size: tuple[int, int],
+) -> Tensor:
+    """An image uint8 [height, width, 3] around `car` (x, y, yaw, ...), north up; `widths`: of the
+    lane and the road on each side of the `route` [N, 2]."""
+    width, height = size
+    y, x = torch.meshgrid(
+        torch.linspace(HALF, -HALF, height),
+        torch.linspace(-HALF, HALF, width) * width / height,
+        indexing="ij",
+    )
+    grid = torch.stack([x, y], 2) + car[:2]
+    near = route[(route - car[:2]).abs().amax(1) < 2 * HALF * max(width / height, 1)]
+    shown = torch.tensor(GROUND, dtype=torch.uint8).repeat(height, width, 1)
+    if len(near):
+        away = torch.cdist(grid.view(-1, 2), near).amin(1).view(height, width)
+        shown[away < widths[1]] = torch.tensor(SHOULDER, dtype=torch.uint8)
+        shown[away < widths[0]] = torch.tensor(TARMAC, dtype=torch.uint8)
+    nose = car[:2] + 0.6 * torch.stack([car[2].cos(), car[2].sin()])
+    discs = [(place, 0.5, OBSTACLE) for place in obstacles]
+    for place, radius, colour in (*discs, (car[:2], 0.8, CAR), (nose, 0.3, NOSE)):
+        shown[(grid - place).norm(dim=2) < radius] = torch.tensor(colour, dtype=torch.uint8)
+    return shown

@@ -61,7 +61,18 @@ class Roads:
         limit = torch.tensor(LIMITS)[choice].repeat_interleave(SEGMENT, 1)
         table[..., LIMIT] = limit[:, : self.length + TAIL]
         self.table[rows] = table
-        placed = self._placed(traffic.unflatten(1, (5, self.obstacles)))
+        # Obstacles from uniform numbers [n, 5, K]: 40% stand at a side of the lane, 30% ride along
+        # it, 30% cross the road back and forth.
+        kind, along, side, size, phase = traffic.unflatten(1, (5, self.obstacles)).unbind(1)
+        slot = (self.length - FIRST - 10) / max(self.obstacles, 1)
+        station = FIRST + slot * (torch.arange(self.obstacles) + 0.8 * along)
+        stands = kind < 0.4
+        crosses = kind >= 0.7
+        speed = torch.where(stands | crosses, 0.0, 2.0 + 1.5 * size)
+        offset = torch.where(stands, 0.7 + 0.7 * size, 1.3) * torch.where(side < 0.5, -1.0, 1.0)
+        rate = 2 * math.pi / (7.0 + 5.0 * size)
+        parts = (station, speed, offset * ~crosses, 2.5 * crosses, rate, 2 * math.pi * phase)
+        placed = torch.stack(parts, 2)
         self.traffic[rows, : self.obstacles] = placed
 
     def _wind(self, table: Tensor, lots: Tensor) -> None:
@@ -77,20 +88,6 @@ class Roads:
         table[:, 0, :2] = 0.0
         table[:, 1:, X] = middle.cos().cumsum(1)
         table[:, 1:, Y] = middle.sin().cumsum(1)
-
-    def _placed(self, lots: Tensor) -> Tensor:
-        """Obstacles from uniform numbers [n, 5, K]: 40% stand at a side of the lane, 30% ride along
-        it, 30% cross the road back and forth."""
-        kind, along, side, size, phase = lots.unbind(1)
-        slot = (self.length - FIRST - 10) / max(self.obstacles, 1)
-        station = FIRST + slot * (torch.arange(self.obstacles) + 0.8 * along)
-        stands = kind < 0.4
-        crosses = kind >= 0.7
-        speed = torch.where(stands | crosses, 0.0, 2.0 + 1.5 * size)
-        offset = torch.where(stands, 0.7 + 0.7 * size, 1.3) * torch.where(side < 0.5, -1.0, 1.0)
-        rate = 2 * math.pi / (7.0 + 5.0 * size)
-        parts = (station, speed, offset * ~crosses, 2.5 * crosses, rate, 2 * math.pi * phase)
-        return torch.stack(parts, 2)
 
     def look_up(self, station: Tensor, rows: Tensor) -> Tensor:
         """Return x, y, heading, curvature and limit [n, M, 5] at stations [n, M] of the envs

@@ -53,7 +53,10 @@ class Rooms(VecEnv):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.num_envs = config.num_envs
-        _check(config)
+        if config.view % 2 == 0:
+            raise ValueError(f"rooms: view={config.view} must be odd")
+        if config.noisy + config.dark >= config.rooms**2:
+            raise ValueError("rooms: noisy + dark is too large; the start room must be neither")
         n = config.num_envs
         view = config.view
         high = NOISE + config.colours - 1
@@ -113,7 +116,14 @@ class Rooms(VecEnv):
         free = self.cells[self.every, ahead] != WALL
         self.place = np.where((act == GO) & free, ahead, self.place)
         self.age += 1
-        reward = self._enter_cells()
+        # The reward [B] of the cell where each env stands now; switches are switched.
+        room = self.room[self.place]
+        new = (room >= 0) & ~self.visited[self.every, room]
+        self.visited[self.every[new], room[new]] = True
+        at = np.flatnonzero(self.cells[self.every, self.place] == SWITCH)
+        self.loud[at, room[at]] = False
+        self.cells[at, self.place[at]] = EMPTY
+        reward = (new / self.count).astype(np.float32)
         lots = self.streams.uniform(self.flicker.shape[1]).T.numpy()
         self.flicker = np.minimum(lots * self.config.colours, self.config.colours - 1).astype(
             np.uint8
@@ -127,16 +137,6 @@ class Rooms(VecEnv):
             obs = self._observe()
         ends = torch.zeros(self.num_envs, dtype=torch.bool), torch.from_numpy(late)
         return Step(obs, following, torch.from_numpy(reward), *ends, {"success": won})
-
-    def _enter_cells(self) -> np.ndarray:
-        """The reward [B] of the cell where each env stands now; switches are switched."""
-        room = self.room[self.place]
-        new = (room >= 0) & ~self.visited[self.every, room]
-        self.visited[self.every[new], room[new]] = True
-        at = np.flatnonzero(self.cells[self.every, self.place] == SWITCH)
-        self.loud[at, room[at]] = False
-        self.cells[at, self.place[at]] = EMPTY
-        return (new / self.count).astype(np.float32)
 
     def _begin(self, rows: np.ndarray) -> None:
         config = self.config
@@ -226,10 +226,3 @@ class Rooms(VecEnv):
     def describe(self, row: int = 0) -> str:
         seen = int(self.visited[row].sum())
         return f"{seen} of {self.count} rooms seen, step {int(self.age[row])}"
-
-
-def _check(config: Config) -> None:
-    if config.view % 2 == 0:
-        raise ValueError(f"rooms: view={config.view} must be odd")
-    if config.noisy + config.dark >= config.rooms**2:
-        raise ValueError("rooms: noisy + dark is too large; the start room must be neither")

@@ -52,21 +52,17 @@ class ActionRepeat(Wrapper):
             step = self.env.step(action)
             late |= done
             reward = result.reward + self.discount**i * step.reward * ~done
-            result = _merge_steps(result, step, done, reward)
+            # `before` in envs that are `done` [B], else `step`.
+            log = where(done, result.log, step.log)
+            if "success" in log:
+                log["success"] = result.log["success"] | log["success"]
+            result = Step(
+                obs=step.obs,
+                next_obs=where(done, result.next_obs, step.next_obs),
+                reward=reward,
+                terminated=torch.where(done, result.terminated, step.terminated),
+                truncated=torch.where(done, result.truncated, step.truncated),
+                log=log,
+            )
         obs = self.env.reset(mask=late) if late.any() else step.obs
         return replace(result, obs=obs)
-
-
-def _merge_steps(before: Step, step: Step, done: Tensor, reward: Tensor) -> Step:
-    """`before` in envs that are `done` [B], else `step`."""
-    log = where(done, before.log, step.log)
-    if "success" in log:
-        log["success"] = before.log["success"] | log["success"]
-    return Step(
-        obs=step.obs,
-        next_obs=where(done, before.next_obs, step.next_obs),
-        reward=reward,
-        terminated=torch.where(done, before.terminated, step.terminated),
-        truncated=torch.where(done, before.truncated, step.truncated),
-        log=log,
-    )

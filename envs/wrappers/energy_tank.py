@@ -161,7 +161,8 @@ class EnergyTank(Wrapper):
 
     def set_state(self, state: Tensors) -> Tensors:
         obs = super().set_state(state)
-        self._load()
+        self.tank.set_state({name: value.numpy() for name, value in self.memory.items()})
+        self.shares, self.clock = self.memory["shares"], self.memory["clock"].numpy()
         return self.transform_obs(obs)
 
     def _restart(self, rows: Tensor) -> None:
@@ -175,10 +176,6 @@ class EnergyTank(Wrapper):
     def _save(self) -> None:
         books = {name: torch.from_numpy(value) for name, value in self.tank.get_state().items()}
         self.memory = {**books, "shares": self.shares, "clock": torch.from_numpy(self.clock)}
-
-    def _load(self) -> None:
-        self.tank.set_state({name: value.numpy() for name, value in self.memory.items()})
-        self.shares, self.clock = self.memory["shares"], self.memory["clock"].numpy()
 
     def _places(self) -> Floats:
         return self._array(self.inner.places)

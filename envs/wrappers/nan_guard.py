@@ -52,7 +52,14 @@ class NanGuard(Wrapper):
         return obs
 
     def step(self, action: Tensor) -> Step:
-        self._keep(action)
+        state: Tensors = {}
+        if self.savable:
+            try:
+                state = self.env.get_state()
+            except NotSavable:
+                self.savable = False
+        kept = {**nest(self.obs, "obs"), "action": action, **nest(state, "state")}
+        self.kept.append({key: value.detach().cpu().clone() for key, value in kept.items()})
         out: Tensors = {}
         name = "NanGuard"
         try:
@@ -67,16 +74,6 @@ class NanGuard(Wrapper):
             ) from error
         self.obs = step.obs
         return step
-
-    def _keep(self, action: Tensor) -> None:
-        state: Tensors = {}
-        if self.savable:
-            try:
-                state = self.env.get_state()
-            except NotSavable:
-                self.savable = False
-        kept = {**nest(self.obs, "obs"), "action": action, **nest(state, "state")}
-        self.kept.append({key: value.detach().cpu().clone() for key, value in kept.items()})
 
     def _dump(self, out: Tensors) -> Path:
         if self.written is None:

@@ -53,7 +53,16 @@ class ObservationNoise(Wrapper):
         self.deviation, self.bias = (
             self._by_element(each).to(env.device) for each in (config.deviation, config.bias)
         )
-        self.mixing = _mixing(self.names).to(env.device)
+        # [names, names]: what each element's own error does to all of them.
+        names = self.names
+        mixing = torch.eye(len(names))
+        for at, name in enumerate(names):
+            if apart := APART.fullmatch(name):
+                one, other, axis = apart.groups()
+                for whole, sign in ((f"{one}_{axis}", 1.0), (f"{other}_{axis}", -1.0)):
+                    if whole in names:
+                        mixing[names.index(whole), at] = sign
+        self.mixing = mixing.to(env.device)
         self.streams = RowRng(self.depth << 40, env.num_envs, env.device)
         self.memory["generator"] = self.streams.state
         self.memory["bias"] = torch.zeros(env.num_envs, len(self.names), device=env.device)
@@ -105,15 +114,3 @@ class ObservationNoise(Wrapper):
                 )
             wide[torch.tensor(known)] = value
         return wide
-
-
-def _mixing(names: tuple[str, ...]) -> Tensor:
-    """[names, names]: what each element's own error does to all of them."""
-    mixing = torch.eye(len(names))
-    for at, name in enumerate(names):
-        if apart := APART.fullmatch(name):
-            one, other, axis = apart.groups()
-            for whole, sign in ((f"{one}_{axis}", 1.0), (f"{other}_{axis}", -1.0)):
-                if whole in names:
-                    mixing[names.index(whole), at] = sign
-    return mixing

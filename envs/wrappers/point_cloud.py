@@ -51,27 +51,24 @@ class Clouds(Cameras):
         pictures: list[dict[str, NDArray[np.generic]]] = []
         for model, data in scenes:
             pictures.append(super().observe([(model, data)]))
-            clouds.append(self._measure(model, data))
+            # All that the cameras see of one scene: points [M, 3] and, where asked for, colours.
+            size = self.config.size
+            parts = []
+            colours = []
+            for name in self.config.cameras:
+                depth = torch.from_numpy(self.depth(model, data, name, size, size))
+                eye = self.pinhole(model, data, name, size, size)
+                matrix = torch.from_numpy(eye.matrix)
+                pose = torch.from_numpy(eye.pose)
+                parts.append(
+                    depth_points.unproject(depth[None], matrix[None], pose[None])[0].numpy()
+                )
+                if self.config.colour:
+                    picture = self.picture(model, data, name, size, size)
+                    colours.append(picture.reshape(-1, 3) / 255)
+            clouds.append((np.concatenate(parts), np.concatenate(colours) if colours else None))
         images = {n: np.concatenate([one[n] for one in pictures]) for n in self.names}
         return {**images, "points": self._sample_points(clouds)}
-
-    def _measure(
-        self, model: mujoco.MjModel, data: mujoco.MjData
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """All that the cameras see of one scene: points [M, 3] and, where asked for, colours."""
-        size = self.config.size
-        parts = []
-        colours = []
-        for name in self.config.cameras:
-            depth = torch.from_numpy(self.depth(model, data, name, size, size))
-            eye = self.pinhole(model, data, name, size, size)
-            matrix = torch.from_numpy(eye.matrix)
-            pose = torch.from_numpy(eye.pose)
-            parts.append(depth_points.unproject(depth[None], matrix[None], pose[None])[0].numpy())
-            if self.config.colour:
-                picture = self.picture(model, data, name, size, size)
-                colours.append(picture.reshape(-1, 3) / 255)
-        return np.concatenate(parts), np.concatenate(colours) if colours else None
 
     def _sample_points(
         self, clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]]

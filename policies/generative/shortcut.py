@@ -67,7 +67,9 @@ class Shortcut(flow.Flow):
         x0 = torch.randn_like(target)
         t = torch.rand(len(target), device=target.device)
         level = torch.full_like(t, self.finest_level, dtype=torch.int64)
-        some = self._bootstrapped(t)
+        # Random samples [n / bootstrap] of a batch. Not every k-th one: a batch may alternate
+        # between sources. Not randperm, which synchronises with the device.
+        some = torch.rand_like(t).topk(len(t) // self.config.bootstrap).indices
         level[some] = torch.randint(self.finest_level, (len(t[some]),), device=t.device)
         scale = torch.exp2(level[some])
         t[some] = (t[some] * scale).floor() / scale
@@ -76,11 +78,6 @@ class Shortcut(flow.Flow):
         goal[some] = self.longer(x[some], t[some], level[some], features[some])
         error = (self.velocity(x, t, level, features) - goal).square()
         return per_row(error.view_as(batch["action"]), batch["valid"])
-
-    def _bootstrapped(self, t: Tensor) -> Tensor:
-        """Random samples [n / bootstrap] of a batch. Not every k-th one: a batch may alternate
-        between sources. Not randperm, which synchronises with the device."""
-        return torch.rand_like(t).topk(len(t) // self.config.bootstrap).indices
 
     @torch.no_grad()
     def longer(self, x: Tensor, t: Tensor, level: Tensor, features: Tensor) -> Tensor:

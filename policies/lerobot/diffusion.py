@@ -190,21 +190,20 @@ class LeRobotDiffusion(LeRobotPolicy):
         are copies of its first and last step, and do not count.
         """
         condition = self.features(under(batch, "obs"))
-        target, valid = self._with_missing_weights(self.range(batch["action"]), batch["valid"])
+        # A chunk [n, H, A] and its valid steps [n, H] as a prediction of `horizon` steps.
+        chunk = self.range(batch["action"])
+        after = self.config.horizon - self.past - chunk.shape[1]
+        before = chunk[:, :1]
+        behind = chunk[:, -1:]
+        parts = [before.expand(-1, self.past, -1), chunk, behind.expand(-1, after, -1)]
+        target = torch.cat(parts, 1)
+        valid = functional.pad(batch["valid"], (self.past, after))
         e = torch.randn_like(target)
         level = torch.randint(self.config.train_steps, (len(target),), device=target.device)
         abar = alphas(self.config).to(target)[level][:, None, None]
         out = self.net(abar.sqrt() * target + (1 - abar).sqrt() * e, level, condition)
         wanted = e if self.config.prediction == "epsilon" else target
         return per_row((out - wanted).square(), valid)
-
-    def _with_missing_weights(self, chunk: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """A chunk [n, H, A] and its valid steps [n, H] as a prediction of `horizon` steps."""
-        after = self.config.horizon - self.past - chunk.shape[1]
-        before = chunk[:, :1]
-        behind = chunk[:, -1:]
-        parts = [before.expand(-1, self.past, -1), chunk, behind.expand(-1, after, -1)]
-        return torch.cat(parts, 1), functional.pad(valid, (self.past, after))
 
 
 def alphas(config: Config) -> Tensor:

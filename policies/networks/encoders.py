@@ -87,18 +87,16 @@ class Encoder(nn.Module):
         if self.vectors and not all(self.normalized):
             values = {name: rows[f"obs/{name}"] for name in self.vectors}
             self.norm.fit(self.flat(values))
-            self._keep([_flat_vectors(values[name]).shape[1] for name in self.vectors])
+            # Vectors that a wrapper normalised stay as they are.
+            widths = [_flat_vectors(values[name]).shape[1] for name in self.vectors]
+            if any(self.normalized):
+                given = torch.tensor(self.normalized).repeat_interleave(torch.tensor(widths))
+                given = given.to(self.norm.mean.device)
+                self.norm.mean[given] = 0.0
+                self.norm.std[given] = 1.0
+                self.norm.limit.fill_(torch.inf)
         for name, net in zip(self.sets, self.clouds, strict=True):
             cast(PointNet, net).fit(rows[f"obs/{name}"])
-
-    def _keep(self, widths: list[int]) -> None:
-        """Leave vectors of `widths` elements as they are where a wrapper normalised them."""
-        if any(self.normalized):
-            given = torch.tensor(self.normalized).repeat_interleave(torch.tensor(widths))
-            given = given.to(self.norm.mean.device)
-            self.norm.mean[given] = 0.0
-            self.norm.std[given] = 1.0
-            self.norm.limit.fill_(torch.inf)
 
 
 class OneHot(nn.Module):

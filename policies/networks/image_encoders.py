@@ -59,10 +59,7 @@ class Camera(nn.Module):
         self.convolve = nn.Sequential(*layers)
         head = HEADS[config.head](channels, height, width, config)
         self.project = nn.Sequential(
-            head,
-            nn.Linear(head.size, config.features),
-            nn.LayerNorm(config.features),
-            nn.Tanh(),
+            head, nn.Linear(head.size, config.features), nn.LayerNorm(config.features), nn.Tanh()
         )
         self.size = config.features
 

@@ -46,17 +46,13 @@ def require_fit(
         return found
     _require_units(spec, served, mapping, url)
     if mapping is None:
-        _require_same(spec, served, url)
+        try:
+            require_same(spec, served, "environment", f"policy server {url}")
+        except SpecMismatch as error:
+            raise SpecMismatch(f"{error}; mapping=FILE names what belongs together") from error
     else:
         _require_mapped(spec, served, mapping, url)
     return spec
-
-
-def _require_same(spec: Spec, served: Spec, url: str) -> None:
-    try:
-        require_same(spec, served, "environment", f"policy server {url}")
-    except SpecMismatch as error:
-        raise SpecMismatch(f"{error}; mapping=FILE names what belongs together") from error
 
 
 def _require_units(spec: Spec, served: Spec, mapping: Mapping[str, Any] | None, url: str) -> None:

@@ -140,7 +140,9 @@ def _successors(state: State, height: int, everything: bool) -> Iterator[tuple[i
         yield FORWARD, State(x + dx, y + dy, turn, hand, grid)
     if kind == DOOR and (door == CLOSED or (door == LOCKED and hand == (KEY, colour))):
         yield TOGGLE, State(x, y, turn, hand, _put(grid, place, (DOOR, colour, OPEN)))
-    wanted = kind == KEY and bytes((DOOR, colour, LOCKED)) in _cells(grid)
+    wanted = kind == KEY and bytes((DOOR, colour, LOCKED)) in {
+        grid[at : at + 3] for at in range(0, len(grid), 3)
+    }
     if hand[0] == EMPTY and (wanted or (everything and kind in (KEY, BALL, BOX))):
         yield PICK, State(x, y, turn, (kind, colour), _put(grid, place, (EMPTY, 0, 0)))
     if everything and hand[0] != EMPTY and kind == EMPTY:
@@ -155,10 +157,6 @@ def _cell(state: State, height: int) -> tuple[int, int, int]:
     place = 3 * ((state.x + dx) * height + state.y + dy)
     kind, colour, condition = state.grid[place : place + 3]
     return kind, colour, condition
-
-
-def _cells(grid: bytes) -> set[bytes]:
-    return {grid[place : place + 3] for place in range(0, len(grid), 3)}
 
 
 def _put(grid: bytes, place: int, code: tuple[int, int, int]) -> bytes:

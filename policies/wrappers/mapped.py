@@ -100,7 +100,10 @@ class Mapped(Policy):
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch of here."""
-        return self.base.loss(self._batch_there(batch))
+        obs = self.mapping.obs_there(under(batch, "obs"), self.names)
+        action = self.action.to_physical(batch["action"])
+        shape = (*action.shape[: action.ndim - len(self.spec.act.shape)], *self.base.spec.act.shape)
+        return self.base.loss({**batch, **nest(obs, "obs"), "action": action.reshape(shape)})
 
     def fit(self, rows: Tensors) -> None:
         """Nothing: the base keeps the normalisers that it was trained with."""
@@ -115,12 +118,6 @@ class Mapped(Policy):
         unit = self.action.to_unit(actions)
         return unit.reshape(*actions.shape[:2], *self.spec.act.shape)
 
-    def _batch_there(self, rows: Tensors) -> Tensors:
-        obs = self.mapping.obs_there(under(rows, "obs"), self.names)
-        action = self.action.to_physical(rows["action"])
-        shape = (*action.shape[: action.ndim - len(self.spec.act.shape)], *self.base.spec.act.shape)
-        return {**rows, **nest(obs, "obs"), "action": action.reshape(shape)}
-
     def _around(self, base: Policy) -> Policy:
         """This policy around another base with the same spec."""
         return self if base is self.base else type(self).of(base, self.spec, self.mapping)
@@ -131,10 +128,7 @@ def _without_history(carry: Tensors) -> Tensors:
 
 
 def load_mapped(
-    path: Path | str,
-    spec: Spec,
-    mapping: Mapping | None = None,
-    device: torch.device | str = "cpu",
+    path: Path | str, spec: Spec, mapping: Mapping | None = None, device: torch.device | str = "cpu"
 ) -> Policy:
     """The policy of a run or checkpoint folder, as one for `spec`.
 

@@ -26,6 +26,7 @@ from embodied.envs.crafter.life import COW, KINDS, PLANT, RIPE, Thing  # noqa: E
 from embodied.envs.crafter.maps import make  # noqa: E402
 from embodied.envs.crafter.noise import Noise  # noqa: E402
 from embodied.envs.crafter.picture import picture  # noqa: E402
+from embodied.envs.crafter.pool import words  # noqa: E402
 from embodied.envs.crafter.rules import (  # noqa: E402
     ACHIEVEMENTS,
     ACTIONS,
@@ -38,7 +39,6 @@ from embodied.envs.crafter.rules import (  # noqa: E402
     place,
 )
 from embodied.envs.crafter.view import seen  # noqa: E402
-from embodied.envs.crafter.words import words  # noqa: E402
 from embodied.envs.crafter.world import World  # noqa: E402
 
 DO = ACTIONS.index("do")

@@ -12,9 +12,15 @@ from embodied.core.wrapper import find_protocol
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.envs.fr3.language.env import Config, LanguageTasks
-from embodied.envs.fr3.language.instructions import INSTRUCTIONS, NAMES
+from embodied.envs.fr3.language.instructions import (
+    INSTRUCTIONS,
+    NAMES,
+    SENTENCES,
+    TOKENS,
+    WORDS,
+    tokens,
+)
 from embodied.envs.fr3.language.objects import BLOCK, TRAVEL
-from embodied.envs.fr3.language.words import SENTENCES, TOKENS, WORDS, tokens
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted import fr3_tasks
 from embodied.policies.scripted.fr3_tasks import ScriptedTasks

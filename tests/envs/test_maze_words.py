@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied.envs.maze.levels import MazeLevels, Plans
-from embodied.envs.maze.tokens import spell
+from embodied.envs.maze.levels import MazeLevels, Plans, spell
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.envs.toy.stump_scene import SLOTS, STAND, STEP, TALLEST
-from embodied.envs.toy.stump_track import BEAMS, PAD, RANGE, Config, StumpTrack
+from embodied.envs.toy.stump_track import (
+    BEAMS,
+    PAD,
+    RANGE,
+    SLOTS,
+    STAND,
+    STEP,
+    TALLEST,
+    Config,
+    StumpTrack,
+)
 
 ROWS = np.arange(2)
 

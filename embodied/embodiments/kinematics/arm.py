@@ -121,7 +121,19 @@ def load_arm(name: str) -> Arm:
     if name in ("ur5e", "ur5e_2f85"):
         hand = Hand(0.085, 0.15) if name == "ur5e_2f85" else None
         return _of_module(name, importlib.import_module("embodied.embodiments.ur5e"), hand)
-    return _of_file(read_arm_file(name))
+    table = read_arm_file(name)
+    limits = table.limits
+    names = tuple(joint.name for joint in table.joints)
+    return Arm(
+        table.name,
+        names,
+        Chain(table.joints, table.tool),
+        np.array(limits.low),
+        np.array(limits.high),
+        np.array(limits.velocity),
+        np.array(table.home),
+        table.hand,
+    )
 
 
 @lru_cache(maxsize=16)
@@ -160,18 +172,3 @@ def _of_module(name: str, module: Any, hand: Hand | None) -> Arm:
     velocity = np.asarray(module.VELOCITY, float)
     rows = (module.LOWER, module.UPPER, velocity, module.HOME)
     return Arm(name, tuple(module.JOINTS), module.forward, *rows, hand)
-
-
-def _of_file(table: ArmFile) -> Arm:
-    limits = table.limits
-    names = tuple(joint.name for joint in table.joints)
-    return Arm(
-        table.name,
-        names,
-        Chain(table.joints, table.tool),
-        np.array(limits.low),
-        np.array(limits.high),
-        np.array(limits.velocity),
-        np.array(table.home),
-        table.hand,
-    )

@@ -112,12 +112,7 @@ def _error(
 
 
 def _damped_step(
-    arm: Arm,
-    error: Floats,
-    jacobian: Floats,
-    q: Floats,
-    damping: float,
-    pull: float,
+    arm: Arm, error: Floats, jacobian: Floats, q: Floats, damping: float, pull: float
 ) -> Floats:
     """The damped least-squares step [B, n]."""
     home = pull * (constant(arm.home, q) - q)

@@ -23,8 +23,7 @@ from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.fr3.base import TaskInstance
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.fr3.language import layout, objects
-from embodied.envs.fr3.language.instructions import INSTRUCTIONS, NAMES, chosen
-from embodied.envs.fr3.language.words import LEAF, TOKENS
+from embodied.envs.fr3.language.instructions import INSTRUCTIONS, LEAF, NAMES, TOKENS, chosen
 from embodied.envs.fr3.tasks.task import (
     Flags,
     Floats,
@@ -125,7 +124,8 @@ class LanguageTasks(Fr3):
     """B parallel FR3 robots before the same objects, each with an instruction of its own.
 
     The observation `instruction` is the sentence as word numbers
-    (`embodied.envs.fr3.language.words`); the task vector's `instruction` chooses among `tasks`.
+    (`embodied.envs.fr3.language.instructions`); the task vector's `instruction` chooses among
+    `tasks`.
     """
 
     def __init__(self, config: Config) -> None:

@@ -1,7 +1,8 @@
 """The ten instructions of the language tasks: a name, a sentence, and when it is done.
 
 Predicates are pure functions of an `embodied.envs.fr3.tasks.task.View` of n envs and return bool
-[n]. What is put somewhere has to be let go of.
+[n]. What is put somewhere has to be let go of. Sentences are word numbers of one vocabulary too;
+0 is "no word".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import SYMBOL, Leaf
 from embodied.envs.fr3.language.objects import BLOCK, CABINET, RIM, THICK
 from embodied.envs.fr3.tasks.task import Flags, View
 
@@ -146,3 +148,22 @@ def chosen(names: tuple[str, ...]) -> tuple[int, ...]:
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"env.tasks: name each task once, at least one of {', '.join(NAMES)}")
     return tuple(NAMES.index(name) for name in names)
+
+
+SENTENCES = tuple(each.text for each in INSTRUCTIONS)
+WORDS = tuple(sorted({word for text in SENTENCES for word in text.split()}))
+LENGTH = max(len(text.split()) for text in SENTENCES)
+LEAF = Leaf((LENGTH,), "uint8", 0, len(WORDS), SYMBOL)
+
+
+def tokens(text: str) -> list[int]:
+    """The words of `text` as LENGTH numbers, 0 after its end; ValueError for unknown words."""
+    words = text.split()
+    unknown = [word for word in words if word not in WORDS]
+    if unknown or len(words) > LENGTH:
+        raise ValueError(f"not a sentence of these tasks: {text!r}")
+    return [*(WORDS.index(word) + 1 for word in words), *[0] * (LENGTH - len(words))]
+
+
+TOKENS = np.array([tokens(text) for text in SENTENCES], np.uint8)
+"""The tokens of every instruction, [10, LENGTH]."""

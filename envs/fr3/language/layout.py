@@ -35,7 +35,8 @@ def initial(draws: Floats) -> Start:
         x, y = np.array(ROWS)[at[:, 0]] + jitter[:, 0], np.array(PLACES)[at[:, 1]] + jitter[:, 1]
         yaw = spread(draws[:, 16 + number : 17 + number], (-0.25,), (0.25,))[:, 0]
         free[name] = (np.stack([x, y, np.full(n, HEIGHT[name])], 1), upright(yaw))
-    plate = np.concatenate([_plate(row, draws[:, 21:23]), np.full((n, 1), THICK)], 1)
+    place = spread(draws[:, 21:23], (-0.01, -0.19), (0.01, -0.06))
+    plate = np.stack([np.array(ROWS)[row] + place[:, 0], place[:, 1], np.full(n, THICK)], 1)
     free["plate"] = (plate, upright(np.zeros(n)))
     fixed = spread(draws[:, 23:27], (0.63, 0.21, 0.625, -0.23), (0.65, 0.23, 0.655, -0.17))
     zero = np.zeros((n, 1))
@@ -56,8 +57,3 @@ def initial(draws: Floats) -> Start:
 
 def _last(row: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.stack([row, np.full(len(row), 3)], 1)
-
-
-def _plate(row: NDArray[np.intp], draws: Floats) -> Floats:
-    place = spread(draws, (-0.01, -0.19), (0.01, -0.06))
-    return np.stack([np.array(ROWS)[row] + place[:, 0], place[:, 1]], 1)

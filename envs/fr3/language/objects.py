@@ -57,30 +57,7 @@ def add_objects(spec: mujoco.MjSpec) -> None:
     _plate(_free(spec, "plate"))
     can = _free(spec, "can")
     _geom(can, CYLINDER, (0.02, CAN, 0.0), (0.0, 0.0, 0.0), (0.95, 0.55, 0.10, 1.0), 0.08)
-    _cabinet(spec)
-    _button(spec)
-
-
-def _bowl(body: mujoco.MjsBody) -> None:
-    """A round floor and eight walls; the body's origin is the middle of its underside."""
-    rgba = (0.93, 0.93, 0.90, 1.0)
-    _geom(body, CYLINDER, (BOWL, 0.003, 0.0), (0.0, 0.0, 0.003), rgba, 0.12)
-    # The walls do not reach the table: 32 contacts less in every step.
-    half = (0.004, BOWL * math.tan(math.pi / 8) + 0.002, RIM / 2 - 0.001)
-    for side in range(8):
-        angle = side * math.pi / 4
-        place = (BOWL * math.cos(angle), BOWL * math.sin(angle), RIM / 2 + 0.001)
-        wall = _geom(body, BOX, half, place, rgba, 0.02)
-        wall.quat = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
-
-
-def _plate(body: mujoco.MjsBody) -> None:
-    rgba = (0.96, 0.82, 0.20, 1.0)
-    _geom(body, CYLINDER, (PLATE, THICK, 0.0), (0.0, 0.0, 0.0), rgba, 0.12, friction=0.3)
-
-
-def _cabinet(spec: mujoco.MjSpec) -> None:
-    """A box without a front, and a drawer that slides out towards -y, with a knob."""
+    # A box without a front, and a drawer that slides out towards -y, with a knob.
     wood = (0.42, 0.28, 0.18, 1.0)
     front = (0.72, 0.52, 0.32, 1.0)
     metal = (0.15, 0.15, 0.17, 1.0)
@@ -99,15 +76,30 @@ def _cabinet(spec: mujoco.MjSpec) -> None:
     _geom(drawer, BOX, (0.008, 0.016, 0.005), (0.0, 0.024 - KNOB, 0.035), metal, 0.02)
     _geom(drawer, BOX, (0.009, 0.008, 0.022), (0.0, -KNOB, 0.053), metal, 0.03)
     spec.add_exclude(bodyname1="cabinet", bodyname2="drawer")
-
-
-def _button(spec: mujoco.MjSpec) -> None:
     button = spec.worldbody.add_body(name="button", mocap=True)
     _geom(button, CYLINDER, (0.032, 0.008, 0.0), (0.0, 0.0, 0.008), (0.2, 0.2, 0.22, 1.0))
     cap = _slide(button, "cap", (0.0, 0.0, -1.0), PRESS, damping=3.0, stiffness=150.0)
     _geom(cap, CYLINDER, (0.021, 0.008, 0.0), (0.0, 0.0, 0.026), (0.62, 0.15, 0.70, 1.0), 0.03)
     cap.gravcomp = 1.0
     spec.add_exclude(bodyname1="button", bodyname2="cap")
+
+
+def _bowl(body: mujoco.MjsBody) -> None:
+    """A round floor and eight walls; the body's origin is the middle of its underside."""
+    rgba = (0.93, 0.93, 0.90, 1.0)
+    _geom(body, CYLINDER, (BOWL, 0.003, 0.0), (0.0, 0.0, 0.003), rgba, 0.12)
+    # The walls do not reach the table: 32 contacts less in every step.
+    half = (0.004, BOWL * math.tan(math.pi / 8) + 0.002, RIM / 2 - 0.001)
+    for side in range(8):
+        angle = side * math.pi / 4
+        place = (BOWL * math.cos(angle), BOWL * math.sin(angle), RIM / 2 + 0.001)
+        wall = _geom(body, BOX, half, place, rgba, 0.02)
+        wall.quat = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
+
+
+def _plate(body: mujoco.MjsBody) -> None:
+    rgba = (0.96, 0.82, 0.20, 1.0)
+    _geom(body, CYLINDER, (PLATE, THICK, 0.0), (0.0, 0.0, 0.0), rgba, 0.12, friction=0.3)
 
 
 def _free(spec: mujoco.MjSpec, name: str) -> mujoco.MjsBody:

@@ -49,7 +49,17 @@ class Channel(GoalTask):
         _add_wall(spec, "near_wall", NEAR_END, GAP[0])
         _add_wall(spec, "far_wall", GAP[1], FAR_END)
         for body in TOUCH:
-            _add_touch_sensor(spec, body)
+            # The sum of the normal forces (N) of all contacts of `body`.
+            name = f"{body}_touch"
+            spec.body(body).add_site(
+                name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.5, 0, 0], group=5
+            )
+            spec.add_sensor(
+                name=name,
+                type=mujoco.mjtSensor.mjSENS_TOUCH,
+                objtype=mujoco.mjtObj.mjOBJ_SITE,
+                objname=name,
+            )
 
     def describe(self, view: View) -> str:
         gap = centimetres(_point(BEFORE, view.tool))
@@ -83,18 +93,4 @@ def _add_wall(spec: mujoco.MjSpec, name: str, low: float, high: float) -> None:
         friction=[0.3, 0.005, 0.0001],
         solref=SOFT_WALL,
         priority=1,
-    )
-
-
-def _add_touch_sensor(spec: mujoco.MjSpec, body: str) -> None:
-    """The sum of the normal forces (N) of all contacts of `body`."""
-    name = f"{body}_touch"
-    spec.body(body).add_site(
-        name=name, type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.5, 0, 0], group=5
-    )
-    spec.add_sensor(
-        name=name,
-        type=mujoco.mjtSensor.mjSENS_TOUCH,
-        objtype=mujoco.mjtObj.mjOBJ_SITE,
-        objname=name,
     )

@@ -11,15 +11,7 @@ import mujoco
 
 from embodied.embodiments.arrays import constant, namespace
 from embodied.envs.fr3.tasks.goal import GoalTask
-from embodied.envs.fr3.tasks.task import (
-    Flags,
-    Floats,
-    Parameter,
-    Params,
-    Start,
-    View,
-    spread,
-)
+from embodied.envs.fr3.tasks.task import Flags, Floats, Parameter, Params, Start, View, spread
 
 SIDE = 6
 CELL = 0.05

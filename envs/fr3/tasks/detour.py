@@ -50,14 +50,29 @@ class Detour(Lift):
     def edit(self, spec: mujoco.MjSpec) -> None:
         super().edit(spec)
         for name in CANS:
-            _add_can(spec, name)
+            body = spec.worldbody.add_body(name=name)
+            body.add_freejoint(name=name)
+            body.add_geom(
+                name=name,
+                type=mujoco.mjtGeom.mjGEOM_CYLINDER,
+                size=[RADIUS, HALF_HEIGHT, 0],
+                rgba=TIN,
+                mass=0.1,
+                condim=4,
+                priority=1,
+                friction=[1.0, 0.01, 0.001],
+                solref=STIFF,
+            )
 
     def start(self, param: Params, draws: Floats) -> Start:
         begun = super().start(param, draws)
         zero = namespace(draws).zeros_like(draws[:, 0])
         begun.tool = spread(draws, (0.38, -0.02, 0.085), (0.42, 0.02, 0.10))
         begun.width = zero
-        for name, y in zip(CANS, (zero, _side_y(param)), strict=True):
+        side = param["can_side"]
+        distance = param["can_distance"]
+        second = namespace(side).where(side < 0.5, -distance, distance)  # its y coordinate, m
+        for name, y in zip(CANS, (zero, second), strict=True):
             place = namespace(zero).stack([zero + ROW, y, zero + HALF_HEIGHT], 1)
             begun.free[name] = (place, upright(zero))
         return begun
@@ -72,26 +87,3 @@ class Detour(Lift):
     def lost(self, view: View) -> Flags:
         middle, side = (axis_of(view.turn[name])[:, 2] < FALLEN for name in CANS)
         return middle | side
-
-
-def _side_y(param: Params) -> Floats:
-    """The y coordinate of the second can, [n] (m)."""
-    side = param["can_side"]
-    distance = param["can_distance"]
-    return namespace(side).where(side < 0.5, -distance, distance)
-
-
-def _add_can(spec: mujoco.MjSpec, name: str) -> None:
-    body = spec.worldbody.add_body(name=name)
-    body.add_freejoint(name=name)
-    body.add_geom(
-        name=name,
-        type=mujoco.mjtGeom.mjGEOM_CYLINDER,
-        size=[RADIUS, HALF_HEIGHT, 0],
-        rgba=TIN,
-        mass=0.1,
-        condim=4,
-        priority=1,
-        friction=[1.0, 0.01, 0.001],
-        solref=STIFF,
-    )

@@ -94,7 +94,23 @@ class Insert(Task):
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         _peg(spec)
-        _block(spec)
+        # Four walls around a square hole; a mocap body, so that each row can put it elsewhere.
+        body = spec.worldbody.add_body(name="hole", mocap=True)
+        wall = (BLOCK - HOLE) / 2
+        middle = HOLE + wall
+        for name, half, place in (
+            ("right", (wall, BLOCK), (middle, 0.0)),
+            ("left", (wall, BLOCK), (-middle, 0.0)),
+            ("back", (HOLE, wall), (0.0, middle)),
+            ("front", (HOLE, wall), (0.0, -middle)),
+        ):
+            body.add_geom(
+                name=f"wall_{name}",
+                type=mujoco.mjtGeom.mjGEOM_BOX,
+                size=[*half, TOP / 2],
+                pos=[*place, TOP / 2],
+                rgba=DARK,
+            )
 
     def shape(self, param: Params) -> dict[tuple[str, str], Floats]:
         radius = HOLE - param["clearance"]
@@ -168,24 +184,4 @@ def _peg(spec: mujoco.MjSpec) -> None:
             priority=1,
             friction=[0.2, 0.005, 0.0001],
             solref=STIFF,
-        )
-
-
-def _block(spec: mujoco.MjSpec) -> None:
-    """Four walls around a square hole; a mocap body, so that each row can put it elsewhere."""
-    body = spec.worldbody.add_body(name="hole", mocap=True)
-    wall = (BLOCK - HOLE) / 2
-    middle = HOLE + wall
-    for name, half, place in (
-        ("right", (wall, BLOCK), (middle, 0.0)),
-        ("left", (wall, BLOCK), (-middle, 0.0)),
-        ("back", (HOLE, wall), (0.0, middle)),
-        ("front", (HOLE, wall), (0.0, -middle)),
-    ):
-        body.add_geom(
-            name=f"wall_{name}",
-            type=mujoco.mjtGeom.mjGEOM_BOX,
-            size=[*half, TOP / 2],
-            pos=[*place, TOP / 2],
-            rgba=DARK,
         )

@@ -34,19 +34,15 @@ HALF = 0.025
 
 def approach(view: View) -> Floats:
     """The tool point is behind the cube, on the side away from the goal."""
-    return near(view.tool, _behind(view), 0.1)
+    way = view.place["goal"] - view.place["cube"]
+    xp = namespace(way)
+    way = way / xp.clip(xp.linalg.norm(way, axis=1, keepdims=True), 1e-9, None)
+    return near(view.tool, view.place["cube"] - 0.04 * way, 0.1)
 
 
 def arrive(view: View) -> Floats:
     """The cube is at the goal."""
     return near(view.place["cube"], view.place["goal"], 0.1)
-
-
-def _behind(view: View) -> Floats:
-    way = view.place["goal"] - view.place["cube"]
-    xp = namespace(way)
-    way = way / xp.clip(xp.linalg.norm(way, axis=1, keepdims=True), 1e-9, None)
-    return view.place["cube"] - 0.04 * way
 
 
 class Push(Task):

@@ -186,11 +186,7 @@ def centimetres(place: Floats) -> str:
 
 
 def add_box(
-    spec: mujoco.MjSpec,
-    name: str,
-    half: tuple[float, float, float],
-    rgba: Rgba,
-    mass: float,
+    spec: mujoco.MjSpec, name: str, half: tuple[float, float, float], rgba: Rgba, mass: float
 ) -> mujoco.MjsBody:
     """A free box with its own friction (priority over the table and the pads)."""
     body = spec.worldbody.add_body(name=name)
@@ -229,11 +225,5 @@ def _shown(
 ) -> None:
     body = spec.worldbody.add_body(name=name, mocap=True)
     body.add_geom(
-        name=name,
-        type=kind,
-        size=size,
-        pos=[0, 0, below],
-        rgba=rgba,
-        contype=0,
-        conaffinity=0,
+        name=name, type=kind, size=size, pos=[0, 0, below], rgba=rgba, contype=0, conaffinity=0
     )

@@ -35,7 +35,7 @@ def main() -> None:
     except EOFError:
         return
     except Exception as error:
-        _write(answers, {"error": _line(error)})
+        _write(answers, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:2000]})
         raise
 
 
@@ -69,7 +69,3 @@ def _read(requests: BinaryIO) -> dict[str, Any]:
 def _write(answers: BinaryIO, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer).encode() + b"\n")
     answers.flush()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:2000]
