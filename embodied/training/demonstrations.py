@@ -58,7 +58,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         memory_mb = config.demo_memory_mb / len(paths)
         part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
         if env is None:
-            _require_joinable(parts, part, path)
+            if parts:
+                require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
         elif mapping is not None and not is_same(env.spec, part.spec):
             part = remapped(part, env.spec, mapping, path)
         else:
@@ -104,11 +105,6 @@ def _require_of(env: VecEnv, part: Episodes, path: str) -> None:
             f"{error}; mapping=FILE names what belongs together, or leave env= out to imitate the "
             "dataset alone"
         ) from error
-
-
-def _require_joinable(parts: Sequence[Episodes], part: Episodes, path: str) -> None:
-    if parts:
-        require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
 
 
 def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int | None) -> Tensors:
