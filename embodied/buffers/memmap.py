@@ -48,7 +48,14 @@ class MemmapReplayBuffer(ReplayBuffer):
         self.folder = Path(folder if config.folder is None else config.folder)
         self.head = torch.zeros(2, dtype=torch.int64)  # stored transitions, write position
         if (self.folder / "layout.json").exists():
-            self._reopen()
+            facts = json.loads((self.folder / "layout.json").read_text())
+            if facts["capacity"] != self.capacity:
+                raise ConfigError(
+                    f"{self.folder} holds a replay buffer of capacity {facts['capacity']}, not "
+                    f"{self.capacity}: use the same data.replay_size, or another replay.folder"
+                )
+            self._open(facts["rows"])
+            self.size, self.cursor = (int(number) for number in self.head)
 
     def add(self, rows: Tensors) -> None:
         super().add(rows)
@@ -86,16 +93,6 @@ class MemmapReplayBuffer(ReplayBuffer):
         facts = {"capacity": self.capacity, "rows": layout}
         text = json.dumps(facts, indent=1).encode()
         write_durably(self.folder / "layout.json", lambda sink: sink.write(text))
-
-    def _reopen(self) -> None:
-        facts = json.loads((self.folder / "layout.json").read_text())
-        if facts["capacity"] != self.capacity:
-            raise ConfigError(
-                f"{self.folder} holds a replay buffer of capacity {facts['capacity']}, not "
-                f"{self.capacity}: use the same data.replay_size, or another replay.folder"
-            )
-        self._open(facts["rows"])
-        self.size, self.cursor = (int(number) for number in self.head)
 
     def _open(self, layout: dict[str, Any]) -> None:
         """Memory-map the files of this layout; create those that do not exist."""

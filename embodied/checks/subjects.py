@@ -51,7 +51,10 @@ def subjects(
         for text in words
     ]
     if kind == "robot":
-        return [_robot(name, words, folders)]
+        from embodied.checks.robot import CHECKS, RobotSubject
+
+        made = compose("deploy", [f"robot={name}", *words], folders)
+        return [Checked("", CHECKS, RobotSubject(made.node["robot"]))]
     chosen, given = chosen_part(kind, name, folders)
     composed = compose("train", _completed(kind, [*chosen, *words]), folders, given).node
     node = composed[kind]
@@ -116,10 +119,3 @@ def candidates(folders: Sequence[Path | str] = ()) -> list[tuple[str, Path]]:
     search, groups = search_folders(folders), ("policy", "finetune")
     found = [(group, path) for group in groups for path in options(group, search).values()]
     return sorted(found, key=lambda f: (groups.index(f[0]), f[1].stem != "gaussian", f[1].stem))
-
-
-def _robot(name: str, words: Sequence[str], folders: Sequence[Path | str]) -> Checked:
-    from embodied.checks.robot import CHECKS, RobotSubject
-
-    made = compose("deploy", [f"robot={name}", *words], folders)
-    return Checked("", CHECKS, RobotSubject(made.node["robot"]))

@@ -67,7 +67,13 @@ def save(
         for name, state in {"learner": learner, "loop": loop}.items():
             if state is not None:
                 torch.save(dict(state), partial / f"{name}.pt")
-        facts = _about(partial, step) | dict(about or {})
+        facts = {
+            "format": formats.CHECKPOINT,
+            "step": step,
+            "policy_sha256": file_hash(partial / "policy.safetensors"),
+            "versions": {name: version(name) for name in ("embodied-rl", "torch", "numpy")},
+            "git": git_revision(),
+        } | dict(about or {})
         (partial / "about.json").write_text(json.dumps(facts, indent=1))
         for path in partial.iterdir():
             _sync(path)
@@ -237,16 +243,6 @@ def _format_of(folder: Path) -> int:
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged; use an earlier checkpoint") from error
     return facts.get("format", 1)
-
-
-def _about(folder: Path, step: int) -> dict[str, Any]:
-    return {
-        "format": formats.CHECKPOINT,
-        "step": step,
-        "policy_sha256": file_hash(folder / "policy.safetensors"),
-        "versions": {name: version(name) for name in ("embodied-rl", "torch", "numpy")},
-        "git": git_revision(),
-    }
 
 
 def git_revision() -> str | None:

@@ -335,7 +335,8 @@ def _fields(source: Source, tree: ast.ClassDef) -> Iterator[Setting]:
             continue
         if not ast.unparse(node.annotation).startswith("ClassVar"):
             name, kind = ast.unparse(node.target), source.kind(node.annotation)
-            says, default = _comment(source, node), _default(node.value)
+            line = source.lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
+            says, default = line.partition("#")[2].strip(), _default(node.value)
             yield Setting(name, kind, default, says, source, node.value)
 
 
@@ -349,11 +350,6 @@ def _default(value: ast.expr | None) -> str | None:
         empty = {"dict": "{}", "list": "[]", "tuple": "[]"}
         return None if factory is None else empty.get(factory.partition("[")[0], f"{factory}()")
     return None if value is None else ast.unparse(value)
-
-
-def _comment(source: Source, node: ast.AnnAssign) -> str:
-    line = source.lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
-    return line.partition("#")[2].strip()
 
 
 def in_words(kind: Any) -> str:

@@ -49,13 +49,9 @@ def random_actions(env: VecEnv, steps: int, seed: int = 0) -> list[Tensor]:
     random, act = torch.Generator().manual_seed(seed), env.spec.act
     shape = (steps, env.num_envs, *act.shape)
     if act.dtype == "int64":
-        return list(torch.randint(_choices(act), shape, generator=random).to(env.device))
+        assert isinstance(act.high, int | float)
+        return list(torch.randint(int(act.high) + 1, shape, generator=random).to(env.device))
     return list((torch.rand(shape, generator=random) * 2 - 1).to(env.device))
-
-
-def _choices(act: Leaf) -> int:
-    assert isinstance(act.high, int | float)
-    return int(act.high) + 1
 
 
 def wrong(env: VecEnv, line: str) -> NoReturn:

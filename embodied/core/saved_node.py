@@ -30,7 +30,11 @@ def read_saved(file: Path) -> Node:
     try:
         node = parse_yaml(file.read_text(), str(file))
         if isinstance(node, dict):
-            _require_values(node)
+            for part in _parts(node):  # Hydra would replace such a text by other settings
+                if isinstance(part, str) and "${" in part:
+                    raise ValueError(
+                        f"it refers to other settings ({part[:60]}), and should hold values"
+                    )
             return cast(Node, node)
     except ConfigError:
         raise
@@ -51,13 +55,6 @@ def require_inside(node: Any, where: Path | str) -> None:
     for part in _parts(node):
         if isinstance(part, Mapping) and "_target_" in part:
             _require_known(cast(Node, part)["_target_"], where)
-
-
-def _require_values(node: Any) -> None:
-    """ValueError for a text that Hydra would replace by other settings or by the environment's."""
-    for part in _parts(node):
-        if isinstance(part, str) and "${" in part:
-            raise ValueError(f"it refers to other settings ({part[:60]}), and should hold values")
 
 
 def _require_known(target: Any, where: Path | str) -> None:

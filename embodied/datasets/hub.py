@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from embodied.core.build import ConfigError
 
@@ -34,7 +33,10 @@ def local_folder(given: str) -> Path:
 
 
 def _downloaded(given: str, name: str, revision: str | None) -> Path:
-    hub = _hub()
+    try:
+        import huggingface_hub as hub
+    except ModuleNotFoundError as error:
+        raise ConfigError('hf:// needs huggingface_hub: pip install "embodied-rl[hub]"') from error
     try:
         folder = hub.snapshot_download(
             name, repo_type="dataset", revision=revision, allow_patterns=list(FILES)
@@ -65,11 +67,3 @@ def _line(given: str, name: str, revision: str | None, error: Exception) -> str:
         )
     reason = str(error).strip().splitlines()
     return f"{given} cannot be downloaded ({kind}: {reason[0] if reason else ''})"
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise ConfigError('hf:// needs huggingface_hub: pip install "embodied-rl[hub]"') from error
-    return huggingface_hub

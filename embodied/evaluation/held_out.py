@@ -72,7 +72,7 @@ class HeldOut:
         self, policy: Policy, index: Tensor, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Losses [n], the sum of absolute errors [A], and the number of steps they are of."""
-        batch = tt.to(tt.take(self.rows, index.to(_device(self.rows))), device)
+        batch = tt.to(tt.take(self.rows, index.to(self.rows["action"].device)), device)
         loss, n = policy.loss(batch), len(index)
         actions, _ = policy.act(tt.under(batch, "obs"), policy.initial(n), policy.sample_noise(n))
         steps = min(actions.shape[1], batch["action"].shape[1])
@@ -84,7 +84,3 @@ class HeldOut:
 def _range(values: Tensor) -> list[tuple[float, float]]:
     by = measured(values)
     return list(zip(by.low, by.high, strict=True))
-
-
-def _device(rows: Tensors) -> torch.device:
-    return rows["action"].device

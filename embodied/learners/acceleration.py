@@ -68,7 +68,14 @@ def accelerate(learner: AnyLearner, native: bool = False) -> AnyLearner:
     for part in learner.modules():
         settings = getattr(part, "config", None)
         if isinstance(part, GradientLearner) and isinstance(settings, Acceleration):
-            _apply(settings, part)
+            if settings.compile:
+                for name in part.losses:
+                    setattr(part, name, torch.compile(getattr(part, name)))
+            if settings.cuda_graph:
+                name = "_step" if hasattr(type(part), "_step") else "update"
+                step = RecordedStep(getattr(part, name))
+                setattr(part, name, step)
+                part.register_load_state_dict_post_hook(step.forget)
     if native and native_obstacle(learner) is None:
         _native_code(type(learner)).use(learner)
     return learner
@@ -88,14 +95,3 @@ def _native_code(kind: type) -> Any:
     """The module of native code that equals exactly the class `kind`; None if there is none."""
     name = NATIVE.get(f"{kind.__module__}.{kind.__qualname__}")
     return None if name is None else importlib.import_module(name)
-
-
-def _apply(settings: Acceleration, learner: GradientLearner) -> None:
-    if settings.compile:
-        for name in learner.losses:
-            setattr(learner, name, torch.compile(getattr(learner, name)))
-    if settings.cuda_graph:
-        name = "_step" if hasattr(type(learner), "_step") else "update"
-        step = RecordedStep(getattr(learner, name))
-        setattr(learner, name, step)
-        learner.register_load_state_dict_post_hook(step.forget)

@@ -148,7 +148,15 @@ class MlpEnsemble(Dynamics):
         held = held_out(transitions.get("episode"), len(x), self.config.held_out).to(x.device)
         train = Rows(x, y, ended).take(~held)
         test = Rows(x, y, ended).take(held).thinned(MOST_HELD_OUT)
-        self._standardize(train)
+        # Set the scales of inputs and outputs, and begin with the data's rate of terminations.
+        self.normalizer.fit(train.x)
+        std = train.y.std(0, correction=0)
+        self.shift.copy_(train.y.mean(0))
+        self.scale.copy_(torch.where(std < CONSTANT, torch.ones_like(std), std))
+        self.can_end.fill_(bool(train.ended.any()))
+        rate = train.ended.mean().clamp(1e-4, 1 - 1e-4)
+        with torch.no_grad():
+            self.end_net.biases[-1][:] = torch.logit(rate)
         history = [*self._optimize(train.standardized(self), test.standardized(self), progress)]
         facts = {
             "transitions": len(train),
@@ -158,17 +166,6 @@ class MlpEnsemble(Dynamics):
             "elites": self.elites.tolist(),
         }
         return Fit(self._errors(test), history, facts)
-
-    def _standardize(self, rows: Rows) -> None:
-        """Set the scales of inputs and outputs, and begin with the data's rate of terminations."""
-        self.normalizer.fit(rows.x)
-        std = rows.y.std(0, correction=0)
-        self.shift.copy_(rows.y.mean(0))
-        self.scale.copy_(torch.where(std < CONSTANT, torch.ones_like(std), std))
-        self.can_end.fill_(bool(rows.ended.any()))
-        rate = rows.ended.mean().clamp(1e-4, 1 - 1e-4)
-        with torch.no_grad():
-            self.end_net.biases[-1][:] = torch.logit(rate)
 
     def _optimize(self, train: Rows, test: Rows, progress: Progress) -> Iterator[tuple[int, float]]:
         """Train until the held-out error of no network has decreased for a while, and keep the best

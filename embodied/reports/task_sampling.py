@@ -10,7 +10,6 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
-from embodied.core.spec import Leaf
 from embodied.core.wrapper import find_protocol
 from embodied.teachers.episode_log import LoggedEpisodes
 from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
@@ -24,7 +23,12 @@ def picture(folder: Path, past: LoggedEpisodes) -> Path:
     task = checkpoint.load_spec(folder).task
     if task is not None and task.unit == LEVEL:
         return _levels(folder, past)
-    return _points(folder, past, task)
+    from embodied.teachers.plots.task_density import draw
+
+    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+    names = tuple(task.names[i] for i in moving) if task and task.names else ()
+    names = names or tuple(f"task{i}" for i in moving)
+    return draw(folder / FILE, past.began, past.task[:, moving], _scores(past), names)
 
 
 def _levels(folder: Path, past: LoggedEpisodes) -> Path:
@@ -40,15 +44,6 @@ def _levels(folder: Path, past: LoggedEpisodes) -> Path:
         return draw(folder / FILE, past.began, past.task, _scores(past), space.picture)
     finally:
         env.close()
-
-
-def _points(folder: Path, past: LoggedEpisodes, task: Leaf | None) -> Path:
-    from embodied.teachers.plots.task_density import draw
-
-    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
-    names = tuple(task.names[i] for i in moving) if task and task.names else ()
-    names = names or tuple(f"task{i}" for i in moving)
-    return draw(folder / FILE, past.began, past.task[:, moving], _scores(past), names)
 
 
 def _scores(past: LoggedEpisodes) -> Floats:

@@ -196,7 +196,12 @@ def _watch(
     reported = {step for step in trial.study.trials[trial.number].intermediate_values}
     while process.poll() is None:
         if stop.is_set():
-            _interrupt(process, folder, launcher)
+            # Let the training save and end. After Ctrl-C in a terminal it may have its own signal,
+            # and a second one would end it at once.
+            try:
+                process.wait(GRACE if launcher.terminal else 0)
+            except subprocess.TimeoutExpired:
+                launcher.interrupt(process, folder)
             return False
         if _poor(sweep, trial, folder, reported):
             launcher.interrupt(process, folder)
@@ -204,15 +209,6 @@ def _watch(
         time.sleep(POLL)
     _poor(sweep, trial, folder, reported)
     return False
-
-
-def _interrupt(process: Training, folder: Path, launcher: Launcher) -> None:
-    """Let the training save and end. After Ctrl-C in a terminal it may have its own signal, and a
-    second one would end it at once."""
-    try:
-        process.wait(GRACE if launcher.terminal else 0)
-    except subprocess.TimeoutExpired:
-        launcher.interrupt(process, folder)
 
 
 def _poor(sweep: Sweep, trial: Any, folder: Path, reported: set[int]) -> bool:

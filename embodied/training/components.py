@@ -108,22 +108,19 @@ class RunComponents:
         """Success rate and return on held-out initial states, or held-out tasks; without an
         environment the losses and errors on held-out episodes."""
         if self.evaluation is None:
-            return self._evaluate_held_out(step)
+            # Metrics on held-out episodes (none where all are trained on); keeps the best policy.
+            held_out = self.loop.held_out
+            if held_out is None:
+                return {}
+            self.policy.eval()
+            result = held_out.evaluate(self.policy, self.config.eval.seed, self.device)
+            self.best.offer(self.policy, result["loss"], step)
+            self.policy.train()
+            return {**result, **self.best.metrics()}
         if isinstance(self.config.data, OffPolicy) and self.config.data.actors:
             loop = cast("OffPolicyLoop", self.loop)
             return cast("ActorPool", loop.collector).evaluate(step)
         return self.evaluation(self.policy, step)
-
-    def _evaluate_held_out(self, step: int) -> dict[str, float]:
-        """Metrics on held-out episodes (none where all are trained on); keeps the best policy."""
-        held_out = self.loop.held_out
-        if held_out is None:
-            return {}
-        self.policy.eval()
-        result = held_out.evaluate(self.policy, self.config.eval.seed, self.device)
-        self.best.offer(self.policy, result["loss"], step)
-        self.policy.train()
-        return {**result, **self.best.metrics()}
 
     def record_videos(self, folder: Path) -> None:
         """Write one successful and one failed evaluation episode as MP4, if the env renders."""

@@ -9,7 +9,6 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved, require_inside
-from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.ranges import Statistics, measured, reach
 from embodied.policies.wrappers.physical_units import PhysicalUnits
@@ -32,7 +31,7 @@ def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> P
         "obs": {
             name: measured(episodes.steps[f"obs/{name}"], statistics).to_json()
             for name, leaf in episodes.spec.obs.items()
-            if _is_vector(leaf)
+            if not (leaf.is_image or leaf.is_symbol or leaf.is_points)
         },
         "reach": max(1.0, reach(episodes.steps["action"], action)),
     }
@@ -59,7 +58,3 @@ def resumed_policy(path: str, episodes: Episodes) -> Policy:
     node = read_saved(folder / "policy.yaml")
     require_inside(node, folder / "policy.yaml")
     return build(node, Policy, spec=episodes.spec)
-
-
-def _is_vector(leaf: Leaf) -> bool:
-    return not (leaf.is_image or leaf.is_symbol or leaf.is_points)

@@ -58,27 +58,30 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         memory_mb = config.demo_memory_mb / len(paths)
         part = read_episodes(local_folder(path), config.demo_episodes, memory_mb)
         if env is None:
-            _require_joinable(parts, part, path)
+            if parts:
+                require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
         elif mapping is not None and not is_same(env.spec, part.spec):
             part = remapped(part, env.spec, mapping, path)
         else:
-            _require_of(env, part, path)
+            try:
+                require_same(env.spec, part.spec, "environment", f"dataset {path}")
+            except SpecMismatch as error:
+                raise SpecMismatch(
+                    f"{error}; mapping=FILE names what belongs together, or leave env= out to "
+                    "imitate the dataset alone"
+                ) from error
         own = torch.full((int(part.length.sum()),), number)
         parts.append(with_steps(part, {SOURCE: own}))
     episodes = joined(parts)
     if config.demo_policy_steps:
-        episodes = _all_imitated(episodes)
+        if INTERVENED not in episodes.steps:
+            raise ConfigError(
+                "demo_policy_steps has no effect: these recordings have no column intervention, so "
+                "all of their steps are imitated"
+            )
+        steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
+        episodes = replace(episodes, steps=steps)
     return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
-
-
-def _all_imitated(episodes: Episodes) -> Episodes:
-    if INTERVENED not in episodes.steps:
-        raise ConfigError(
-            "demo_policy_steps has no effect: these recordings have no column intervention, so all "
-            "of their steps are imitated"
-        )
-    steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
-    return replace(episodes, steps=steps)
 
 
 def own_spec(episodes: Episodes) -> Spec:
@@ -94,21 +97,6 @@ def is_same(here: Spec, there: Spec) -> bool:
     except SpecMismatch:
         return False
     return True
-
-
-def _require_of(env: VecEnv, part: Episodes, path: str) -> None:
-    try:
-        require_same(env.spec, part.spec, "environment", f"dataset {path}")
-    except SpecMismatch as error:
-        raise SpecMismatch(
-            f"{error}; mapping=FILE names what belongs together, or leave env= out to imitate the "
-            "dataset alone"
-        ) from error
-
-
-def _require_joinable(parts: Sequence[Episodes], part: Episodes, path: str) -> None:
-    if parts:
-        require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
 
 
 def rows_for(episodes: Episodes, policy: Policy, learner: Learner, execute: int | None) -> Tensors:

@@ -142,7 +142,11 @@ class OffPolicyLoop:
     def _step(self) -> tuple[Tensors, Step]:
         """One step of all parallel envs; returns the transitions that it completed."""
         rows, step = self.collector.step()
-        self._require_columns(rows)
+        if rows and (missing := set(extra_columns(self.learner)) - set(rows)):
+            raise ConfigError(
+                f"this learner needs {min(missing)} of each step, which this environment does not "
+                "report: choose a reward with interventions (docs/robot_learning.md, People)"
+            )
         if self.collector.restarted is not None:
             self.buffers.forget(self.collector.restarted)
         finished, columns = self.collector.finished, self.buffers.columns
@@ -158,26 +162,16 @@ class OffPolicyLoop:
             rows = columns.push(rows, finished, step.ended.to(self.device))
         return rows, step
 
-    def _require_columns(self, rows: Tensors) -> None:
-        if rows and (missing := set(extra_columns(self.learner)) - set(rows)):
-            raise ConfigError(
-                f"this learner needs {min(missing)} of each step, which this environment does not "
-                "report: choose a reward with interventions (docs/robot_learning.md, People)"
-            )
-
     def _update(self, source: Source) -> dict[str, Any]:
         batch = source.sample(self.learner.batch_size)
         env_reward = pop_env_reward(batch)
         metrics = self.learner.update(batch)
         if "index" in batch:
-            self._set_priorities(batch["index"])
+            learner = self.learner
+            if not isinstance(learner, ReportsErrors) or learner.priority is None:
+                raise ConfigError("this learner reports no TD error per transition: replay=uniform")
+            self.buffers.replay.settle(batch["index"], learner.priority)
         return metrics | self.rewards.update(batch, env_reward)
-
-    def _set_priorities(self, index: Tensor) -> None:
-        learner = self.learner
-        if not isinstance(learner, ReportsErrors) or learner.priority is None:
-            raise ConfigError("this learner reports no TD error per transition: replay=uniform")
-        self.buffers.replay.settle(index, learner.priority)
 
     def get_state(self) -> dict[str, Any]:
         """All state but the learner's; `collector` is None if its environment cannot be saved."""

@@ -78,7 +78,11 @@ def build_buffers(
         from embodied.buffers.mixture import Mixture
         from embodied.buffers.success import SuccessBuffer
 
-        _require_complete_rows(learner, replay)
+        if learner.columns or learner.n_step > 1 or replay.columns:
+            raise ConfigError(
+                "data.success_fraction needs replay=uniform, learner.n_step=1 and a learner whose "
+                "transitions do not depend on the rest of the episode: data.success_fraction=0"
+            )
         success = SuccessBuffer(data.replay_size, replay, device)
         source = Mixture([source, success], (1 - share, share))
     source = rewards.sampled(source)
@@ -132,14 +136,6 @@ def _new_replay(config: RunConfig, capacity: int, device: torch.device) -> Repla
         device=device,
         folder=Path(config.out) / f"replay{rank}",
     )
-
-
-def _require_complete_rows(learner: Learner, replay: ReplayBuffer) -> None:
-    if learner.columns or learner.n_step > 1 or replay.columns:
-        raise ConfigError(
-            "data.success_fraction needs replay=uniform, learner.n_step=1 and a learner whose "
-            "transitions do not depend on the rest of the episode: data.success_fraction=0"
-        )
 
 
 def require_usable(config: RunConfig, learner: Learner) -> None:

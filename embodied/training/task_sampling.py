@@ -64,7 +64,11 @@ def build_task_sampling(
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
     if teacher.uses_estimates and isinstance(teacher, Teacher):
-        _require_estimates(config, learner)
+        if not isinstance(config.data, OnPolicy) or not gives_estimates(learner):
+            raise ConfigError(
+                "this teacher needs advantages and values in units of the environment's reward: an "
+                "on-policy learner that provides them (where it scales rewards, turn that off)"
+            )
         estimates = StudentEstimates(teacher)
     if isinstance(teacher, TwoAgentTeacher):
         if build_second_agent is None or config.finetune or config.init or config.reward:
@@ -106,11 +110,3 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
 def gives_estimates(learner: Learner) -> bool:
     """Whether the learner estimates advantages and values in units of the environment's reward."""
     return isinstance(learner, HasStateValues) and learner.estimates is not None
-
-
-def _require_estimates(config: RunConfig, learner: Learner) -> None:
-    if not isinstance(config.data, OnPolicy) or not gives_estimates(learner):
-        raise ConfigError(
-            "this teacher needs advantages and values in units of the environment's reward: an "
-            "on-policy learner that provides them (where it scales rewards, turn that off)"
-        )

@@ -14,7 +14,7 @@ from embodied.core.errors import RemoteError, RobotError
 from embodied.core.seeding import seed_everything
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
-from embodied.training.config import RunConfig, as_node, read_config
+from embodied.training.config import as_node, read_config
 from embodied.training.logger import Log
 from embodied.training.trainer import Trainer, intervals
 
@@ -34,7 +34,10 @@ def train(node: dict[str, Any], log: Log) -> Path:
     folder = Path(config.out)
     with closing(RunComponents(config)) as components:
         if first:
-            _write_settings(config, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            settings = {"format": formats.RUN, **as_node(config)}
+            (folder / "run.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+            run_packages.remember(folder)
         log.fact("kernels", components.describe_kernels())
         with components.kernels.active(), _trainer(components, log, folder, first) as trainer:
             try:
@@ -45,13 +48,6 @@ def train(node: dict[str, Any], log: Log) -> Path:
             _finish(components, trainer, folder, first)
     distributed.stop()
     return folder
-
-
-def _write_settings(config: RunConfig, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {"format": formats.RUN, **as_node(config)}
-    (folder / "run.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    run_packages.remember(folder)
 
 
 def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> Trainer:

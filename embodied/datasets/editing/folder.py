@@ -32,7 +32,11 @@ def new_folder(out: Path | str) -> Iterator[Path]:
         os.close(handle)
         raise DatasetError(f"{out} is being written by another process; wait for it") from error
     try:
-        _empty(partial)
+        for one in partial.iterdir():
+            if one.is_dir():
+                shutil.rmtree(one)
+            else:
+                one.unlink()
         yield partial
         partial.rename(out)
         sync_folder(out.parent)
@@ -53,11 +57,3 @@ def scratch_of(partial: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch)
-
-
-def _empty(folder: Path) -> None:
-    for one in folder.iterdir():
-        if one.is_dir():
-            shutil.rmtree(one)
-        else:
-            one.unlink()

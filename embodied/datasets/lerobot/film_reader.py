@@ -51,21 +51,20 @@ class FilmReader:
         DatasetError where the film is damaged, or has none within half a period of it.
         """
         try:
-            return self._find(time).to_ndarray(format="rgb24")
+            if self.frame is None or not self._ahead(time):
+                at = int((time + 0.5 * self.half) / self.stream.time_base)
+                self.film.seek(at, stream=self.stream, backward=True)
+                self.frames, self.frame = self.film.decode(self.stream), None
+            while self.frame is None or self.frame.time < time - self.half:
+                self.frame = next(self.frames, None)
+                if self.frame is None:
+                    raise ValueError(f"it has no picture at {time:.3f} s, it ends before")
+            if self.frame.time > time + self.half:
+                raise ValueError(f"it has no picture at {time:.3f} s")
+            return self.frame.to_ndarray(format="rgb24")
         except (*DAMAGE, RuntimeError) as error:
             self.frame = None
             raise damaged(self.file, error) from error
-
-    def _find(self, time: float) -> Any:
-        if self.frame is None or not self._ahead(time):
-            self._seek(time)
-        while self.frame is None or self.frame.time < time - self.half:
-            self.frame = next(self.frames, None)
-            if self.frame is None:
-                raise ValueError(f"it has no picture at {time:.3f} s, it ends before")
-        if self.frame.time > time + self.half:
-            raise ValueError(f"it has no picture at {time:.3f} s")
-        return self.frame
 
     def _ahead(self, time: float) -> bool:
         """Whether decoding on is at most as long a way to `time` as a seek."""
@@ -78,11 +77,6 @@ class FilmReader:
     def _group(self, time: float) -> int:
         assert self.keys is not None
         return bisect.bisect_right(self.keys, (time + self.half) / self.stream.time_base)
-
-    def _seek(self, time: float) -> None:
-        at = int((time + 0.5 * self.half) / self.stream.time_base)
-        self.film.seek(at, stream=self.stream, backward=True)
-        self.frames, self.frame = self.film.decode(self.stream), None
 
 
 class FilmPool:

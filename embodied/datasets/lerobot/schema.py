@@ -143,7 +143,11 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
         if name in CLOCK or feature["dtype"] == "string" or name.startswith("observation.language"):
             continue
         shape: tuple[int, ...] = tuple(feature["shape"])
-        names = _names(feature)
+        # The names of a feature's elements: LeRobot writes a list, or {"motors": list}.
+        given = feature.get("names")
+        if isinstance(given, Mapping):
+            given = [word for words in given.values() if isinstance(words, list) for word in words]
+        names = [str(word) for word in given] if isinstance(given, list) else []
         key = f"obs/{name.split('.', 1)[1]}" if name.startswith("observation.") else name
         if feature["dtype"] in ("video", "image"):
             first = names[0].startswith("channel") if names else shape[2] not in (1, 3, 4)
@@ -158,14 +162,6 @@ def columns_of_info(info: Mapping[str, Any]) -> tuple[Column, ...]:
             names = names if len(names) == int(np.prod(shape, dtype=int)) else []
             columns.append(Column(name, keys.get(name, key), shape, dtype, "", tuple(names)))
     return tuple(columns)
-
-
-def _names(feature: Mapping[str, Any]) -> list[str]:
-    """The names of a feature's elements: LeRobot writes a list, or {"motors": list}."""
-    given = feature.get("names")
-    if isinstance(given, Mapping):
-        given = [word for words in given.values() if isinstance(words, list) for word in words]
-    return [str(word) for word in given] if isinstance(given, list) else []
 
 
 def spec_of_info(info: Mapping[str, Any]) -> Spec:

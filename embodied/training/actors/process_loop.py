@@ -60,21 +60,18 @@ class ProcessLoop:
                 value = getattr(self.actor, command)(*arguments)
                 self.pipe.send(("answer", value, self.links.ring.put_count))
             if self.actor.collector is not None and self._allowed():
-                self._step()
+                if self.lockstep:
+                    torch.set_rng_state(self.links.rng.clone())
+                message = self.actor.step()
+                if self.lockstep:
+                    self.links.rng.copy_(torch.get_rng_state())
+                self._send(message)
 
     def _allowed(self) -> bool:
         if self.never_waits and self.begun:
             return True
         self.begun = self.links.credits.acquire(timeout=LOOK / 10)
         return self.begun
-
-    def _step(self) -> None:
-        if self.lockstep:
-            torch.set_rng_state(self.links.rng.clone())
-        message = self.actor.step()
-        if self.lockstep:
-            self.links.rng.copy_(torch.get_rng_state())
-        self._send(message)
 
     def _send(self, message: bytes) -> None:
         """Wait while the ring is full."""

@@ -81,20 +81,16 @@ class ActorProcess(RemoteActor):
 
     def take(self) -> Collected:
         if not self.queue:
-            self._wait()
+            while not self.links.items.acquire(timeout=LOOK):
+                if self.pipe.poll(0):
+                    self.answer()  # nothing was asked: it is an error
+                elif not self.process.is_alive():
+                    raise self._death()
+            self.links.items.release()
+            self._drain(self.links.ring.taken_count + 1)
         if self.lockstep:
             torch.set_rng_state(self.links.rng.clone())
         return decode(self.queue.popleft())
-
-    def _wait(self) -> None:
-        """For the next message, which is moved to the queue."""
-        while not self.links.items.acquire(timeout=LOOK):
-            if self.pipe.poll(0):
-                self.answer()  # nothing was asked: it is an error
-            elif not self.process.is_alive():
-                raise self._death()
-        self.links.items.release()
-        self._drain(self.links.ring.taken_count + 1)
 
     @property
     def waiting(self) -> int:
