@@ -52,7 +52,11 @@ def compare(folders: Sequence[Path], path: Path) -> Path:
     if len(folders) < 2:
         raise ViewerError("give two or more runs: embodied view --compare RUN RUN")
     runs = read_runs(folders)
-    parts = [_header(runs), _success(runs), _curves(runs), _films(runs), _settings(runs)]
+    names = " · ".join(
+        f'<span style="color:{_colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
+    )
+    head = f"<header><h1>{names}</h1><p>{len(runs)} runs, side by side</p></header>"
+    parts = [head, _success(runs), _curves(runs), _films(runs), _settings(runs)]
     title = " and ".join(run.name for run in runs)
     page = PAGE.format(title=escape(title), style=STYLE + MORE, body="\n".join(parts))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,13 +78,6 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     if len(set(names)) == len(names):
         return runs
     return [RunData(run.folder, str(run.folder), run.rows, run.config) for run in runs]
-
-
-def _header(runs: Sequence[RunData]) -> str:
-    names = " · ".join(
-        f'<span style="color:{_colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
-    )
-    return f"<header><h1>{names}</h1><p>{len(runs)} runs, side by side</p></header>"
 
 
 def _colour(index: int) -> str:

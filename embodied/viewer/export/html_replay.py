@@ -122,23 +122,19 @@ class Replay:
         assert mesh is not None
         size = np.ptp(mesh[0], axis=0) if len(mesh[0]) else np.zeros(3)
         wide = shape.lines is not None or bool(min(size[0], size[1]) > 2.5 and size[2] < 0.1)
+        if id(mesh) not in self._numbers:  # a mesh shared by shapes or lanes is stored once
+            packed = packed_mesh(mesh)
+            if packed not in self._meshes:
+                self._meshes.append(packed)
+            self._numbers[id(mesh)] = self._meshes.index(packed)
         return {
             "body": shape.body,
-            "mesh": self._mesh(mesh),
+            "mesh": self._numbers[id(mesh)],
             "rgba": [round(float(value), 4) for value in shape.rgba],
             "place": rounded(shape.place),
             "turn": rounded(shape.turn),
             "floor": (1.0 if max(size[:2]) > 15 else 0.5) if wide else 0,
         }
-
-    def _mesh(self, mesh: Mesh) -> int:
-        """The index of a mesh; a mesh shared by shapes or lanes is stored once."""
-        if id(mesh) not in self._numbers:
-            packed = packed_mesh(mesh)
-            if packed not in self._meshes:
-                self._meshes.append(packed)
-            self._numbers[id(mesh)] = self._meshes.index(packed)
-        return self._numbers[id(mesh)]
 
     def _eye(self) -> dict[str, Any]:
         places = moving(self.lanes[0].episode.moments, self.followed)

@@ -50,7 +50,14 @@ class ViserScene:
         """Draw new and changed shapes; remove those that are gone."""
         bodies = list(self.model.bodies())
         if bodies != self.bodies:
-            self._add_frames(bodies)
+            for frame in self.frames:
+                frame.remove()
+            self.meshes.clear()
+            self.styles.clear()
+            self._sent = None
+            self.bodies, self.names = bodies, [f"{self.path}/{_node(body)}" for body in bodies]
+            scene = self.server.scene
+            self.frames = [scene.add_frame(name, show_axes=False) for name in self.names]
         shapes = {(shape.body, shape.name): shape for shape in self.model.shapes()}
         for key in self.styles.keys() - shapes.keys():
             del self.styles[key]
@@ -87,16 +94,6 @@ class ViserScene:
     def frame(self, body: int) -> FrameHandle:
         """The node of one body."""
         return self.frames[body]
-
-    def _add_frames(self, bodies: list[str]) -> None:
-        """New frames for a scene with other bodies."""
-        for frame in self.frames:
-            frame.remove()
-        self.meshes.clear()
-        self.styles.clear()
-        self._sent = None
-        self.bodies, self.names = bodies, [f"{self.path}/{_node(body)}" for body in bodies]
-        self.frames = [self.server.scene.add_frame(name, show_axes=False) for name in self.names]
 
     def _offset(self, places: Array) -> Place:
         if not self.follow or self.followed is None:
