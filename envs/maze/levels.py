@@ -33,9 +33,9 @@ class Plan(Protocol):
 
 
 def spell(plans: Plan, length: int) -> NDArray[np.int64]:
-    """Words [n, length]: the goal cell, the start cell, then the wall cells in ascending order (sets
-    have none, so one is chosen: CLUTR, Azad et al., 2023); S^2 where there is no wall any more. Of
-    more walls than there is room for the last are left out."""
+    """Words [n, length]: goal cell, start cell, then the wall cells in ascending order (sets have
+    none, so one is chosen: CLUTR, Azad et al., 2023); S^2 where there is no wall any more. Of more
+    walls than there is room for the last are left out."""
     walls = plans.walls.reshape(len(plans.goal), -1)
     cells = walls.shape[1]
     order = np.where(walls, np.arange(cells), cells)
