@@ -16,13 +16,11 @@ import numpy as np
 
 from embodied.core.bounds import Count, NonNegative, Positive, PositiveFraction
 from embodied.embodiments.arrays import Floats, constant, namespace, shortened
-from embodied.embodiments.controller import Controller
+from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.fr3 import rotation, rotation_error
 from embodied.embodiments.kinematics import inverse
 from embodied.embodiments.kinematics.arm import load_arm
 from embodied.embodiments.kinematics.chain import Point
-
-Reference = dict[str, Floats]
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,7 @@ class CartesianDelta(Controller):
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of robots that stand at `q` [B, n] with hands `width` [B] m open."""
         place, turn, _ = self.arm.forward(q)
-        copy = namespace(q).asarray
-        return {
-            "place": place,
-            "turn": turn,
-            "q": copy(q, copy=True),
-            "width": copy(width, copy=True),
-        }
+        return {"place": place, "turn": turn, **super().begin(q, width)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference
@@ -86,7 +78,7 @@ class CartesianDelta(Controller):
         """
         place, turn = self._move_reference(action, q, reference)
         joints = self._joint_targets(place, turn, reference["q"])
-        width = self._width(action, reference["width"])
+        width = self.arm.hand_width(action, reference["width"], self.config.dt)
         return joints, width, {"place": place, "turn": turn, "q": joints, "width": width}
 
     def reach(self, place: Floats, start: Floats | None = None, iterations: int = 12) -> Floats:
@@ -99,14 +91,6 @@ class CartesianDelta(Controller):
         for _ in range(iterations):
             q = inverse.within_limits(arm, q + inverse.step(arm, settings, place, turn, q))
         return q
-
-    def _width(self, action: Floats, before: Floats) -> Floats:
-        hand = self.arm.hand
-        if hand is None:
-            return before
-        aim = (action[:, -1] + 1) / 2 * hand.open
-        change = hand.speed * self.config.dt
-        return before + namespace(before).clip(aim - before, -change, change)
 
     def _move_reference(
         self, action: Floats, q: Floats, reference: Reference

@@ -79,13 +79,7 @@ class CartesianPose(Controller):
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of arms that stand at `q` [B, n] with hands `width` [B] m open."""
         place, turn, _ = self.arm.forward(q)
-        copy = namespace(q).asarray
-        return {
-            "place": place,
-            "turn": turn,
-            "q": copy(q, copy=True),
-            "width": copy(width, copy=True),
-        }
+        return {"place": place, "turn": turn, **super().begin(q, width)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference
@@ -100,7 +94,7 @@ class CartesianPose(Controller):
         place, facing = self._towards(action, turn, q, before)
         most = constant(config.speed * arm.velocity * config.dt, q)
         joints = inverse.descend(arm, self.settings, place, facing, before, most, config.iterations)
-        width = self._width(action, reference["width"])
+        width = arm.hand_width(action, reference["width"], config.dt)
         reached = arm.forward(joints)[0]
         return joints, width, {"place": reached, "turn": turn, "q": joints, "width": width}
 
@@ -154,14 +148,6 @@ class CartesianPose(Controller):
         place = here + shortened(place - here, config.lead)
         ahead = shortened(rotation_error(facing, measured), config.lead_turn)
         return place, rotation(ahead) @ measured
-
-    def _width(self, action: Floats, before: Floats) -> Floats:
-        hand = self.arm.hand
-        if hand is None:
-            return before
-        aim = (action[:, -1] + 1) / 2 * hand.open
-        change = hand.speed * self.config.dt
-        return before + namespace(before).clip(aim - before, -change, change)
 
 
 def rotation_vector(turn: Floats) -> Floats:

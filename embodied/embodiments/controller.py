@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from embodied.embodiments.arrays import Floats
+from embodied.embodiments.arrays import Floats, namespace
 
 Reference = dict[str, Floats]
 
@@ -17,8 +17,10 @@ class Controller(Protocol):
     physical: bool = False
 
     def begin(self, q: Floats, width: Floats) -> Reference:
-        """The reference at rest at joints `q` [B, n], with the hand open by `width` [B] (m)."""
-        ...
+        """The reference at rest at joints `q` [B, n], with the hand open by `width` [B] (m); here
+        copies of both, for controllers that keep no more."""
+        copy = namespace(q).asarray
+        return {"q": copy(q, copy=True), "width": copy(width, copy=True)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference

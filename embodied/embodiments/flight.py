@@ -15,11 +15,10 @@ import numpy as np
 from embodied.core.bounds import Positive
 from embodied.core.build import registered
 from embodied.embodiments.arrays import Floats, constant, namespace
-from embodied.embodiments.controller import Controller
+from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.kinematics.chain import Point
 
 JOINTS = ("x", "y", "z", "yaw")
-Reference = dict[str, Floats]
 
 
 @registered("kinematics")
@@ -48,11 +47,6 @@ class Flight(Controller):
         if not (np.asarray(config.low) < np.asarray(config.high)).all():
             raise ValueError("flight: low must be below high on every axis")
         self.config = config
-
-    def begin(self, q: Floats, width: Floats) -> Reference:
-        """The reference of drones at `q` [B, 4]; `width` [B] is unused (no gripper)."""
-        copy = namespace(q).asarray
-        return {"q": copy(q, copy=True), "width": copy(width, copy=True)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference

@@ -41,11 +41,6 @@ class JointDelta(Controller):
         self.config = config
         self.names = tuple(f"velocity{i + 1}" for i in range(len(config.speed)))
 
-    def begin(self, q: Floats, width: Floats) -> Reference:
-        """The reference of robots that stand at `q` [B, n] with hands `width` [B] m open."""
-        copy = namespace(q).asarray
-        return {"q": copy(q, copy=True), "width": copy(width, copy=True)}
-
     def __call__(
         self, action: Floats, q: Floats, reference: Reference
     ) -> tuple[Floats, Floats, Reference]:

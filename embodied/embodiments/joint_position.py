@@ -81,9 +81,7 @@ class JointPosition(Controller):
 
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of arms that stand at `q` [B, n] with hands `width` [B] m open."""
-        copy = namespace(q).asarray
-        place = self.arm.forward(q)[0]
-        return {"place": place, "q": copy(q, copy=True), "width": copy(width, copy=True)}
+        return {"place": self.arm.forward(q)[0], **super().begin(q, width)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference

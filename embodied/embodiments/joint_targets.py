@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
-from embodied.embodiments.arrays import Floats, namespace
+from embodied.embodiments.arrays import Floats
 from embodied.embodiments.controller import Controller, Reference
 
 
@@ -31,11 +31,6 @@ class JointTargets(Controller):
         self.config = config
         hand = ("width",) if config.hand else ()
         self.names = (*(f"q{i}" for i in range(1, config.joints + 1)), *hand)
-
-    def begin(self, q: Floats, width: Floats) -> Reference:
-        """The reference of arms that stand at `q` [B, n] with hands `width` [B] (m) open."""
-        copy = namespace(q).asarray
-        return {"q": copy(q, copy=True), "width": copy(width, copy=True)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference

@@ -14,10 +14,9 @@ import numpy as np
 from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.embodiments import so101
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
-from embodied.embodiments.controller import Controller
+from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.kinematics.chain import Point
 
-Reference = dict[str, Floats]
 PITCH = 0.1  # m that a radian of pitch is worth where both cannot be had
 
 
@@ -48,13 +47,7 @@ class So101Delta(Controller):
     def begin(self, q: Floats, width: Floats) -> Reference:
         """The reference of arms that stand at `q` [B, 5] with jaws `width` [B] m open."""
         place, pitch, _ = so101.forward(q)
-        copy = namespace(q).asarray
-        return {
-            "place": place,
-            "pitch": pitch,
-            "q": copy(q, copy=True),
-            "width": copy(width, copy=True),
-        }
+        return {"place": place, "pitch": pitch, **super().begin(q, width)}
 
     def __call__(
         self, action: Floats, q: Floats, reference: Reference

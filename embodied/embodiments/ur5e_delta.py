@@ -14,11 +14,9 @@ import numpy as np
 from embodied.core.bounds import Count, Positive, PositiveFraction
 from embodied.embodiments import ur5e
 from embodied.embodiments.arrays import Floats, constant, namespace, solve
-from embodied.embodiments.controller import Controller
+from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.fr3 import rotation_error
 from embodied.embodiments.kinematics.chain import Point
-
-Reference = dict[str, Floats]
 
 
 @dataclass(frozen=True)

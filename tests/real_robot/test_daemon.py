@@ -248,7 +248,7 @@ def test_garbage_and_floods_are_refused_and_the_loop_goes_on(bridge: Bridge) -> 
             line.sendall(junk)
             last = until_closed(line)
             assert parse_reply(last[0]).ok is False
-    flood = b"".join(Request(n, time.monotonic(), Verb.STATUS).line() for n in range(1, 200))
+    flood = b"".join(Request(n, time.monotonic(), Verb.STATUS).line() for n in range(1, 1000))
     with raw(bridge) as line:
         line.sendall(flood)
         replies = [parse_reply(each) for each in until_closed(line)]

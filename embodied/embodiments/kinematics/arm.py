@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Bound, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, parse, plain
-from embodied.embodiments.arrays import Floats
+from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
 
 FORMAT = "embodied-arm-1"
@@ -110,6 +110,15 @@ class Arm:
 
     def __len__(self) -> int:
         return len(self.joints)
+
+    def hand_width(self, action: Floats, before: Floats, dt: float) -> Floats:
+        """The hand's next opening [B] (m) for the last element (-1 closed, 1 open) of `action`
+        [B, A], `dt` s after it was open by `before` [B] m."""
+        if self.hand is None:
+            return before
+        aim = (action[:, -1] + 1) / 2 * self.hand.open
+        change = self.hand.speed * dt
+        return before + namespace(before).clip(aim - before, -change, change)
 
 
 @lru_cache(maxsize=16)
