@@ -47,9 +47,9 @@ class HeldOut:
         self.rows, self.index = rows, index[spread]
         size = rows["action"][0, 0].numel()
         self.names = names if len(names) == size else tuple(str(i) for i in range(size))
-        self.radius = torch.tensor(
-            [(b - a) / 2 for a, b in _range(rows["action"][self.index].flatten(0, 1))]
-        )
+        ends = measured(rows["action"][self.index].flatten(0, 1))
+        pairs = zip(ends.low, ends.high, strict=True)
+        self.radius = torch.tensor([(high - low) / 2 for low, high in pairs])
 
     @torch.no_grad()
     def evaluate(self, policy: Policy, seed: int, device: torch.device) -> Mapping[str, float]:
@@ -79,8 +79,3 @@ class HeldOut:
         valid = batch["valid"][:, :steps].flatten()
         error = (actions[:, :steps] - batch["action"][:, :steps]).abs().reshape(len(valid), -1)
         return loss.cpu(), error[valid].sum(0).cpu(), valid.sum().cpu()
-
-
-def _range(values: Tensor) -> list[tuple[float, float]]:
-    by = measured(values)
-    return list(zip(by.low, by.high, strict=True))

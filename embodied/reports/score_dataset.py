@@ -48,6 +48,7 @@ def _success(episode: dict[str, torch.Tensor]) -> bool | None:
 
 
 def _row(values: Numbers) -> Row:
+    rise = spearman(values, np.arange(len(values)))
     return {
         "steps": len(values),
         "first": float(values[0]),
@@ -56,7 +57,7 @@ def _row(values: Numbers) -> Row:
         "highest": float(values.max()),
         "mean": float(values.mean()),
         "sum": float(values.sum()),
-        "rise": _known(spearman(values, np.arange(len(values)))),
+        "rise": rise if np.isfinite(rise) else None,
         "values": values.tolist(),
     }
 
@@ -122,10 +123,6 @@ def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] 
         return None
     low, high = distances.interval(lambda i: auc(scores[i], won[i]), len(won), samples=500)
     return {"value": auc(scores, won), "low": low, "high": high}
-
-
-def _known(value: float) -> float | None:
-    return value if np.isfinite(value) else None
 
 
 def draw(rows: Sequence[Row], name: str, file: Path) -> None:

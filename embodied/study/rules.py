@@ -82,14 +82,11 @@ def env_steps(study: Study, variant: str) -> int:
     if words[1] != "train":
         return 0
     try:
-        node = compose("train", _settings(words[2:]), []).node
+        # The folders of other runs need not exist yet.
+        own = [word for word in words[2:] if not word.startswith(("allow=", "out="))]
+        node = compose("train", own, []).node
     except ConfigError as error:
         raise ConfigError(f"variant {variant}: {error}") from error
     if regime_of(node) == "offline":
         return 0
     return int(node["steps"]) - int(node["data"].get("pretrain_steps", 0))
-
-
-def _settings(words: Sequence[str]) -> list[str]:
-    """Without the folders of other runs, which need not exist yet."""
-    return [word for word in words if not word.startswith(("allow=", "out="))]

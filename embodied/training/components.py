@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +22,6 @@ from embodied.core.wrapper import find_protocol
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner
 from embodied.nn.kernels import Kernels, choose
-from embodied.training.best_policy import BestPolicy
 from embodied.training.config import OffPolicy, RunConfig, as_node
 from embodied.training.run_evaluation import RunEvaluation
 from embodied.training.trainer import Loop
@@ -37,6 +37,33 @@ BUILDERS = {
     "on_policy": "embodied.training.on_policy.build_on_policy",
 }
 """The function that builds the loop of a regime; a run imports its own only."""
+
+
+class BestPolicy:
+    """Keeps the policy with the lowest held-out loss of a run, which is what it saves.
+
+    `policy`: the best one that was offered (None: none yet); `score`, `step`: its own.
+    """
+
+    def __init__(self) -> None:
+        self.policy: Policy | None = None
+        self.score, self.step = float("inf"), 0
+
+    def offer(self, policy: Policy, score: float, step: int) -> None:
+        """Keep a copy of `policy` if its `score` is the lowest so far."""
+        if self.policy is None or score < self.score:
+            self.policy = copy.deepcopy(policy).eval()
+            self.score, self.step = score, step
+
+    def metrics(self) -> dict[str, float]:
+        return {"best_loss": self.score, "best_step": float(self.step)}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"score": self.score, "step": self.step}
+
+    def set_state(self, state: Mapping[str, Any], policy: Policy) -> None:
+        """Restore what `get_state` returned, with the saved `policy`."""
+        self.policy, self.score, self.step = policy.eval(), state["score"], state["step"]
 
 
 class RunComponents:

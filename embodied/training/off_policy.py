@@ -86,7 +86,14 @@ class OffPolicyLoop:
             trainer.advance(1, self._update(self.buffers.demos), updates=1)
         while trainer.running:
             if not self.learning and trainer.step >= before + self.config.warmup_steps:
-                self._end_warmup()
+                replay = self.buffers.replay
+                if self.fit_after_warmup and len(replay):
+                    self.learner.fit(replay.sample(min(len(replay), NORMALIZER_ROWS)))
+                    distributed.broadcast(self.learner)
+                self.collector.act_with(self.policy)
+                if self.buffers.columns is not None:
+                    self.buffers.columns.forget()
+                self.learning = True
             transitions, step = self._step()
             self.rewards.set_step(trainer.step - before + self.stride)
             if transitions:
@@ -128,16 +135,6 @@ class OffPolicyLoop:
         """Ask the schedule, if there is one, for the ratio from now on."""
         if self.schedule is not None:
             self.utd_ratio = distributed.mean(self.schedule.ratio(metrics))
-
-    def _end_warmup(self) -> None:
-        replay = self.buffers.replay
-        if self.fit_after_warmup and len(replay):
-            self.learner.fit(replay.sample(min(len(replay), NORMALIZER_ROWS)))
-            distributed.broadcast(self.learner)
-        self.collector.act_with(self.policy)
-        if self.buffers.columns is not None:
-            self.buffers.columns.forget()
-        self.learning = True
 
     def _step(self) -> tuple[Tensors, Step]:
         """One step of all parallel envs; returns the transitions that it completed."""

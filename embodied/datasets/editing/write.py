@@ -102,7 +102,8 @@ def _copy_data(
             chunk, number = divmod(file, info["chunks_size"])
             line = {"episode_index": len(lines), "data/chunk_index": chunk}
             line |= {"data/file_index": number, "dataset_from_index": frame}
-            rows = _counted(rows, len(lines), frame)
+            rows = _replaced(rows, "episode_index", np.full(rows.num_rows, len(lines)))
+            rows = _replaced(rows, "index", np.arange(frame, frame + rows.num_rows))
             frame, size = frame + rows.num_rows, size + rows.nbytes
             lines.append(line | {"dataset_to_index": frame})
             waiting.append(rows)
@@ -126,12 +127,6 @@ def _episodes(chosen: Chosen, texts: dict[str, int]) -> Any:
         old = rows["task_index"].to_pylist()
         new = [texts.setdefault(words.get(number, ""), len(texts)) for number in old]
         yield _replaced(rows, "task_index", np.array(new))
-
-
-def _counted(rows: pa.Table, episode: int, frame: int) -> pa.Table:
-    count = rows.num_rows
-    rows = _replaced(rows, "episode_index", np.full(count, episode))
-    return _replaced(rows, "index", np.arange(frame, frame + count))
 
 
 def _replaced(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:

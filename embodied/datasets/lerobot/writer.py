@@ -84,7 +84,14 @@ class EpisodeWriter:
         steps, final = self._checked(episode)
         if not self.columns:
             self._begin(steps)
-        self._require_columns(steps)
+        here = {column.key: column.shape for column in self.columns}
+        there = {key: tuple(steps[key].shape[1:]) for key in steps if key != "terminated"}
+        if here != there:
+            different = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
+            raise DatasetError(
+                f"this episode does not fit the {self.count} in {self.path}: "
+                f"{', '.join(different)} differ; write it to another folder"
+            )
         words = self.spec.text if text is None else text
         line = self._line(steps, final, words, json.dumps(dict(info) if info else {}))
         try:
@@ -256,16 +263,6 @@ class EpisodeWriter:
                 value = value.expand(length, *value.shape) if constant else value
                 steps[key] = _leaf({key: value}, key, Leaf(tuple(value.shape[1:]), ""), length)
         return steps, final
-
-    def _require_columns(self, steps: Tensors) -> None:
-        here = {column.key: column.shape for column in self.columns}
-        there = {key: tuple(steps[key].shape[1:]) for key in steps if key != "terminated"}
-        if here != there:
-            different = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
-            raise DatasetError(
-                f"this episode does not fit the {self.count} in {self.path}: "
-                f"{', '.join(different)} differ; write it to another folder"
-            )
 
     def _unwritable(self, error: OSError) -> DatasetError:
         return DatasetError(
