@@ -59,7 +59,7 @@ def read(env: Env, name: str) -> Arrays:
 
 def write(env: Env, row: Arrays, name: str) -> None:
     """Restore a state from `read` into `env`, which must have been reset once."""
-    world = env.unwrapped
+    world: Any = env.unwrapped
     clock = _clock(env, name)
     kind = _kind(world, name)
     if kind == "mujoco":

@@ -12,6 +12,7 @@ from typing import Any
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build, named_function
+from embodied.core.complete_node import complete
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, hidden
@@ -140,6 +141,7 @@ def _task_of(trained: Node | None, part: str) -> Node:
     # Wrappers around the environment, and a robot around the one whose Spec it has.
     while isinstance(inner := env.get("env") or env.get("world"), abc.Mapping):
         env = inner
+    env = complete(dict(env))  # the task may be the class's default
     if not isinstance(env.get("task"), str):
         raise ConfigError(
             f"the task of the simulated robot is not known; name it: robot.{part}.world.task=reach "
