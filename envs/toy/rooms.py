@@ -80,7 +80,7 @@ class Rooms(VecEnv):
         right = np.roll(self.strides, -1)
         pairs = zip(self.strides, right, strict=True)
         self.looks = np.stack([(ahead * go + aside * by).ravel() for go, by in pairs])
-        self.cells: NDArray[np.uint8] = np.tile(self.plan, (n, 1))
+        self.cells: np.ndarray = np.tile(self.plan, (n, 1))
         self.loud, self.unlit, self.visited = np.zeros((3, n, self.count), bool)
         self.flicker = np.zeros((n, view * view), np.uint8)
         self.place, self.facing, self.age = np.zeros((3, n), np.int64)
