@@ -40,7 +40,7 @@ def test_it_finds_what_a_chain_without_limits_lets_through(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("config", ["sim", "so101_sim", "ur_sim"])
 def test_it_finds_a_limiter_without_guards(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limiter, "_leaves", lambda self, now: False)
+    monkeypatch.setattr(Limiter, "_leaves_region", lambda self, now: False)
     with pytest.raises(AssertionError, match="out by"):
         run(config, 600)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.realsense import Config, DeviceClock, RealSense
 from embodied.real_robot.cameras.sources import make_camera
@@ -38,8 +38,8 @@ def test_a_missing_sdk_and_wrong_settings_are_one_line(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pyrealsense2", None)
     with pytest.raises(CameraError, match=r'pip install "embodied-rl\[realsense\]"'):
         RealSense(Config()).open()
-    with pytest.raises(ConfigError, match="width, height and fps"):
-        Config(width=0)
+    with pytest.raises(ConfigError, match="width=0 should be at least 1"):
+        parse(Config, {"width": 0}, "camera")
 
 
 class Soft:
