@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 
-from embodied.core.bounds import Bound, Count, Number, Positive
+from embodied.core.bounds import Bound, Count, Number, OrName, Positive
 from embodied.core.build import (
     ConfigError,
     Node,
@@ -95,7 +95,7 @@ class Deployment:
     """
 
     driver: Node  # node of the robot's driver
-    controller: Node  # node of what turns actions into joint targets; in a YAML also its name
+    controller: Annotated[Node, OrName()]  # what turns actions into joint targets, or its name
     kinematics: str  # arm file, or the name of a function for the tool's position
     policy: str  # run or checkpoint folder
     hertz: Annotated[float, Bound(1.0, 2000.0)]  # rate of the control loop, Hz
@@ -138,6 +138,10 @@ class Deployment:
 
     def __post_init__(self) -> None:
         _require_plain(vars(self), "deployment")
+        if isinstance(self.controller, str):
+            raise ConfigError(
+                f"controller={self.controller}: a name needs the kinematics of an arm"
+            )
         if not 1 <= self.hertz <= 2000 or not 0 < self.step <= 10:
             raise ConfigError("hertz should be from 1 to 2000 and step above 0, up to 10 s")
         for package in self.allow:

@@ -42,6 +42,11 @@ class Bound:
         return ", ".join(known) or "a finite number"
 
 
+@dataclass(frozen=True)
+class OrName:
+    """A node that a user may also name; whoever reads the setting makes a node of the name."""
+
+
 Number = Annotated[float, Bound()]
 Positive = Annotated[float, Bound(above=0.0)]
 NonNegative = Annotated[float, Bound(0.0)]

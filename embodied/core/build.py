@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, cast
 
-from embodied.core.bounds import Bound
+from embodied.core.bounds import Bound, OrName
 
 ALLOWED = ["embodied."]
 """What `_target_` may begin with; extended by `allow`."""
@@ -255,6 +255,8 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return plain(value)
     if origin is Annotated:
+        if isinstance(value, str) and any(isinstance(each, OrName) for each in args[1:]):
+            return value
         number = typed(args[0], value, where)
         for bound in args[1:]:
             if isinstance(bound, Bound) and not bound.holds(number):

@@ -356,7 +356,11 @@ def in_words(kind: Any) -> str:
     """A type for people: "int, at least 1; or null"; "" for one that the source does not tell."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        limits = [each.text for each in args[1:] if each.text != bounds.Bound().text]
+        limits = [
+            each.text
+            for each in args[1:]
+            if isinstance(each, bounds.Bound) and each.text != bounds.Bound().text
+        ]
         return ", ".join([in_words(args[0]), *limits])
     if origin in (Union, types.UnionType):
         words = [in_words(each) for each in args if each is not type(None)]
