@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.drivers.ur.driver import UR
 from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
@@ -25,11 +25,11 @@ SLOW_WIRE = tuple(f"robot.driver.{name}=10.0" for name in ("watchdog", "silence"
 FAR = "robot.given={goal_x: -0.3, goal_y: 0.9, goal_z: 0.4}"  # nobody gets there
 
 
-@pytest.mark.parametrize("driver", ["ur.UR", "ur_rtde.UrRtde"])
+@pytest.mark.parametrize("driver", ["driver.UR", "ur_rtde_driver.UrRtde"])
 def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, driver: str) -> None:
-    if driver == "ur_rtde.UrRtde":
+    if driver == "ur_rtde_driver.UrRtde":
         pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
-    which = f"robot.driver._target_=embodied.real_robot.drivers.{driver}"
+    which = f"robot.driver._target_=embodied.real_robot.drivers.ur.{driver}"
     deploy = start(tmp_path, folder, "robot=ur_sim", "demonstrator=reach", which, *SLOW_WIRE)
     text = said(deploy)
     assert deploy.returncode == 0, text
@@ -53,8 +53,13 @@ def test_ctrl_c_leaves_the_arm_at_rest(
         tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *SLOW_WIRE, FAR, "seconds=900"
     )
     try:
+        began = until(
+            lambda: s if (s := status(capsys, folder)) and s["mode"] == "RUNNING" else None,
+            "it runs",
+        )
         until(
-            lambda: (s := status(capsys, folder)) is not None and s["mode"] == "RUNNING", "it runs"
+            lambda: status(capsys, folder)["control"]["tick"] > began["control"]["tick"] + 100,
+            "the episode goes on",
         )
         deploy.send_signal(signal.SIGINT)
         text = said(deploy)
@@ -80,7 +85,7 @@ def test_the_emulator_starts_and_ends() -> None:
     arm.stop()
     for bad in ({"q": HOME[:5]}, {"q": (7.0, *HOME[1:])}, {"q": HOME, "frequency": 1.0}):
         with pytest.raises(ConfigError):
-            Config(**bad)
+            parse(Config, bad, "emulator")
 
 
 def test_a_played_servoj_by_hand() -> None:
