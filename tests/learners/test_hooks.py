@@ -149,12 +149,12 @@ def test_the_penalty_of_rebrac_can_be_another_distance() -> None:
     """One state, data at 0.8 and -0.8: PRDC comes to one of them, ReBRAC to their mean."""
     ends = {}
     for kind in (Rebrac, Prdc):
-        settings = {"actor_bc": 100.0, "critic_bc": 0.0, "actor_lr": 3e-3}
+        settings = {"actor_bc": 100.0, "critic_bc": 0.0, "actor_lr": 1e-2}
         learner = make(kind, "deterministic.Deterministic", **settings)
         side = torch.where(torch.arange(16) % 2 == 0, 0.8, -0.8)[:, None]
         batch = batch_of() | {"obs/state": torch.zeros(16, 3), "action": side.expand(16, 2)}
         learner.data_pairs = torch.cat([batch["obs/state"], batch["action"]], 1)
-        for _ in range(300):
+        for _ in range(600):
             learner._actor_step(batch)
         ends[kind] = learner.policy(under(batch, "obs"))[0]
     assert ends[Rebrac].abs().max() < 0.1

@@ -11,7 +11,7 @@ from tests.teachers.place import LINE, made, point
 
 
 def test_progress_is_the_difference_to_the_nearest_task() -> None:
-    teacher = made("tasks.alpgmm.AlpGmm")
+    teacher = made("tasks.gmm_teacher.AlpGmm")
     for i in range(5):
         teacher.row(point(0.1 * i, 0.0), 0.1 * i)
     assert teacher.progress(point(0.21, 0.0), 0.9) == 0  # five tasks are not yet enough
@@ -24,28 +24,28 @@ def test_progress_is_the_difference_to_the_nearest_task() -> None:
 
 def test_of_tasks_as_near_the_newest_is_compared_with() -> None:
     for memory in (0, 8):
-        teacher = made("tasks.alpgmm.AlpGmm", memory=memory)
+        teacher = made("tasks.gmm_teacher.AlpGmm", memory=memory)
         for score in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
             teacher.keep(point(0.5, 0.5), score)
         assert teacher.progress(point(0.5, 0.5), 0.6) == pytest.approx(0.1)
 
 
 def test_a_limited_memory_forgets_the_oldest() -> None:
-    teacher = made("tasks.alpgmm.AlpGmm", memory=6)
+    teacher = made("tasks.gmm_teacher.AlpGmm", memory=6)
     for i in range(8):  # 0 and 1 are forgotten; 6 and 7 lie where those were
         teacher.keep(point(0.1 * i, 0.0), 0.1 * i)
     assert teacher.progress(point(0.0, 0.0), 0.0) == pytest.approx(0.2)
     for i in range(8):
         teacher.keep(point(0.5, 0.5), 0.01 * i)
     assert teacher.progress(point(0.5, 0.5), 0.07) == pytest.approx(0.0)
-    unlimited = made("tasks.alpgmm.AlpGmm", memory=0)
+    unlimited = made("tasks.gmm_teacher.AlpGmm", memory=0)
     for i in range(200):  # the arrays grow
         unlimited.keep(point(i / 200, 0.0), i / 200)
     assert unlimited.progress(point(0.0, 0.0), 0.0) == 0
 
 
 def test_components_are_drawn_by_their_progress_not_by_their_weight() -> None:
-    teacher = made("tasks.alpgmm.AlpGmm", random=0.0)
+    teacher = made("tasks.gmm_teacher.AlpGmm", random=0.0)
     cov = np.repeat(1e-6 * np.eye(3)[None], 3, 0)
     mean = np.array([[0.1, 0.1, 0.0], [0.5, 0.5, 0.1], [0.9, 0.9, 0.3]])
     teacher.mixture = {"weight": np.array([0.9, 0.05, 0.05]), "mean": mean, "cov": cov}
@@ -56,7 +56,7 @@ def test_components_are_drawn_by_their_progress_not_by_their_weight() -> None:
 
 
 def test_random_tasks_are_of_the_whole_box() -> None:
-    teacher = made("tasks.alpgmm.AlpGmm", random=0.2)
+    teacher = made("tasks.gmm_teacher.AlpGmm", random=0.2)
     teacher.mixture = {
         "weight": np.ones(1), "mean": np.array([[0.5, 0.5, 0.2]]), "cov": 1e-8 * np.eye(3)[None],
     }  # fmt: skip
@@ -73,7 +73,7 @@ def test_pick_without_any_weight_is_uniform() -> None:
 
 def test_fits_use_the_last_window_only() -> None:
     """Windows of 40: the first one is dull, the second lively on the right."""
-    teacher = made("tasks.alpgmm.AlpGmm", every=40, most=3, random=0.0)
+    teacher = made("tasks.gmm_teacher.AlpGmm", every=40, most=3, random=0.0)
     random = np.random.Generator(np.random.PCG64(1))
     for turn in range(80):
         where = random.random(2)
@@ -86,7 +86,7 @@ def test_fits_use_the_last_window_only() -> None:
 
 
 def test_covariance_of_time_and_score() -> None:
-    teacher = made("tasks.covargmm.CovarGmm", every=10)
+    teacher = made("tasks.gmm_teacher.CovarGmm", every=10)
     assert teacher.row(point(0.1, 0.2), 0.7) == [0.1, 0.2, 0.0, 0.7]
     teacher.rows = [[0.0] * 4] * 3
     assert teacher.row(point(0.1, 0.2), 0.7) == [0.1, 0.2, 0.3, 0.7]
@@ -94,7 +94,7 @@ def test_covariance_of_time_and_score() -> None:
     cov[0, 2, 3], cov[1, 2, 3] = 0.04, -0.06
     mixture = {"weight": np.ones(2) / 2, "mean": np.zeros((2, 4)), "cov": cov}
     assert teacher.worth(mixture).tolist() == [0.04, 0.0]
-    absolute = made("tasks.covargmm.CovarGmm", every=10, absolute=True)
+    absolute = made("tasks.gmm_teacher.CovarGmm", every=10, absolute=True)
     assert absolute.worth(mixture).tolist() == [0.04, 0.06]
 
 
@@ -157,7 +157,7 @@ def test_riac_samples_as_its_shares_say() -> None:
 @pytest.mark.parametrize(
     ("target", "settings", "message"),
     [
-        ("tasks.alpgmm.AlpGmm", {"every": 3}, "two episodes a component"),
+        ("tasks.gmm_teacher.AlpGmm", {"every": 3}, "two episodes a component"),
         ("tasks.riac.Riac", {"random": 0.95}, "random \\+ mutated"),
     ],
 )
