@@ -85,7 +85,7 @@ def test_show_prints_the_configuration_and_runs_nothing(
 
 def test_plurals(embodied: Shell) -> None:
     listed = embodied("list").out
-    for word in ("replays", "benches", "policies", "data", "envs"):
+    for word in ("replays", "chats", "policies", "data", "envs"):
         assert f"\n{word} " in listed
         assert embodied("list", word).code == 0
 

@@ -198,7 +198,7 @@ def test_a_mismatch_is_one_line(text: str, says: str, data: Path, tmp_path: Path
         (["policy=gaussian", "learner=iql"], "give env=NAME and mapping=FILE"),
         (["policy=flow", "learner=imitate", "mapping=x.yaml"], "mapping needs an environment"),
         (["policy=flow", "learner=imitate", "data.held_out=2"], "data.held_out=2"),
-        (["policy=flow", "learner=imitate", "data.statistics=median"], "data: statistics"),
+        (["policy=flow", "learner=imitate", "data.statistics=median"], "data.statistics"),
         (["policy=flow", "learner=imitate", "env=two_gap"], "mapping=FILE names .*leave env= out"),
         (
             ["policy=flow", "learner=imitate", "env=two_gap", "data.statistics=minmax"],
