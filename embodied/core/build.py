@@ -255,13 +255,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return plain(value)
     if origin is Annotated:
-        if isinstance(value, str) and any(isinstance(each, OrName) for each in args[1:]):
-            return value
-        number = typed(args[0], value, where)
-        for bound in args[1:]:
-            if isinstance(bound, Bound) and not bound.holds(number):
-                raise out_of_bound(where, value, bound)
-        return number
+        return _annotated(args[0], args[1:], value, where)
     if origin in (Union, types.UnionType):
         return _any_of(args, value, where)
     if origin is Literal:
@@ -307,6 +301,17 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         line = f"{where}={shown(cast(Any, value))} should be {name}"
         raise wrong_type(line, where, value, name)
     return cast(Any, value)
+
+
+def _annotated(hint: Any, notes: tuple[Any, ...], value: Any, where: str) -> Any:
+    """A number within its `Bound`, or the name of a node (`OrName`)."""
+    if isinstance(value, str) and any(isinstance(note, OrName) for note in notes):
+        return value
+    number = typed(hint, value, where)
+    for note in notes:
+        if isinstance(note, Bound) and not note.holds(number):
+            raise out_of_bound(where, value, note)
+    return number
 
 
 def key_of(where: str) -> str:

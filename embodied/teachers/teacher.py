@@ -152,16 +152,6 @@ def bounded(scores: Floats) -> Floats:
     return np.where(np.isfinite(scores), scores, np.nan).clip(0, 1)
 
 
-class Uniform(Teacher):
-    """Samples tasks uniformly from the box; does not adapt: the baseline of all teachers."""
-
-    def propose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [(point, None) for point in self.random.random((n, len(self.space)))]
-
-    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        pass
-
-
 class StepSecondAgent(Protocol):
     """Steps all parallel envs of the second agent once, and updates it if an update is due.
 

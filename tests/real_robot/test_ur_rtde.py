@@ -16,9 +16,10 @@ from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
 from embodied.real_robot.emulators.ur import clients
 from embodied.real_robot.emulators.ur.controller import STOPPED
+from tests.builders import wait_until
 from tests.fakes.rtde import FakeUR
 from tests.real_robot.test_daemon import gone
-from tests.real_robot.test_ur import PATIENT, until
+from tests.real_robot.test_ur import PATIENT
 
 pytest.importorskip("rtde_control", reason="ur_rtde is not installed")
 
@@ -51,10 +52,10 @@ def test_reads_and_follows(fake: FakeUR) -> None:
         assert here.q.tolist() == fake.q and not here.dq.any() and not here.tau.any()
         to = here.q + np.array([0.1, -0.1, 0.2, 0.0, 0.05, 0.1])
         arm.write(to, 0.0)
-        until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
         later = arm.read()
         assert later.t > here.t and arm.width == 0.0
-        until(lambda: arm.read().t > later.t, "a newer measurement")
+        wait_until(lambda: arm.read().t > later.t, "a newer measurement")
         assert fake.joints.resting and not fake.halted
     assert fake.halted == "told" and fake.runtime == STOPPED
     assert fake.code.startswith("def rtde_control():")
@@ -66,7 +67,7 @@ def test_nothing_moves_before_the_first_order(fake: FakeUR) -> None:
     fake.registers.values.update(input_int_register_0=11)  # a servoj that an earlier session left
     with UrRtde(config(fake, watchdog=2.0)) as arm:
         before = arm.read()
-        until(lambda: arm.read().t > before.t + 3.0, "later than the watchdog waits")
+        wait_until(lambda: arm.read().t > before.t + 3.0, "later than the watchdog waits")
         assert arm.read().q.tolist() == before.q.tolist() and not fake.halted
 
 
@@ -74,23 +75,23 @@ def test_stop_holds_and_it_can_go_on(fake: FakeUR) -> None:
     with UrRtde(config(fake)) as arm:
         to = arm.read().q + 3.0
         arm.write(to, 0.0)
-        until(lambda: arm.read().q[0] > 0.1, "moving")
+        wait_until(lambda: arm.read().q[0] > 0.1, "moving")
         arm.stop()
         arm.stop()
-        until(lambda: np.abs(arm.read().dq).max() == 0, "at rest")
+        wait_until(lambda: np.abs(arm.read().dq).max() == 0, "at rest")
         assert arm.read().q[0] < 2.9 and not fake.halted
         arm.write(to, 0.0)
-        until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "there after all")
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "there after all")
 
 
 def test_silent_hands_stop_it(fake: FakeUR) -> None:
     """A control process that stands still: its orders end, and the other process adds none."""
     with UrRtde(config(fake, watchdog=0.5)) as arm:
         arm.write(arm.read().q + 4.0, 0.0)
-        until(lambda: fake.halted, "its own watchdog")
+        wait_until(lambda: fake.halted, "its own watchdog")
         assert fake.halted == "the watchdog" and fake.q[0] < 3.9
         with pytest.raises(DriverError, match="its program has stopped"):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
 
 
 CLIENT = """
@@ -115,11 +116,11 @@ def test_a_killed_client_stops_it(fake: FakeUR, both: bool, halted: str) -> None
     try:
         assert client.stdout is not None
         other = int(client.stdout.readline())
-        until(lambda: fake.joints.dq[0] > 0.5, "on its way")
+        wait_until(lambda: fake.joints.dq[0] > 0.5, "on its way")
         client.kill()
         if both:
             os.kill(other, signal.SIGKILL)
-        until(lambda: fake.halted and fake.joints.resting, "at rest")
+        wait_until(lambda: fake.halted and fake.joints.resting, "at rest")
         assert fake.halted == halted and fake.q[0] < 5.9
     finally:
         client.kill()
@@ -152,19 +153,19 @@ def test_a_process_that_hangs_does_not_outlive_its_client(fake: FakeUR) -> None:
         client.stdin.flush()
         assert client.stdout.readline() == "begun\n"
         client.kill()
-    until(lambda: gone(other), "the alarm ended it")
+    wait_until(lambda: gone(other), "the alarm ended it")
 
 
 def test_a_dead_process_is_told_of_and_recovered_from(fake: FakeUR) -> None:
     with UrRtde(config(fake)) as arm:
         os.kill(process(arm), signal.SIGKILL)
         with pytest.raises(DriverError, match=r"the process with ur_rtde died \(exit status -9\)"):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
         arm.stop()
         arm.recover()
         to = arm.read().q + 0.05
         arm.write(to, 0.0)
-        until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
 
 
 def test_a_process_that_hangs_is_told_of(fake: FakeUR) -> None:
@@ -172,7 +173,7 @@ def test_a_process_that_hangs_is_told_of(fake: FakeUR) -> None:
         arm.read()
         os.kill(process(arm), signal.SIGSTOP)
         with pytest.raises(DriverError, match="nothing heard for"):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
 
 
 @pytest.mark.parametrize(
@@ -188,10 +189,10 @@ def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
         else:
             fake.mute = True
         with pytest.raises(DriverError, match=said) as error:
-            until(lambda: arm.read() is None, fault)
+            wait_until(lambda: arm.read() is None, fault)
         assert "\n" not in str(error.value)
         arm.stop()
-        until(lambda: fake.halted, "the arm stops by itself")
+        wait_until(lambda: fake.halted, "the arm stops by itself")
         assert fake.asked == asked and fake.program is program
         fake.mute = False
         arm.recover()
@@ -202,28 +203,28 @@ def test_nonsense_is_an_error(fake: FakeUR) -> None:
     with UrRtde(config(fake, silence=2.0, patience=5.0)) as arm:
         fake.garble = True
         with pytest.raises(DriverError):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
 
 
 def test_a_protective_stop_waits_for_an_operator(fake: FakeUR) -> None:
     with UrRtde(config(fake)) as arm:
         fake.bits |= 0x4
         with pytest.raises(DriverError, match=r"a protective stop: clear the way, then reset$"):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
         arm.write(np.array(fake.q) + 1.0, 0.0)  # nothing to follow it
         assert "unlock protective stop" not in fake.asked
         arm.recover()
         assert "unlock protective stop" in fake.asked
         to = arm.read().q + 0.05
         arm.write(to, 0.0)
-        until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
 
 
 def test_a_program_that_somebody_stopped(fake: FakeUR) -> None:
     with UrRtde(config(fake)) as arm:
         fake.runtime = STOPPED
         with pytest.raises(DriverError, match="its program has stopped"):
-            until(lambda: arm.read() is None, "said")
+            wait_until(lambda: arm.read() is None, "said")
 
 
 def test_what_does_not_start(fake: FakeUR, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,10 +260,10 @@ def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
         here = arm.read().q
         arm.write(here, 0.0)
         arm.release()
-        until(lambda: (arm.read(), fake.free)[1], "freedrive")
+        wait_until(lambda: (arm.read(), fake.free)[1], "freedrive")
         led = here + 0.2
         fake.joints.q = led.tolist()  # by hand
-        until(lambda: np.abs(arm.read().q - led).max() < 1e-9, "led away")
+        wait_until(lambda: np.abs(arm.read().q - led).max() < 1e-9, "led away")
         arm.engage()
-        until(lambda: (arm.read(), not fake.free)[1], "held")
+        wait_until(lambda: (arm.read(), not fake.free)[1], "held")
         assert fake.q == pytest.approx(led.tolist()) and not fake.halted

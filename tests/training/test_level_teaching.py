@@ -14,6 +14,7 @@ import yaml
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
+from embodied.core.complete_node import complete
 from embodied.core.seeding import seed_everything
 from embodied.envs.maze.render import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
@@ -58,7 +59,7 @@ SMALL: dict[str, Any] = {
 
 
 def node(name: str, **changes: Any) -> dict[str, Any]:
-    teacher = yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text())
+    teacher = complete(yaml.safe_load(Path(f"configs/teacher/{name}.yaml").read_text()))
     small = {key: value for key, value in SMALL.items() if key in teacher}
     return {**NODE, "teacher": teacher | small, **changes}
 

@@ -106,13 +106,3 @@ class LevelTeacher(teacher.Teacher):
 
     def metrics(self) -> dict[str, float]:
         return self.levels.traits(np.stack(self.recent)) if self.recent else {}
-
-
-class DomainRandomization(LevelTeacher):
-    """Samples levels with `levels.random` (Tobin et al., 2017): the baseline of all teachers."""
-
-    def choose(self, n: int) -> list[tuple[Floats, Any]]:
-        return [(level, None) for level in self.levels.random(n, self.random)]
-
-    def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        pass
