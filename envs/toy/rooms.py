@@ -112,7 +112,7 @@ class Rooms(VecEnv):
         if act.shape != (self.num_envs,) or not ((act >= LEFT) & (act <= GO)).all():
             raise ValueError(f"rooms: actions must be [{self.num_envs}] integers from 0 to 2")
         self.facing = (self.facing + (act == RIGHT) - (act == LEFT)) % 4
-        ahead = self.place + self.strides[self.facing]
+        ahead: np.ndarray = self.place + self.strides[self.facing]
         free = self.cells[self.every, ahead] != WALL
         self.place = np.where((act == GO) & free, ahead, self.place)
         self.age += 1
