@@ -139,7 +139,7 @@ def bare(kind: Any) -> bool:
     """Whether a type has a number without a bound."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return not any(isinstance(each, Bound) for each in args[1:])
+        return bare(args[0]) and not any(isinstance(each, Bound) for each in args[1:])
     if origin is typing.Literal:
         return False
     if origin is dict and args:
