@@ -50,7 +50,7 @@ class LeRobotService:
         self.images = {name for name, shape in self.shapes.items() if len(shape) == 3}
         self.noise = (int(config.chunk_size), int(config.max_action_dim))
         obs = {name: self._leaf(name) for name in self.shapes}
-        size = int(config.out_features["action"].shape[0])
+        size = int(config.output_features["action"].shape[0])
         self.spec = Spec(obs, Leaf((size,)), dt, text=text)
 
     def _leaf(self, name: str) -> Leaf:
