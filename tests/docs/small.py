@@ -32,8 +32,10 @@ MOST = {
     "seconds": 2,
     "trials": 2,
     "env.env.horizon": 40,
+    "deploy episodes": 1,
+    "eval episodes": 2,
 }
-"""By setting: a larger number is replaced by this one."""
+"""By setting, or by verb and setting: a larger number is replaced by this one."""
 RESUMED = 260  # steps, of a debug run of 240
 PATIENT = "{hold: 1.0, stop: 10.0, state: 5.0}"  # s: a busy machine is given time, and dry=true
 LEARNED = 120  # steps of Stable-Baselines3's example: 20 updates
@@ -56,7 +58,7 @@ def command(words: Sequence[str], folder: str) -> list[str]:
     """The words of a command, with what makes it short."""
     verb = verb_of(words)
     resumes = any(word.startswith("resume=") for word in words)
-    short = [_fewer(word, resumes) for word in words]
+    short = [_fewer(word, verb, resumes) for word in words]
     given = {word.partition("=")[0] for word in short}
     if resumes or (verb == "view" and not serves(words)):
         return short
@@ -72,12 +74,12 @@ def has_robot(words: Sequence[str]) -> bool:
     return verb_of(words) == "deploy" or bool(envs)
 
 
-def _fewer(word: str, resumes: bool) -> str:
+def _fewer(word: str, verb: str, resumes: bool) -> str:
     word = UNNAMED.sub(r"\1-debug-\2", word)
     key, _, value = word.partition("=")
     if key not in MOST or not re.fullmatch(r"\d+", value):
         return word
-    most = RESUMED if resumes and key == "steps" else MOST[key]
+    most = RESUMED if resumes and key == "steps" else MOST.get(f"{verb} {key}", MOST[key])
     return f"{key}={min(int(value), most)}"
 
 
