@@ -6,14 +6,7 @@ import inspect
 import typing
 from typing import Any
 
-from embodied.core.build import (
-    ConfigError,
-    Node,
-    require_allowed,
-    resolve,
-    typed,
-    unknown,
-)
+from embodied.core.build import ConfigError, Node, require_allowed, resolve, typed, unknown
 from embodied.core.config_fields import settings_of
 
 

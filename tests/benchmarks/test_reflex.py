@@ -88,11 +88,7 @@ def test_segments_hold_one_random_action_and_last_as_long_as_a_reflex(
 def test_the_outcome_is_one_at_a_violation_and_discounted_before_it() -> None:
     def rows(violated: float, ended: bool) -> Tensors:
         envs = torch.arange(ENVS)
-        return {
-            "env": envs,
-            "violated": (envs == 0) & bool(violated),
-            "ended": (envs == 0) & ended,
-        }
+        return {"env": envs, "violated": (envs == 0) & bool(violated), "ended": (envs == 0) & ended}
 
     kept = [rows(0, False), rows(0, True), rows(0, False), rows(1, True), rows(0, False)]
     outcome = reflex.outcomes(kept, 0.5).reshape(5, ENVS)

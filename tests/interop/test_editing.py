@@ -14,14 +14,7 @@ from tests.interop import need
 need("lerobot", "av")
 
 from embodied.datasets.editing.check import CheckConfig  # noqa: E402
-from embodied.datasets.editing.edit import (  # noqa: E402
-    Split,
-    checked,
-    drop,
-    merge,
-    numbered,
-    split,
-)
+from embodied.datasets.editing.edit import Split, checked, drop, merge, numbered, split  # noqa: E402
 from embodied.datasets.lerobot.reader import read_episodes  # noqa: E402
 from tests.interop.datasets import write_with_lerobot  # noqa: E402
 

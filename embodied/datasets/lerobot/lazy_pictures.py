@@ -122,11 +122,7 @@ def _index_select(one: LazyPictures, dim: int, index: Tensor) -> LazyPictures | 
 
 
 def _slice(
-    one: LazyPictures,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
+    one: LazyPictures, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> LazyPictures | None:
     return one.at(one.rows[start:end:step]) if dim == 0 else None
 
