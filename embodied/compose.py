@@ -20,11 +20,9 @@ import yaml
 
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve, typed, unknown
 from embodied.core.children import import_from_here
-from embodied.core.complete_node import complete, with_defaults
+from embodied.core.complete_node import complete, require_settings, with_defaults
 from embodied.core.config_fields import settings_of
-from embodied.core.node_settings import require_settings
-from embodied.core.saved_node import require_inside
-from embodied.core.yaml_text import parse_yaml
+from embodied.core.saved_node import parse_yaml, require_inside
 
 PACKAGED = Path(str(files("embodied.configs")))
 RUN = "embodied.training.config.RunConfig"

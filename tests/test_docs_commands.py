@@ -14,7 +14,7 @@ import pytest
 from embodied.commands.demos import demonstrator_of
 from embodied.compose import compose
 from embodied.core.build import ConfigError
-from embodied.core.node_settings import require_settings
+from embodied.core.complete_node import require_settings
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from tests.test_docs import CODE_BLOCK, PAGES, all_commands, is_ours, words_of
 

@@ -16,6 +16,7 @@ import yaml
 from embodied.compose import DATA, PACKAGED, PRIMARY, compose
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, plain, resolve
+from embodied.core.complete_node import require_settings
 from embodied.core.config_fields import (
     Setting,
     Source,
@@ -24,7 +25,6 @@ from embodied.core.config_fields import (
     settings_of,
     source_of,
 )
-from embodied.core.node_settings import require_settings
 from tests.repeated_defaults import files, outermost, repeated
 
 ROOT = Path(__file__).parents[1]

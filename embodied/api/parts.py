@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from embodied.api.agent import Agent
-from embodied.api.words import as_words
+from embodied.api.environments import as_words
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.env import VecEnv

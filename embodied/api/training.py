@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.api.agent import Agent, load
-from embodied.api.environments import EnvLike, env_node, env_words, make_env
+from embodied.api.environments import EnvLike, as_words, env_node, env_words, make_env
 from embodied.api.parts import OPTIONS, Choice, choice_words, policy_words, usual_policy
-from embodied.api.words import as_words
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv

@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.checks.check import Check, require
 from embodied.checks.teacher_envs import GAME, KINDS, Box, need, small
 from embodied.core.build import Node, build
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.teachers.teacher import Curriculum, Outcome, Teacher
 
 EPISODES = 180

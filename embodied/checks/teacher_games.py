@@ -15,7 +15,7 @@ from embodied.checks.check import Check, require
 from embodied.checks.teacher import TeacherSubject, alike, require_own_randomness
 from embodied.core.build import build
 from embodied.core.env import Step
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.core.wrapper import Wrapper
 from embodied.envs.toy.rooms import Config as RoomsConfig
 from embodied.envs.toy.rooms import Rooms

@@ -10,7 +10,6 @@ checkpoints/00020000/
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from embodied.core import formats
+from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy, policies_in
 from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, file_hash, referred
@@ -76,11 +76,11 @@ def save(
         } | dict(about or {})
         (partial / "about.json").write_text(json.dumps(facts, indent=1))
         for path in partial.iterdir():
-            _sync(path)
+            sync(path)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except (OSError, SafetensorError, RuntimeError) as error:  # errors of the libraries
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
@@ -150,7 +150,7 @@ def load_policy(
         ) from error
     if spec is not None:
         require_same(spec, saved, "environment", f"checkpoint {folder}")
-    node = formats.upgrade_checkpoint({"policy": node}, format)["policy"]
+    node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
     policy = build(node, Policy, spec=saved)
@@ -230,7 +230,7 @@ def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") 
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
     format = _format_of(file.parent)
     state = torch.load(file, map_location=device, weights_only=True)
-    return formats.upgrade_checkpoint({name: state}, format)[name]
+    return formats.upgrade("checkpoint", {name: state}, format)[name]
 
 
 def _format_of(folder: Path) -> int:
@@ -252,11 +252,3 @@ def git_revision() -> str | None:
         ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     return done.stdout.strip() or None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

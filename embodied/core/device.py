@@ -41,27 +41,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device(kind, int(index) if index else torch.accelerator.current_device_index())
 
 
-def on_device(node: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The settings `node` of an environment with `device: auto` replaced by the run's `device`, at
-    every depth."""
-    return {
-        key: on_device(value, device)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(value, dict)
-        else str(device)
-        if key == "device" and value == "auto"
-        else value
-        for key, value in node.items()
-    }
-
-
-def without_native(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings `node` of an environment with `native: true` replaced by false, at every
-    depth."""
-    return {
-        key: without_native(value)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(value, dict)
-        else False
-        if key == "native"
-        else value
-        for key, value in node.items()
-    }
+def replaced(node: Mapping[str, Any], key: str, old: Any, new: Any) -> dict[str, Any]:
+    """The settings `node` with `key: old` replaced by `key: new`, at every depth."""
+    made: dict[str, Any] = {}
+    for name, value in node.items():
+        inner = isinstance(value, dict)
+        kept = new if name == key and value == old else value
+        made[name] = replaced(value, key, old, new) if inner else kept  # pyright: ignore
+    return made

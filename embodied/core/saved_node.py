@@ -1,4 +1,4 @@
-"""Nodes that came with data: run.yaml, policy.yaml, collect.yaml may be another person's.
+"""Reads YAML that a person wrote, and nodes that came with data (run.yaml), perhaps of a stranger.
 
 `build` already builds only classes of the role that is asked for. What a file names must, besides,
 stay inside of this process: a run that is looked at moves no robot and calls no address.
@@ -10,9 +10,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from embodied.core import build, formats
 from embodied.core.build import ConfigError, Node
-from embodied.core.yaml_text import parse_yaml
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text holds; ConfigError that names `where` (its file) and the line."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where} is not YAML{line}: {problem}") from error
+    except (ValueError, RecursionError) as error:  # a date that is none; nested without end
+        raise ConfigError(f"{where} is not YAML: {str(error).splitlines()[0]}") from error
+
 
 OUTSIDE = (
     "embodied.real_robot.",
@@ -46,7 +61,7 @@ def read_saved(file: Path) -> Node:
 def read_run_settings(file: Path) -> Node:
     """The settings in a run.yaml, in the present format and without its number; ConfigError."""
     node = dict(read_saved(file))
-    return formats.upgrade_run(node, node.pop("format", 1))
+    return formats.upgrade("run folder", node, node.pop("format", 1))
 
 
 def require_inside(node: Any, where: Path | str) -> None:

@@ -9,6 +9,10 @@
 `action` may also be `quantiles` (default) or `minmax`: the range comes from the dataset's
 statistics. "Here" is the environment or robot, whose actions are in [-1, 1]; "there" is the dataset
 or the policy, in physical units.
+
+The ranges are measured on the episodes of the run. Those in meta/stats.json are not used: as
+LeRobot writes them, the quantiles of a dataset are averages of its episodes' quantiles, which are
+narrower than the data wherever episodes differ.
 """
 
 from __future__ import annotations
@@ -18,10 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, nearest, shown
+from embodied.core.saved_node import parse_yaml
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.core.yaml_text import parse_yaml
 
 Range = Literal["quantiles", "minmax"]
 RANGES = ("quantiles", "minmax")
@@ -161,3 +170,115 @@ def _action(given: Any, where: str) -> Affine | Range:
         return Affine.from_json(node)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: action: {error}") from error
+
+
+def require_names(here: Spec, mapping: Mapping) -> None:
+    """ConfigError for a name of the mapping that is not an observation of `here`."""
+    for name in mapping.obs:
+        if name not in here.obs:
+            raise ConfigError(
+                f"mapping: obs.{name} is no observation here{nearest(name, here.obs)}"
+            )
+
+
+def require_fit(name: str, here: Spec, source: str, there: Spec) -> None:
+    """ConfigError unless the observation `source` of `there` can be `name` of `here`."""
+    ours, theirs = here.obs[name], there.obs[source]
+    if ours.is_image and theirs.is_image and ours.shape != theirs.shape:
+        height, width = theirs.shape[:2]
+        raise ConfigError(
+            f"mapping: obs.{name} is a picture {said(ours)} here and {source} is {said(theirs)} "
+            f"there: render it as {height} x {width} here, or choose another picture"
+        )
+    kinds = [(leaf.is_image, leaf.is_symbol, leaf.is_points) for leaf in (ours, theirs)]
+    if ours.size != theirs.size or kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"mapping: obs.{name} is {said(ours)} here and {source} is {said(theirs)} there; write "
+            f"{name}: NAME with another one (there: {listed(there)})"
+        )
+
+
+def require_actions(here: Spec, there: Spec, mapping: Mapping) -> None:
+    """ConfigError unless actions have the same size and rate, and the mapping's range fits them."""
+    ours, theirs = here.act, there.act
+    names = f" ({', '.join(theirs.names)})" if theirs.names else ""
+    if ours.size != theirs.size or ours.dtype != theirs.dtype:
+        raise ConfigError(
+            f"the action is {said(ours)} here and {said(theirs)}{names} there: no mapping can join "
+            "them"
+        )
+    if isinstance(mapping.action, Affine) and mapping.action.size != ours.size:
+        raise ConfigError(
+            f"mapping: action.low and action.high should have {ours.size} numbers{names}, not "
+            f"{mapping.action.size}"
+        )
+    if abs(here.dt - there.dt) > 1e-3 * here.dt:
+        raise ConfigError(
+            f"there are {1 / here.dt:g} steps a second here and {1 / there.dt:g} there, and an "
+            "action would last another time: record at this rate, or set the rate here"
+        )
+
+
+def required_source(name: str, here: Spec, there: Spec, mapping: Mapping) -> str:
+    """The observation of `there` that is `name` of `here`; ConfigError if there is none."""
+    source = mapping.source(name).name
+    if source not in there.obs:
+        raise ConfigError(
+            f"mapping: there is no {source} for {name} {said(here.obs[name])}"
+            f"{nearest(source, there.obs)}; write {name}: NAME_THERE below obs"
+        )
+    require_fit(name, here, source, there)
+    return source
+
+
+def said(leaf: Leaf) -> str:
+    """A leaf's type and shape: `float32[6]`."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def listed(spec: Spec, without: abc.Iterable[str] = ()) -> str:
+    """The observations of a spec with their types and shapes."""
+    return ", ".join(f"{k} {said(v)}" for k, v in spec.obs.items() if k not in without)
+
+
+Numbers = NDArray[np.float64]
+NOISE = 1e-4  # a smaller range, relative to the values (1 or more), is that of measurement noise
+
+Statistics = Literal["quantiles", "minmax", "mean_std"]
+"""What is -1 and +1: the 1% and 99% quantiles; the extremes; mean -+ standard deviation."""
+
+
+def measured(values: Tensor, how: Statistics = "quantiles") -> Affine:
+    """The map of `values` [N, *shape], per element. An element whose quantiles are equal (a gripper
+    that hardly ever closes) gets its extremes, and one that never changes by more than noise keeps
+    its scale: normalised with the noise, another value would be thousands."""
+    numbers = values.reshape(len(values), -1).double().cpu().numpy()
+    low, high = numbers.min(0), numbers.max(0)
+    if how == "quantiles":
+        inner = np.quantile(numbers, (0.01, 0.99), axis=0)
+        varies = _varies(*inner)
+        low, high = np.where(varies, inner[0], low), np.where(varies, inner[1], high)
+    elif how == "mean_std":
+        mean, std = numbers.mean(0), numbers.std(0)
+        low, high = mean - std, mean + std
+    middle, varies = (low + high) / 2, _varies(low, high)
+    low, high = np.where(varies, low, middle), np.where(varies, high, middle)
+    return Affine.of_range(_listed(low), _listed(high))
+
+
+def _varies(low: Numbers, high: Numbers) -> NDArray[np.bool_]:
+    return high - low > NOISE * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))
+
+
+def reach(values: Tensor, by: Affine) -> float:
+    """The largest absolute value of `values` [N, *shape] normalised with `by`."""
+    return float(by.to_unit(values.float()).abs().max())
+
+
+def outside(values: Tensor) -> float:
+    """The share of the elements of `values` that are beyond -1 or +1, by more than rounding."""
+    return float((values.abs() > 1 + 1e-4).float().mean())
+
+
+def _listed(values: Any) -> list[float]:
+    return [float(value) for value in values]

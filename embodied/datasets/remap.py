@@ -11,9 +11,14 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest, under
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.mapping import Mapping
-from embodied.datasets.matching import require_actions, require_names, required_source
-from embodied.datasets.ranges import measured, outside
+from embodied.datasets.mapping import (
+    Mapping,
+    measured,
+    outside,
+    require_actions,
+    require_names,
+    required_source,
+)
 
 MOST_OUTSIDE = 0.2
 """A larger share of actions beyond +-1 means that the range of the mapping is not the data's."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.history import HISTORY
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.lazy_pictures import load
+from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's

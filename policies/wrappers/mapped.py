@@ -25,8 +25,14 @@ from embodied.core.history import HISTORY
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, SpecMismatch, hidden
 from embodied.core.tensors import Tensors, nest, under
-from embodied.datasets.mapping import Mapping
-from embodied.datasets.matching import listed, require_actions, require_fit, require_names, said
+from embodied.datasets.mapping import (
+    Mapping,
+    listed,
+    require_actions,
+    require_fit,
+    require_names,
+    said,
+)
 from embodied.policies.abilities import with_real_time_chunking
 
 

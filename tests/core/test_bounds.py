@@ -10,8 +10,8 @@ import pytest
 
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Number, Positive
 from embodied.core.build import ConfigError, parse, resolve
+from embodied.core.complete_node import require_settings
 from embodied.core.config_fields import in_words, settings_of
-from embodied.core.node_settings import require_settings
 from embodied.core.policy import Policy
 
 

@@ -24,7 +24,7 @@ from embodied.policies.generative.denoisers import Timed
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = {
-    "embodied/core/node_settings.py",
+    "embodied/core/complete_node.py",
     "tests/contract/test_reset_states.py",
     "tests/test_settings_classes.py",
 }

@@ -13,8 +13,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec
-from embodied.datasets.lerobot.index import read_info
-from embodied.datasets.lerobot.schema import OURS, new_info
+from embodied.datasets.lerobot.schema import OURS, new_info, read_info
 
 SPEC = Spec(obs={"state": Leaf((3,))}, act=Leaf((2,), low=-1.0, high=1.0), dt=0.05)
 
@@ -57,4 +56,4 @@ def test_a_newer_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", [0, True, "1", None])
 def test_a_format_that_is_no_number_is_refused(format: Any) -> None:
     with pytest.raises(ConfigError, match="no number from 1 on"):
-        formats.upgrade_run({}, format)
+        formats.upgrade("run folder", {}, format)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 
 
 def test_what_is_packed_comes_back_from_a_file_loaded_weights_only(tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.film_reader import FILMS, FilmReader
-from embodied.datasets.lerobot.lazy_pictures import LazyPictures
-from embodied.datasets.lerobot.pictures import FrameCache
+from embodied.datasets.lerobot.pictures import FrameCache, LazyPictures
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
-from embodied.datasets.lerobot.video import decode_film
+from embodied.datasets.lerobot.video import FILMS, FilmReader, decode_film
 from embodied.datasets.transitions import Dataset, chunks, joined, transitions
 
 pytest.importorskip("av")

@@ -7,8 +7,7 @@ import torch
 
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError
-from embodied.datasets.mapping import Mapping, Source
-from embodied.datasets.ranges import Statistics, measured
+from embodied.datasets.mapping import Mapping, Source, Statistics, measured
 
 TEXT = """
 obs:

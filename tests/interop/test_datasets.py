@@ -14,7 +14,7 @@ from tests.interop import need
 need("lerobot", "av")
 
 from embodied.core.spec import Leaf, Spec  # noqa: E402
-from embodied.datasets.lerobot.lazy_pictures import LazyPictures  # noqa: E402
+from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
 from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
 from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402

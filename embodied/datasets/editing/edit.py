@@ -4,20 +4,70 @@
 # (pyarrow has no types)
 from __future__ import annotations
 
+import fcntl
+import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from embodied.core.atomic_write import sync
 from embodied.datasets.editing.check import CheckConfig, Finding, check
-from embodied.datasets.editing.folder import new_folder, scratch_of
 from embodied.datasets.editing.source import Source, differences, open_source
 from embodied.datasets.editing.write import Chosen, Copied, write_dataset
 from embodied.datasets.lerobot.schema import OURS, DatasetError
+
+
+@contextmanager
+def new_folder(out: Path | str) -> Iterator[Path]:
+    """Yields a partial folder beside `out`, which is renamed to `out` at the end of the block.
+
+    After an error nothing is left. A killed process leaves `.NAME.partial`, which the next attempt
+    clears away. DatasetError where `out` exists, or where another process is writing it.
+    """
+    out = Path(out)
+    if out.exists():
+        raise DatasetError(f"{out} exists; edits go to a new folder: out=ANOTHER")
+    partial = out.with_name(f".{out.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    handle = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise DatasetError(f"{out} is being written by another process; wait for it") from error
+    try:
+        for one in partial.iterdir():
+            if one.is_dir():
+                shutil.rmtree(one)
+            else:
+                one.unlink()
+        yield partial
+        partial.rename(out)
+        sync(out.parent)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DatasetError(f"could not write {out}: {reason}; nothing was changed") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(handle)
+
+
+@contextmanager
+def scratch_of(partial: Path) -> Iterator[Path]:
+    """A folder for copies that are needed while `partial` is made."""
+    scratch = partial / ".scratch"
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch)
+
 
 Choose = Callable[[Source], list[int]]
 

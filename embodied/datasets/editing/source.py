@@ -17,8 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embodied.datasets.lerobot.consolidate import consolidate
-from embodied.datasets.lerobot.index import DAMAGE, damaged, list_pending, read_index, read_info
-from embodied.datasets.lerobot.schema import DATA, VIDEO, DatasetError
+from embodied.datasets.lerobot.schema import (
+    DAMAGE,
+    DATA,
+    VIDEO,
+    DatasetError,
+    damaged,
+    list_pending,
+    read_index,
+    read_info,
+)
 
 KINDS = ("chunk", "file")
 

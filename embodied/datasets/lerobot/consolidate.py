@@ -18,18 +18,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from torch import Tensor
 
-from embodied.core.atomic_write import sync_folder, write_durably, write_json
-from embodied.datasets.lerobot.index import Pending, list_pending, read_index, read_info
+from embodied.core.atomic_write import sync, write_durably, write_json
 from embodied.datasets.lerobot.schema import (
     DATA,
     INDEX,
     VIDEO,
     Column,
+    Pending,
     columns_of_info,
+    list_pending,
+    read_index,
+    read_info,
     tasks_table,
 )
-from embodied.datasets.lerobot.stats import pool
 from embodied.datasets.lerobot.video import join_films
 
 
@@ -237,7 +240,7 @@ def summarise(path: Path, info: dict[str, Any], index: pa.Table) -> None:
     info["total_tasks"] = len(texts)
     info["splits"] = {"train": f"0:{index.num_rows}"}
     write_json(path / "meta" / "info.json", info)
-    sync_folder(path / "meta")
+    sync(path / "meta")
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
@@ -247,3 +250,41 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     while pa.types.is_list(array.type):
         array = array.flatten()
     return array.to_numpy().reshape(len(column), *shape)
+
+
+QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
+
+
+def statistics(column: Column, values: Tensor) -> dict[str, np.ndarray]:
+    """Minimum, maximum, mean, deviation, count and quantiles of `values` [T, *shape], per element.
+
+    Pictures: per channel in [0, 1], shape [C, 1, 1], from at most 50 steps and 4,096 pixels each.
+    """
+    count = np.array([len(values)])
+    if column.stored:
+        some = values[:: max(1, len(values) // 50)].cpu().numpy() / 255.0
+        pixels = some.reshape(len(some), -1, some.shape[-1])
+        numbers = pixels[:, :: max(1, pixels.shape[1] // 4096)].reshape(-1, some.shape[-1])
+    else:
+        numbers = values.cpu().reshape(len(values), -1).double().numpy()
+    low, high = numbers.min(0), numbers.max(0)
+    result = {"min": low, "max": high, "mean": numbers.mean(0), "std": numbers.std(0)}
+    for q, value in zip(QUANTILES, np.quantile(numbers, QUANTILES, axis=0), strict=True):
+        result[f"q{round(q * 100):02d}"] = value
+    if column.stored:
+        result = {name: value.reshape(-1, 1, 1) for name, value in result.items()}
+    return result | {"count": count}
+
+
+def pool(each: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One column's statistics over all episodes, from those of every episode ([E, ...] arrays).
+
+    Exact but for the quantiles, which are averaged by length, as LeRobot does.
+    """
+    count = each["count"].reshape(-1, *[1] * (each["mean"].ndim - 1))
+    share = count / count.sum()
+    mean = (each["mean"] * share).sum(0)
+    variance = ((each["std"] ** 2 + (each["mean"] - mean) ** 2) * share).sum(0)
+    pooled = {name: (value * share).sum(0) for name, value in each.items() if name[0] == "q"}
+    pooled |= {"min": each["min"].min(0), "max": each["max"].max(0), "mean": mean}
+    return pooled | {"std": np.sqrt(variance), "count": each["count"].sum(0)}

@@ -19,23 +19,20 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.index import (
-    DAMAGE,
-    Pending,
-    damaged,
-    list_pending,
-    read_index,
-    read_info,
-)
-from embodied.datasets.lerobot.lazy_pictures import LazyPictures
-from embodied.datasets.lerobot.pictures import Encoded, Filmed, FrameCache, Pictures
+from embodied.datasets.lerobot.pictures import Encoded, Filmed, FrameCache, LazyPictures, Pictures
 from embodied.datasets.lerobot.schema import (
+    DAMAGE,
     DATA,
     OURS,
     VIDEO,
     Column,
     DatasetError,
+    Pending,
     columns_of_info,
+    damaged,
+    list_pending,
+    read_index,
+    read_info,
     spec_of_info,
 )
 from embodied.datasets.lerobot.writer import EpisodeWriter

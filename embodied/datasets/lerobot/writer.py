@@ -21,16 +21,19 @@ from embodied.core.atomic_write import write_durably, write_json
 from embodied.core.spec import Leaf, Spec, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot import schema
-from embodied.datasets.lerobot.consolidate import consolidate
-from embodied.datasets.lerobot.index import ROW, list_pending, pending_file, read_index, read_info
+from embodied.datasets.lerobot.consolidate import consolidate, statistics
 from embodied.datasets.lerobot.schema import (
+    ROW,
     Column,
     DatasetError,
     columns_of,
     columns_of_info,
+    list_pending,
+    pending_file,
+    read_index,
+    read_info,
     spec_of_info,
 )
-from embodied.datasets.lerobot.stats import statistics
 from embodied.datasets.lerobot.video import encode_film, encode_png
 
 
