@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,40 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def node(target: str, **settings: Any) -> Node:
+    """The node of `embodied.TARGET` with `settings`."""
+    return {"_target_": f"embodied.{target}", **settings}
+
+
+def python(*words: object, folder: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python with `words` in a process of its own, in `folder`; it finds this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def shell(folder: Path, commands: str) -> str:
+    """What bash prints that runs `commands` in `folder`, `embodied` being this checkout's."""
+    text = re.sub(r"(?m)^embodied ", f"{sys.executable} -m embodied.cli ", commands)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\n{text}"], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their path below `folder`."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
 
 @dataclass
 class Clock:
@@ -34,14 +72,13 @@ class Clock:
 def make_policy(target: str, spec: Spec, seed: int = 0, **settings: Any) -> Any:
     """`embodied.policies.TARGET` with `settings`, initialised from `seed`."""
     torch.manual_seed(seed)
-    node = {"_target_": f"embodied.policies.{target}", **settings}
-    return build(node, Policy, spec=spec)
+    return build(node(f"policies.{target}", **settings), Policy, spec=spec)
 
 
 def make_learner(target: str, policy: Policy, **settings: Any) -> Any:
     """`embodied.learners.TARGET` of `policy` with `settings`."""
-    node = {"_target_": f"embodied.learners.{target}", **settings}
-    return build(node, Learner, policy=policy, spec=policy.spec)
+    made = node(f"learners.{target}", **settings)
+    return build(made, Learner, policy=policy, spec=policy.spec)
 
 
 def make_reward(node: Node, spec: Spec, folder: Path) -> Any:

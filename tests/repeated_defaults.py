@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,7 @@ def completed(file: Path, node: Node) -> Any:
         return of_run(merged(base_of(file), node))
     if group == "data":
         return of_data(node)
-    base: Node = {}
-    for name in [each for each in defaults(file) if isinstance(each, str) and each != "_self_"]:
-        base = merged(base, read(file.with_name(f"{name}.yaml")))
-    return complete(merged(base, node))
+    return complete(merged(base_of_option(file), node))
 
 
 def of_data(node: Node) -> Any:
@@ -122,30 +120,25 @@ def base_of(experiment: Path) -> Node:
     for group, name in chosen(experiment).items():
         option = PACKAGED / group / f"{name}.yaml"
         node[group] = (
-            base_with_own(option) if name is not None and group not in ("size", "data") else None
+            merged(base_of_option(option), read(option))
+            if name is not None and group not in ("size", "data")
+            else None
         )
-    for other in others(experiment):
-        node = merged(node, own_of(other))
-    return node
+    return reduce(merged, map(own_of, others(experiment)), node)
 
 
-def base_with_own(option: Path) -> Node:
-    base: Node = {}
-    for name in [each for each in defaults(option) if isinstance(each, str) and each != "_self_"]:
-        base = merged(base, read(option.with_name(f"{name}.yaml")))
-    return merged(base, read(option))
+def base_of_option(option: Path) -> Node:
+    """The options that it goes on from."""
+    return reduce(merged, map(read, others(option)), {})
 
 
 def own_of(experiment: Path) -> Node:
-    node: Node = {}
-    for other in others(experiment):
-        node = merged(node, own_of(other))
-    return merged(node, read(experiment))
+    return merged(reduce(merged, map(own_of, others(experiment)), {}), read(experiment))
 
 
-def others(experiment: Path) -> list[Path]:
-    names = [each for each in defaults(experiment) if isinstance(each, str) and each != "_self_"]
-    return [experiment.with_name(f"{name}.yaml") for name in names]
+def others(file: Path) -> list[Path]:
+    names = [each for each in defaults(file) if isinstance(each, str) and each != "_self_"]
+    return [file.with_name(f"{name}.yaml") for name in names]
 
 
 def chosen(experiment: Path) -> dict[str, str | None]:

@@ -26,10 +26,7 @@ from embodied.core.config_fields import (
     source_of,
 )
 from tests.repeated_defaults import files, outermost, repeated
-
-ROOT = Path(__file__).parents[1]
-FOLDERS = {"embodied": "embodied", "envs": "embodied.envs", "policies": "embodied.policies"}
-FOLDERS |= {"real_robot": "embodied.real_robot"}
+from tests.test_import_direction import PRODUCT, module_of, sources
 
 
 @dataclass(frozen=True)
@@ -48,25 +45,18 @@ def targets() -> set[str]:
     """Classes that settings configure: those with `config` in `__init__`, those that a YAML names,
     and those of commands."""
     found = {*PRIMARY.values(), *DATA.values()}
-    for folder, package in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            module = ".".join([package, *(part for part in parts if part != "__init__")])
-            found |= {f"{module}.{name}" for name in configured(path)}
-    return found | {name for node in nodes() for name in named(node)}
+    for path in sources(*PRODUCT):
+        found |= {f"{module_of(path)}.{name}" for name in configured(path)}
+    return found | {str(each["_target_"]) for node in nodes() for each in nodes_in(node)}
 
 
 def parsed() -> Iterator[tuple[Source, ast.ClassDef]]:
     """The dataclasses that `parse` is called with."""
-    for folder, package in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            text = path.read_text()
-            if "parse(" not in text or "core.build" not in text:
-                continue
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            module = ".".join([package, *(part for part in parts if part != "__init__")])
+    for path in sources(*PRODUCT):
+        text = path.read_text()
+        if "parse(" in text and "core.build" in text:
             for name in re.findall(r"\bparse\(([A-Z]\w+|\w+\.[A-Z]\w+), ", text):
-                source = source_of(module)
+                source = source_of(module_of(path))
                 if source is not None and (found := source.find(name)) is not None:
                     yield found
 
@@ -86,16 +76,14 @@ def nodes() -> Iterator[Any]:
         yield yaml.safe_load(path.read_text())
 
 
-def named(node: Any) -> Iterator[str]:
-    """The classes that a node names, at any depth."""
-    if isinstance(node, dict):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        for value in node.values():
-            yield from named(value)
-    if isinstance(node, list):
-        for value in node:
-            yield from named(value)
+def nodes_in(value: Any) -> Iterator[dict[str, Any]]:
+    """The nodes that name a class, at any depth."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield value
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from nodes_in(each)
 
 
 def options_with_a_class() -> list[Path]:
@@ -176,7 +164,7 @@ def test_what_has_no_bound_is_found() -> None:
 def test_defaults_are_read_as_they_are() -> None:
     """What `compose` writes to run.yaml is what the class would use."""
     compared = 0
-    for target in sorted({name for node in nodes() for name in named(node)}):
+    for target in sorted({str(each["_target_"]) for node in nodes() for each in nodes_in(node)}):
         known = settings_of(target)
         try:
             cls = resolve(target, object)
@@ -222,16 +210,10 @@ def test_run_yaml_holds_every_setting(experiment: str) -> None:
 
 
 def require_whole(node: Any) -> None:
-    if isinstance(node, list):
-        for each in node:
-            require_whole(each)
-    if not isinstance(node, dict):
-        return
-    for setting in settings_of(str(node.get("_target_", ""))) or []:
-        if setting.default is not None:
-            assert setting.name in node, f"{node['_target_']}.{setting.name}"
-    for each in node.values():
-        require_whole(each)
+    for each in nodes_in(node):
+        for setting in settings_of(str(each["_target_"])) or []:
+            if setting.default is not None:
+                assert setting.name in each, f"{each['_target_']}.{setting.name}"
 
 
 def test_nonsense_is_refused_in_one_line() -> None:

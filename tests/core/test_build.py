@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,8 @@ from embodied.core.reward import Reward
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.nn.networks import QFunction
 from embodied.policies.generative.denoisers import Timed
+from tests.builders import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = {
     "embodied/core/complete_node.py",
@@ -225,8 +224,7 @@ print(json.dumps(seen))
 
 def test_importing_a_module_of_ours_does_nothing() -> None:
     """A node that is refused has had its module imported."""
-    words = [sys.executable, "-W", "ignore", "-c", WATCHING, str(ROOT)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = python("-W", "ignore", "-c", WATCHING, ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert [each for each in found if each[0] != TEMPORARY] == []

@@ -210,18 +210,6 @@ def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
     assert 0 < stats["observation.images.wrist"]["mean"][0][0][0] < 1
 
 
-def test_lerobot_itself_reads_it(tmp_path: Path) -> None:
-    lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
-    write(tmp_path / "set", RICH, range(4), "png")
-    theirs = lerobot.LeRobotDataset("own/set", root=tmp_path / "set")
-    ours = read_episodes(tmp_path / "set").steps
-    assert len(theirs) == len(ours["action"])
-    for index in range(len(theirs)):
-        item = theirs[index]
-        assert torch.equal(item["observation.state"], ours["obs/state"][index])
-        assert torch.equal(item["action"], ours["action"][index])
-
-
 def test_what_lerobot_recorded_is_read(tmp_path: Path) -> None:
     """Without our key, channels first, one column in native units and no flag of truncation."""
     write(tmp_path, RICH, range(3), "png")
