@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from embodied.api.environments import EnvLike, make_env
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, resolve
+from embodied.core.build import ConfigError, build, resolve
 from embodied.core.env import HasNativeActions, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
-from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 
@@ -61,13 +59,11 @@ class Agent:
             raise ConfigError(
                 f"{n} observations after {self._actor.n}: call reset() to begin with another number"
             )
-        action = self._in_its_units(self._actor(batch, first).cpu())
+        unit = self._actor(batch, first).cpu()
+        action = unit.numpy() if self._native is None else self._native.native_actions(unit)
         if not single:
             return action
         return action[0].item() if action.ndim == 1 else action[0]
-
-    def _in_its_units(self, action: Tensor) -> NDArray[Any]:
-        return action.numpy() if self._native is None else self._native.native_actions(action)
 
     def _batched(self, obs: Any) -> tuple[Tensors, bool]:
         """The observation by name as tensors [n, ...], and whether it was a single one."""
@@ -79,18 +75,13 @@ class Agent:
         if missing := [name for name in leaves if name not in obs]:
             raise ConfigError(f"the observation has no {', '.join(missing)}")
         single = all(np.ndim(obs[name]) == len(leaf.shape) for name, leaf in leaves.items())
-        return {
-            name: _tensor(name, leaf, obs[name], single) for name, leaf in leaves.items()
-        }, single
-
-
-def _tensor(name: str, leaf: Leaf, value: Any, single: bool) -> Tensor:
-    """[n, *shape] of the leaf's dtype; ConfigError for another shape."""
-    rows = torch.as_tensor(np.asarray(value), dtype=getattr(torch, leaf.dtype))
-    rows = rows[None] if single else rows
-    if tuple(rows.shape[1:]) != leaf.shape:
-        raise ConfigError(f"{name} is {list(rows.shape[1:])}, the policy takes {list(leaf.shape)}")
-    return rows
+        batch: Tensors = {}
+        for name, leaf in leaves.items():
+            rows = torch.as_tensor(np.asarray(obs[name]), dtype=getattr(torch, leaf.dtype))
+            batch[name] = rows[None] if single else rows
+            if (shape := tuple(batch[name].shape[1:])) != leaf.shape:
+                raise ConfigError(f"{name} is {list(shape)}, the policy takes {list(leaf.shape)}")
+        return batch, single
 
 
 def load(
@@ -109,25 +100,22 @@ def load(
     if module is not None:
         from embodied.policies import user_module
 
-        user_module.register(module, _module_name(run))
+        node = read_saved(checkpoint.find(run) / "policy.yaml")
+        if "module" not in node:
+            raise ConfigError(
+                f"the policy of {run} is not made of a torch module: leave module out"
+            )
+        user_module.register(module, str(node["module"]))
     saved = checkpoint.find(run)
     policy = checkpoint.load_policy(saved, device=device)
     folder = saved.parent.parent
-    native = _native_of(make_env(env) if env is not None else _own_env(folder))
+    acted = make_env(env) if env is not None else _own_env(folder)
+    native = None if acted is None else find_protocol(acted, HasNativeActions)
     return Agent(policy, folder if (folder / "run.yaml").exists() else None, native)
-
-
-def _module_name(run: str | Path) -> str:
-    node = read_saved(checkpoint.find(run) / "policy.yaml")
-    if "module" not in node:
-        raise ConfigError(f"the policy of {run} is not made of a torch module: leave module out")
-    return str(node["module"])
 
 
 def _own_env(folder: Path) -> VecEnv | None:
     """The run's environment, if its actions have units of their own."""
-    from embodied.core.build import build
-
     file = folder / "run.yaml"
     node = read_run_settings(file)["env"] if file.exists() else None
     if node is None:
@@ -135,7 +123,3 @@ def _own_env(folder: Path) -> VecEnv | None:
     require_inside(node, file)
     kind = resolve(node["_target_"], VecEnv)
     return build({**node, "num_envs": 1}, VecEnv) if hasattr(kind, "native_actions") else None
-
-
-def _native_of(env: VecEnv | None) -> HasNativeActions | None:
-    return None if env is None else find_protocol(env, HasNativeActions)

@@ -16,8 +16,8 @@ from embodied.checks.check import Check, require, skip
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import Node
+from embodied.core.device import seed_everything
 from embodied.core.reward import HasComponents, Reward, Stateful
-from embodied.core.seeding import seed_everything
 from embodied.core.tensors import Tensors
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config

@@ -11,7 +11,7 @@ import importlib.util
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -63,23 +63,19 @@ class Source:
     def __init__(self, module: str, text: str) -> None:
         self.module, self.lines, self.tree = module, text.splitlines(), ast.parse(text)
         self.classes = {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef)}
-        self.imported = dict(self._imported())
-        self.assigned = dict(self._assigned())
-
-    def _imported(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        self.imported: dict[str, tuple[str, str]] = {}
         """Names of `from module import name`, with their module and name there."""
+        self.assigned: dict[str, ast.expr] = {}
+        """Names that the module itself gives a value."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
-                    yield alias.asname or alias.name, (node.module, alias.name)
-
-    def _assigned(self) -> Iterator[tuple[str, ast.expr]]:
-        """Names that the module itself gives a value."""
+                    self.imported[alias.asname or alias.name] = (node.module, alias.name)
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                yield node.targets[0].id, node.value
+                self.assigned[node.targets[0].id] = node.value
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                yield ast.unparse(node.target), node.value
+                self.assigned[ast.unparse(node.target)] = node.value
 
     def kind(self, written: ast.expr) -> Any:
         """The type that an annotation of this module says; `Any` where the source does not tell."""
@@ -95,13 +91,11 @@ class Source:
         Raises LookupError where it needs more than literals, constants, and dataclasses of these,
         which become dictionaries.
         """
-        if isinstance(written, ast.Call) and ast.unparse(written.func).endswith("field"):
-            given = {word.arg: word.value for word in written.keywords}
-            written = given.get("default")
-            if (factory := given.get("default_factory")) is not None:
-                is_lambda = isinstance(factory, ast.Lambda)
-                written = factory.body if is_lambda else ast.Call(factory, [], [])
-        return _plain(self.evaluated(written))
+        default, factory = _of_field(written)
+        if factory is not None:
+            is_lambda = isinstance(factory, ast.Lambda)
+            default = factory.body if is_lambda else ast.Call(factory, [], [])
+        return _plain(self.evaluated(default))
 
     def evaluated(self, written: ast.expr | None) -> Any:
         """The value of an expression, which may be a type; LookupError."""
@@ -320,16 +314,12 @@ def _config(source: Source, kind: ast.ClassDef) -> Found | None:
 
 def _settings(source: Source, tree: ast.ClassDef) -> list[Setting]:
     """The fields of a dataclass, those of its bases first; LookupError for an unknown base."""
-    named = {each.name: each for each in _fields(source, tree)}
-    return list(named.values())
-
-
-def _fields(source: Source, tree: ast.ClassDef) -> Iterator[Setting]:
+    made: dict[str, Setting] = {}
     for base in reversed(tree.bases):
         name = ast.unparse(base)
         if (found := source.find(name)) is None:
             raise LookupError(name)
-        yield from _fields(*found)
+        made |= {each.name: each for each in _settings(*found)}
     for node in tree.body:
         if not isinstance(node, ast.AnnAssign):
             continue
@@ -337,19 +327,26 @@ def _fields(source: Source, tree: ast.ClassDef) -> Iterator[Setting]:
             name, kind = ast.unparse(node.target), source.kind(node.annotation)
             line = source.lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
             says, default = line.partition("#")[2].strip(), _default(node.value)
-            yield Setting(name, kind, default, says, source, node.value)
+            made[name] = Setting(name, kind, default, says, source, node.value)
+    return list(made.values())
 
 
-def _default(value: ast.expr | None) -> str | None:
+def _of_field(written: ast.expr | None) -> tuple[ast.expr | None, ast.expr | None]:
+    """The default of a field as it is written, and the function that makes one."""
+    if isinstance(written, ast.Call) and ast.unparse(written.func).endswith("field"):
+        given = {word.arg: word.value for word in written.keywords}
+        return given.get("default"), given.get("default_factory")
+    return written, None
+
+
+def _default(written: ast.expr | None) -> str | None:
     """`field(default_factory=dict)` as {}, everything else as it is written."""
-    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
-        given = {word.arg: word.value for word in value.keywords}
-        if "default" in given:
-            return ast.unparse(given["default"])
-        factory = ast.unparse(given["default_factory"]) if "default_factory" in given else None
-        empty = {"dict": "{}", "list": "[]", "tuple": "[]"}
-        return None if factory is None else empty.get(factory.partition("[")[0], f"{factory}()")
-    return None if value is None else ast.unparse(value)
+    default, made_by = _of_field(written)
+    if made_by is None:
+        return None if default is None else ast.unparse(default)
+    factory = ast.unparse(made_by)
+    empty = {"dict": "{}", "list": "[]", "tuple": "[]"}
+    return empty.get(factory.partition("[")[0], f"{factory}()")
 
 
 def in_words(kind: Any) -> str:

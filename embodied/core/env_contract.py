@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.device import rng_state, set_rng_state
 from embodied.core.env import HasNativeActions, NotFinite, Step, VecEnv, require_finite
 from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
-from embodied.core.seeding import rng_state, set_rng_state
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper
@@ -136,8 +136,7 @@ class FirstSteps:
     """
 
     def __init__(self, env: VecEnv, note: Callable[[str], None] | None = None) -> None:
-        note = note or warn
-        self.env, self.note, self.done = env, note, False
+        self.env, self.note, self.done = env, note or warn, False
         self._steps = 0
         self._largest = 0.0  # of the changes within episodes
         self._kept: Tensor | None = None  # envs whose obs is next_obs though their episode ended
@@ -155,16 +154,13 @@ class FirstSteps:
         if step.ended.any():
             same = _change(step.obs, step.next_obs) == 0
             self._kept = step.ended & same & (change > 0)
-            self._require_successor(change[self._kept])
-
-    def _require_successor(self, change: Tensor) -> None:
-        """`change` of the envs whose obs is next_obs: what jumped was reset before it was kept."""
-        if len(change) and self._largest > 0 and bool((change > JUMP * self._largest).all()):
-            wrong(
-                self.env,
-                "next_obs is the next episode's first observation where one ended: it should be "
-                "the last one of the episode that ended (keep it before you reset)",
-            )
+            jumped = change[self._kept]  # what jumped was reset before it was kept
+            if len(jumped) and self._largest > 0 and bool((jumped > JUMP * self._largest).all()):
+                wrong(
+                    self.env,
+                    "next_obs is the next episode's first observation where one ended: it should "
+                    "be the last one of the episode that ended (keep it before you reset)",
+                )
 
     def _require_begun(self, step: Step) -> None:
         """The step after an end: its env is in a new episode."""

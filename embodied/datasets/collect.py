@@ -19,9 +19,9 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked, rng_state, set_rng_state
 from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.history import HISTORY
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.core.history import HISTORY, is_history
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import hidden
+from embodied.core.tensors import HISTORY, is_history
 
 TOLERANCE = 1e-5
 SIZES = (1, 2, 64)  # batch sizes of the comparison; 2 is traced

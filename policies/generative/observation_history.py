@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from embodied.core.history import FRESH, HISTORY, with_history
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import FRESH, HISTORY, Tensors, with_history
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 
 

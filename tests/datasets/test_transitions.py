@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.core.history import remembered, with_history
 from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import remembered, with_history
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import (
     Dataset,

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from embodied.core.bounds import Bound, NonNegative, Number
-from embodied.datasets.editing.source import Source
+from embodied.datasets.editing.write import Source
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     Column,

@@ -18,8 +18,14 @@ import numpy as np
 
 from embodied.core.atomic_write import sync
 from embodied.datasets.editing.check import CheckConfig, Finding, check
-from embodied.datasets.editing.source import Source, differences, open_source
-from embodied.datasets.editing.write import Chosen, Copied, write_dataset
+from embodied.datasets.editing.write import (
+    Chosen,
+    Copied,
+    Source,
+    differences,
+    open_source,
+    write_dataset,
+)
 from embodied.datasets.lerobot.schema import OURS, DatasetError
 
 

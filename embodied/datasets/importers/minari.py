@@ -22,7 +22,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.importers.hdf5 import (
+from embodied.datasets.importers import (
     CONTROL_PERIOD,
     Recorded,
     flattened,

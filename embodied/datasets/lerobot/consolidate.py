@@ -63,7 +63,11 @@ def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[P
             extra = [one | film for one, film in zip(extra, films, strict=True)]
     chunk, file = _next_place(index, "meta/episodes", info)
     place = {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
-    rows = [_widen(line, one | place) for line, one in zip(lines, extra, strict=True)]
+    rows = []
+    for line, one in zip(lines, extra, strict=True):
+        for name, value in (one | place).items():
+            line = line.append_column(name, pa.array([value]))
+        rows.append(line)
     table = pa.concat_tables(rows)
     target = path / INDEX.format(chunk_index=chunk, file_index=file)
     write_durably(target, lambda sink: pq.write_table(table, sink))  # from here on they are listed
@@ -80,6 +84,7 @@ def _write_data(
     episode = 0 if index is None else index.num_rows
     frame = 0 if index is None else int(np.max(index["dataset_to_index"].to_numpy()))
     chunk, file = _next_place(index, "data", info)
+    stored = [name for name, feature in info["features"].items() if feature["dtype"] != "video"]
     places: list[dict[str, Any]] = []
     for group in _grouped(waiting, lambda e: e.file.stat().st_size, info["data_files_size_in_mb"]):
         tables = []
@@ -103,7 +108,7 @@ def _write_data(
             }
             for name, values in counters.items():
                 steps = steps.append_column(name, pa.array(values, pa.int64()))
-            tables.append(steps.select(_stored_names(info)))
+            tables.append(steps.select(stored))
             episode, frame = episode + 1, end
         target = path / DATA.format(chunk_index=chunk, file_index=file)
         write_durably(target, lambda sink, tables=tables: _write_row_groups(sink, tables))
@@ -170,16 +175,6 @@ def _write_row_groups(sink: Any, tables: Sequence[pa.Table]) -> None:
     with pq.ParquetWriter(sink, tables[0].schema) as writer:
         for table in tables:
             writer.write_table(table)
-
-
-def _stored_names(info: Mapping[str, Any]) -> list[str]:
-    return [name for name, feature in info["features"].items() if feature["dtype"] != "video"]
-
-
-def _widen(line: pa.Table, extra: Mapping[str, Any]) -> pa.Table:
-    for name, value in extra.items():
-        line = line.append_column(name, pa.array([value]))
-    return line
 
 
 def _next_place(index: pa.Table | None, what: str, info: Mapping[str, Any]) -> tuple[int, int]:

@@ -302,28 +302,25 @@ def load(rows: Tensors) -> Tensors:
     return {**rows, **dict(zip(lazy, load_all(list(lazy.values())), strict=True))} if lazy else rows
 
 
-def _same(one: LazyPictures, *args: Any, **kwargs: Any) -> LazyPictures | None:
-    return one.at(one.rows)
-
-
 def _to_copy(one: LazyPictures, **kwargs: Any) -> LazyPictures | None:
     if kwargs.get("dtype") not in (None, torch.uint8):
         return None
     return one.at(one.rows, kwargs.get("device"))
 
 
-def _index_select(one: LazyPictures, dim: int, index: Tensor) -> LazyPictures | None:
-    return one.at(one.rows[index.cpu().numpy()]) if dim == 0 else None
+def _rows(one: LazyPictures, dim: int, which: Any) -> LazyPictures | None:
+    return one.at(one.rows[which]) if dim == 0 else None
 
 
 def _slice(
     one: LazyPictures, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> LazyPictures | None:
-    return one.at(one.rows[start:end:step]) if dim == 0 else None
+    return _rows(one, dim, slice(start, end, step))
 
 
 def _select(one: LazyPictures, dim: int, index: int) -> Tensor | None:
-    return one.at(one.rows[index : index + 1 or None]).load()[0] if dim == 0 else None
+    row = _rows(one, dim, slice(index, index + 1 or None))
+    return None if row is None else row.load()[0]
 
 
 def _index(one: Tensor, index: Sequence[Tensor | None]) -> LazyPictures | None:
@@ -338,13 +335,14 @@ def _cat(all_: Sequence[Tensor], dim: int = 0) -> LazyPictures | None:
     alike = all(one.dtype == torch.uint8 and one.shape[1:] == all_[0].shape[1:] for one in all_)
     if lazy is None or dim != 0 or not alike:
         return None
-    views = [_Chosen(one) if isinstance(one, LazyPictures) else _held(one) for one in all_]
+    views = [
+        _Chosen(one)
+        if isinstance(one, LazyPictures)
+        else Held(tuple(one.shape[1:]), FrameCache(0), one.cpu().numpy())
+        for one in all_
+    ]
     joined = Joined(views)
     return LazyPictures(joined, np.arange(len(joined)), lazy.limit, lazy.device)
-
-
-def _held(pictures: Tensor) -> Held:
-    return Held(tuple(pictures.shape[1:]), FrameCache(0), pictures.cpu().numpy())
 
 
 class _Chosen:
@@ -361,11 +359,12 @@ class _Chosen:
 
 
 _LAZY: dict[Any, Callable[..., Tensor | None]] = {
-    aten.detach.default: _same,
-    aten.alias.default: _same,
-    aten.clone.default: _same,
+    **dict.fromkeys(
+        (aten.detach.default, aten.alias.default, aten.clone.default),
+        lambda one, *_, **__: one.at(one.rows),
+    ),
     aten._to_copy.default: _to_copy,
-    aten.index_select.default: _index_select,
+    aten.index_select.default: lambda one, dim, index: _rows(one, dim, index.cpu().numpy()),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.index.Tensor: _index,
