@@ -87,11 +87,8 @@ def need(target: str) -> Need:
 
 def small(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` of sizes with which a teacher has learned something after a few dozen episodes."""
-    return {"_target_": target, **_shrunk(_config(resolve(target, Curriculum)), settings)}
-
-
-def _config(kind: Any) -> Any:
-    return typing.get_type_hints(kind.__init__)["config"]
+    config = typing.get_type_hints(resolve(target, Curriculum).__init__)["config"]
+    return {"_target_": target, **_shrunk(config, settings)}
 
 
 def _shrunk(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

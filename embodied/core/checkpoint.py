@@ -58,7 +58,13 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         parts = referable(policy, copy_base_mb)
-        _write_weights(partial / WEIGHTS, policy, parts)
+        elsewhere = {f"{name}.{key}" for name, saved in parts.items() for key in saved.names()}
+        weights = {
+            key: value.detach().cpu().contiguous().clone()
+            for key, value in policy.state_dict().items()
+            if key not in elsewhere
+        }
+        save_file(weights, partial / WEIGHTS)
         if parts:
             entries = [file.reference(name, folder) for name, file in parts.items()]
             (partial / "references.json").write_text(json.dumps(entries, indent=1))
@@ -102,17 +108,6 @@ def referable(policy: Policy, copy_base_mb: float = COPY_BASE_MB) -> dict[str, S
         if large and file.holds(part.state_dict()):
             found[name] = file
     return found
-
-
-def _write_weights(file: Path, policy: Policy, parts: Mapping[str, SavedFile]) -> None:
-    """The parameters of `policy`, without those in the files of its `parts`."""
-    elsewhere = {f"{name}.{key}" for name, saved in parts.items() for key in saved.names()}
-    weights = {
-        key: value.detach().cpu().contiguous().clone()
-        for key, value in policy.state_dict().items()
-        if key not in elsewhere
-    }
-    save_file(weights, file)
 
 
 def find(path: Path | str) -> Path:

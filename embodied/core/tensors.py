@@ -1,7 +1,8 @@
 """Tensors: a flat dict of torch tensors with shared leading dimensions (a batch).
 
 Keys are paths (`obs/state`, `next_obs/wrist`), never nested; images stay uint8 HWC until a network
-encodes them.
+encodes them. A policy's carry may hold past observations: `history/NAME` [n, k, ...], oldest first,
+and `fresh` [n]. Both may be below a prefix, the carry of an inner policy: `base/history/state`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def put(rows: Tensors, index: Tensor, values: Tensors) -> None:
 
 def where(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
     """Select along the first dimension: `yes` where `mask` [n] is true, else `no`."""
-    return {
-        key: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), yes[key], value)
-        for key, value in no.items()
-    }
+    return {key: _where(mask, yes[key], value) for key, value in no.items()}
+
+
+def _where(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *[1] * (no.ndim - 1)), yes, no)
 
 
 def cat(parts: Sequence[Tensors]) -> Tensors:
@@ -125,7 +127,3 @@ def with_history(obs: Tensors, carry: Tensors) -> Tensors:
             now = obs[key.removeprefix(HISTORY)][:, None]
             found[key] = _where(carry[FRESH], now.expand_as(past).to(past.dtype), past)
     return found
-
-
-def _where(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(mask.view(-1, *[1] * (no.ndim - 1)), yes, no)

@@ -126,7 +126,7 @@ def past_observations(episodes: Episodes, steps: Mapping[str, int], width: int =
     """For every step, the observations NAME of the `steps[NAME]` = k steps before it and before the
     one `width` steps later: `obs/history/NAME`, `next_obs/history/NAME` [N, k, ...], oldest first.
 
-    As in a policy's carry (`core.history`), before the start of an episode its first one is
+    As in a policy's carry (`core.tensors`), before the start of an episode its first one is
     repeated. Pictures are decoded.
     """
     windows = _windows(episodes, width)

@@ -30,7 +30,7 @@ class Decision(nn.Module):
 
     It uses the policy's `inference_policy()`. ConfigError for policies with a carry between
     decisions; carry keys below `row/` (stored with the decision) and `explore/` (exploration) are
-    ignored, and past observations (`core.history`) become inputs: `obs/history/NAME` [n, k, ...].
+    ignored, and past observations (`core.tensors`) become inputs: `obs/history/NAME` [n, k, ...].
     """
 
     def __init__(self, policy: Policy) -> None:

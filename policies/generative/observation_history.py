@@ -1,6 +1,6 @@
 """Observation history: samplers that observe the last `obs_steps` steps, as Diffusion Policy does.
 
-The past observations are in the carry (`core.history`). Diffusion Policy (Chi et al., 2023) uses 2
+The past observations are in the carry (`core.tensors`). Diffusion Policy (Chi et al., 2023) uses 2
 steps, DPPO, ReinFlow and Q-chunking 1.
 """
 
