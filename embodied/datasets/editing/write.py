@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably
-from embodied.datasets.lerobot.consolidate import consolidate, summarise
+from embodied.datasets.lerobot.consolidate import consolidate, summarise, write_row_groups
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     DATA,
@@ -33,7 +33,10 @@ from embodied.datasets.lerobot.schema import (
     VIDEO,
     DatasetError,
     damaged,
+    file_number,
     list_pending,
+    place_in_file,
+    place_in_film,
     read_index,
     read_info,
     tasks_table,
@@ -277,7 +280,7 @@ def _copy_data(
     def flush() -> None:
         nonlocal file, size
         if waiting:
-            _write_data(folder, info, file, waiting)
+            write_row_groups(folder / file_number(DATA, file, info), waiting)
             waiting.clear()
             file, size = file + 1, 0
 
@@ -285,18 +288,16 @@ def _copy_data(
         for rows in _episodes(one, texts):
             if size + rows.nbytes > info["data_files_size_in_mb"] * 1e6:
                 flush()
-            chunk, number = divmod(file, info["chunks_size"])
-            line = {"episode_index": len(lines), "data/chunk_index": chunk}
-            line |= {"data/file_index": number, "dataset_from_index": frame}
+            line = {"episode_index": len(lines), **place_in_file("data", file, info)}
+            line |= {"dataset_from_index": frame}
             rows = _replaced(rows, "episode_index", np.full(rows.num_rows, len(lines)))
             rows = _replaced(rows, "index", np.arange(frame, frame + rows.num_rows))
             frame, size = frame + rows.num_rows, size + rows.nbytes
             lines.append(line | {"dataset_to_index": frame})
             waiting.append(rows)
     flush()
-    sink = io.BytesIO()
-    pq.write_table(tasks_table(list(texts)), sink)
-    write_durably(folder / "meta" / "tasks.parquet", lambda out: out.write(sink.getvalue()))
+    tasks = folder / "meta" / "tasks.parquet"
+    write_durably(tasks, lambda sink: pq.write_table(tasks_table(list(texts)), sink))
     return lines
 
 
@@ -321,19 +322,6 @@ def _replaced(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:
     return rows.set_column(at, column, pa.array(values, column.type))
 
 
-def _write_data(folder: Path, info: dict[str, Any], file: int, all_: Sequence[pa.Table]) -> None:
-    chunk, number = divmod(file, info["chunks_size"])
-    schema = all_[0].schema
-    names = schema.names
-
-    def write(sink: Any) -> None:
-        with pq.ParquetWriter(sink, schema) as writer:
-            for table in all_:  # one row group an episode
-                writer.write_table(table.select(names).cast(schema))
-
-    write_durably(folder / DATA.format(chunk_index=chunk, file_index=number), write)
-
-
 def _copy_films(
     folder: Path, info: dict[str, Any], chosen: Sequence[Chosen], camera: str, made: Copied
 ) -> list[dict[str, Any]]:
@@ -351,19 +339,15 @@ def _copy_films(
             kept = [episode for episode in here if episode in wanted]
             if not kept:
                 continue
-            chunk, rest = divmod(number, info["chunks_size"])
-            name = VIDEO.format(video_key=camera, chunk_index=chunk, file_index=rest)
+            name = file_number(VIDEO, number, info, camera)
             begins = _copy_film(source, camera, file, kept, len(kept) == len(here), folder / name)
             if begins is None:
                 made.uncut.append(file)
                 begins = [source.span(camera, episode)[0] for episode in kept]
                 shutil.copyfile(file, folder / name)
             for episode, begin in zip(kept, begins, strict=True):
-                length = int(source.column("length")[episode]) / info["fps"]
-                at = f"videos/{camera}"
-                found[episode] = {f"{at}/chunk_index": chunk, f"{at}/file_index": rest}
-                found[episode] |= {f"{at}/from_timestamp": begin}
-                found[episode] |= {f"{at}/to_timestamp": begin + length}
+                end = begin + int(source.column("length")[episode]) / info["fps"]
+                found[episode] = place_in_film(camera, number, info, begin, end)
             number += 1
         places += [found[episode] for episode in one.episodes]
     return places

@@ -10,7 +10,6 @@ listed (and cleared away next time) or listed twice (and then the listed one cou
 # (pyarrow and PyAV have no types)
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,10 @@ from embodied.datasets.lerobot.schema import (
     Column,
     Pending,
     columns_of_info,
+    file_number,
     list_pending,
+    place_in_file,
+    place_in_film,
     read_index,
     read_info,
     tasks_table,
@@ -61,15 +63,15 @@ def _move(path: Path, info: dict[str, Any], index: pa.Table | None, all_: list[P
         if column.stored == "video":
             films = _write_films(path, info, index, all_, column, extra)
             extra = [one | film for one, film in zip(extra, films, strict=True)]
-    chunk, file = _next_place(index, "meta/episodes", info)
-    place = {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
+    number = _next_number(index, "meta/episodes", info)
+    place = place_in_file("meta/episodes", number, info)
     rows = []
     for line, one in zip(lines, extra, strict=True):
         for name, value in (one | place).items():
             line = line.append_column(name, pa.array([value]))
         rows.append(line)
     table = pa.concat_tables(rows)
-    target = path / INDEX.format(chunk_index=chunk, file_index=file)
+    target = path / file_number(INDEX, number, info)
     write_durably(target, lambda sink: pq.write_table(table, sink))  # from here on they are listed
 
 
@@ -83,7 +85,7 @@ def _write_data(
     """Write the steps into as few files as their size allows; returns where each episode went."""
     episode = 0 if index is None else index.num_rows
     frame = 0 if index is None else int(np.max(index["dataset_to_index"].to_numpy()))
-    chunk, file = _next_place(index, "data", info)
+    number = _next_number(index, "data", info)
     stored = [name for name, feature in info["features"].items() if feature["dtype"] != "video"]
     places: list[dict[str, Any]] = []
     for group in _grouped(waiting, lambda e: e.file.stat().st_size, info["data_files_size_in_mb"]):
@@ -91,15 +93,8 @@ def _write_data(
         for one in group:
             steps, line = one.read()
             end = frame + len(steps)
-            places.append(
-                {
-                    "episode_index": episode,
-                    "data/chunk_index": chunk,
-                    "data/file_index": file,
-                    "dataset_from_index": frame,
-                    "dataset_to_index": end,
-                }
-            )
+            place = {"episode_index": episode, **place_in_file("data", number, info)}
+            places.append(place | {"dataset_from_index": frame, "dataset_to_index": end})
             text = texts[line["tasks"][0].as_py()[0]]
             counters = {
                 "episode_index": np.full(len(steps), episode),
@@ -110,9 +105,8 @@ def _write_data(
                 steps = steps.append_column(name, pa.array(values, pa.int64()))
             tables.append(steps.select(stored))
             episode, frame = episode + 1, end
-        target = path / DATA.format(chunk_index=chunk, file_index=file)
-        write_durably(target, lambda sink, tables=tables: _write_row_groups(sink, tables))
-        chunk, file = _after(chunk, file, info)
+        write_row_groups(path / file_number(DATA, number, info), tables)
+        number += 1
     return places
 
 
@@ -125,31 +119,24 @@ def _write_films(
     extra: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Join one camera's films; returns where in them each episode is (s)."""
-    at, fps = f"videos/{column.name}", info["fps"]
+    camera, fps = column.name, info["fps"]
     steps = {
         e.number: x["dataset_to_index"] - x["dataset_from_index"]
         for e, x in zip(waiting, extra, strict=True)
     }
-    chunk, file = _next_place(index, at, info)
+    number = _next_number(index, f"videos/{camera}", info)
     places: list[dict[str, Any]] = []
     limit = info["video_files_size_in_mb"]
     for group in _grouped(waiting, lambda e: e.film(column).stat().st_size, limit):
         begin = 0
         for one in group:
             end = begin + steps[one.number]
-            places.append(
-                {
-                    f"{at}/chunk_index": chunk,
-                    f"{at}/file_index": file,
-                    f"{at}/from_timestamp": begin / fps,
-                    f"{at}/to_timestamp": end / fps,
-                }
-            )
+            places.append(place_in_film(camera, number, info, begin / fps, end / fps))
             begin = end
         joined = join_films([one.film(column).read_bytes() for one in group])
-        name = VIDEO.format(video_key=column.name, chunk_index=chunk, file_index=file)
+        name = file_number(VIDEO, number, info, camera)
         write_durably(path / name, lambda sink, joined=joined: sink.write(joined))
-        chunk, file = _after(chunk, file, info)
+        number += 1
     return places
 
 
@@ -170,24 +157,24 @@ def _grouped(
         yield group
 
 
-def _write_row_groups(sink: Any, tables: Sequence[pa.Table]) -> None:
+def write_row_groups(file: Path, tables: Sequence[pa.Table]) -> None:
     """One row group an episode, so that a reader can fetch one without the others."""
-    with pq.ParquetWriter(sink, tables[0].schema) as writer:
-        for table in tables:
-            writer.write_table(table)
+    schema = tables[0].schema
+
+    def write(sink: Any) -> None:
+        with pq.ParquetWriter(sink, schema) as writer:
+            for table in tables:
+                writer.write_table(table.select(schema.names).cast(schema))
+
+    write_durably(file, write)
 
 
-def _next_place(index: pa.Table | None, what: str, info: Mapping[str, Any]) -> tuple[int, int]:
-    """(chunk, file) after the last listed one of `what`."""
+def _next_number(index: pa.Table | None, what: str, info: Mapping[str, Any]) -> int:
+    """The number of the file after the last listed one of `what`."""
     if index is None:
-        return 0, 0
+        return 0
     chunks, files = (index[f"{what}/{kind}_index"].to_numpy() for kind in ("chunk", "file"))
-    last = int(np.max(chunks * info["chunks_size"] + files))
-    return divmod(last + 1, info["chunks_size"])
-
-
-def _after(chunk: int, file: int, info: Mapping[str, Any]) -> tuple[int, int]:
-    return divmod(chunk * info["chunks_size"] + file + 1, info["chunks_size"])
+    return int(np.max(chunks * info["chunks_size"] + files)) + 1
 
 
 def _add_texts(path: Path, texts: Sequence[str]) -> dict[str, int]:
@@ -196,9 +183,7 @@ def _add_texts(path: Path, texts: Sequence[str]) -> dict[str, int]:
     known: list[str] = pq.read_table(file)["task"].to_pylist() if file.exists() else []
     every = list(dict.fromkeys([*known, *texts]))
     if every != known:
-        sink = io.BytesIO()
-        pq.write_table(tasks_table(every), sink)
-        write_durably(file, lambda out: out.write(sink.getvalue()))
+        write_durably(file, lambda sink: pq.write_table(tasks_table(every), sink))
     return {text: number for number, text in enumerate(every)}
 
 

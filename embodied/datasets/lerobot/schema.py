@@ -213,6 +213,27 @@ def new_info(
     }
 
 
+def file_number(template: str, number: int, info: Mapping[str, Any], camera: str = "") -> str:
+    """The path of the file `number` of DATA, VIDEO or INDEX."""
+    chunk, file = divmod(number, info["chunks_size"])
+    return template.format(video_key=camera, chunk_index=chunk, file_index=file)
+
+
+def place_in_file(what: str, number: int, info: Mapping[str, Any]) -> dict[str, Any]:
+    """How the index says that an episode's `what` ("data", "videos/NAME") is in file `number`."""
+    chunk, file = divmod(number, info["chunks_size"])
+    return {f"{what}/chunk_index": chunk, f"{what}/file_index": file}
+
+
+def place_in_film(
+    camera: str, number: int, info: Mapping[str, Any], begin: float, end: float
+) -> dict[str, Any]:
+    """The same of an episode's film, which is `begin` to `end` s of that file."""
+    at = f"videos/{camera}"
+    times = {f"{at}/from_timestamp": begin, f"{at}/to_timestamp": end}
+    return place_in_file(at, number, info) | times
+
+
 def frames_per_second(spec: Spec) -> float:
     """1 / dt, as a whole number where it is one to a part in ten thousand."""
     fps = 1.0 / spec.dt
