@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from embodied.checks.check import Check, require, skip
+from embodied.checks.check import checks_of, require, skip
 from embodied.core import env_contract
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
@@ -173,15 +173,4 @@ def gymnasium_agrees(subject: EnvSubject) -> None:
             raise ContractError(f"gymnasium's check_env says: {error}") from error
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    observations_fit_the_spec,
-    steps_fit_the_spec,
-    the_seed_decides,
-    other_seeds_give_other_episodes,
-    steps_do_not_change_what_was_returned,
-    episodes_end_and_begin_again,
-    actions_are_bounded,
-    a_saved_state_goes_back_exactly,
-    gymnasium_agrees,
-)
+CHECKS = checks_of(__name__)

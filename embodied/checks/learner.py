@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from embodied.checks.check import Check, require
+from embodied.checks.check import checks_of, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.complete_node import complete
 from embodied.core.policy import Policy, PolicyWrapper
@@ -232,12 +232,4 @@ def unknown_settings_are_refused(subject: LearnerSubject) -> None:
     require(False, "it takes settings that it does not know: __init__(self, config: Config, ...)")
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    metrics_are_finite_scalars,
-    updates_change_the_policy_and_not_the_batch,
-    the_seed_decides,
-    it_resumes_exactly,
-    a_copy_learns_on_its_own,
-    unknown_settings_are_refused,
-)
+CHECKS = checks_of(__name__)

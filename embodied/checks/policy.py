@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.checks.check import Check, require, skip
+from embodied.checks.check import checks_of, require, skip
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
@@ -317,18 +317,4 @@ def it_stays_on_the_device(subject: PolicySubject) -> None:
         require(on_device, "it makes tensors on the CPU: give device=noise.device")
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    actions_have_shape_and_range,
-    the_chunk_is_what_was_asked_for,
-    the_noise_decides,
-    noise_comes_from_torchs_generator,
-    parallel_envs_are_independent,
-    observations_matter,
-    acting_leaves_no_gradients,
-    a_saved_policy_acts_bit_for_bit,
-    imitation_makes_the_loss_fall,
-    steps_that_are_not_valid_teach_nothing,
-    discrete_actions_are_refused_or_played,
-    it_stays_on_the_device,
-)
+CHECKS = checks_of(__name__)

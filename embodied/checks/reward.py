@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from embodied.checks.check import Check, require, skip
+from embodied.checks.check import checks_of, require, skip
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import Node
@@ -174,9 +174,4 @@ def a_run_with_it_resumes_exactly(subject: RewardSubject) -> None:
         require(flat(one) == flat(other), "a resumed run ends with another policy")
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    it_answers_with_one_number_per_transition,
-    its_state_answers_as_before,
-    a_run_with_it_resumes_exactly,
-)
+CHECKS = checks_of(__name__)

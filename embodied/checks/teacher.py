@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import Check, require
+from embodied.checks.check import checks_of, require
 from embodied.checks.teacher_envs import GAME, KINDS, Box, need, small
 from embodied.core.build import Node, build
 from embodied.core.remembered import pack, unpack
@@ -259,15 +259,4 @@ def it_chooses_the_episodes_of_an_environment(subject: TeacherSubject) -> None:
         require(once, "an episode of two steps has its ticket more than twice")
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    its_tasks_can_be_played,
-    outcomes_come_in_any_order,
-    outcomes_that_are_no_numbers_change_nothing,
-    an_episode_may_never_end,
-    few_episodes_suffice,
-    equal_scores_are_no_problem,
-    it_resumes_exactly,
-    only_the_seed_decides,
-    it_chooses_the_episodes_of_an_environment,
-)
+CHECKS = checks_of(__name__)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import Check, require
+from embodied.checks.check import checks_of, require
 from embodied.checks.teacher import TeacherSubject, alike, require_own_randomness
 from embodied.core.build import build
 from embodied.core.env import Step
@@ -139,10 +139,4 @@ def only_the_seed_decides(subject: TeacherSubject) -> None:
     require_own_randomness(lambda seed: Game(subject, seed=seed).play(13))
 
 
-CHECKS: tuple[Check, ...] = (
-    it_rewards_at_the_end_of_a_turn,
-    rewards_that_are_no_numbers_change_nothing,
-    a_game_may_be_broken_off,
-    it_resumes_exactly,
-    only_the_seed_decides,
-)
+CHECKS = checks_of(__name__)
