@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.build import Node, build
@@ -104,6 +105,18 @@ def transitions(n: int, spec: Spec, shift: float | None = None) -> Tensors:
         "reward": torch.arange(float(n)),
         "discount": torch.full((n,), 0.9),
         **{f"next_obs/{name}": value for name, value in after.items()},
+    }
+
+
+def recorded(obs: Tensors, action: Tensor, **more: Tensor) -> Tensors:
+    """An episode as `EpisodeWriter.add` takes it, of observations [T + 1, ...] and actions [T, ...];
+    without reward, and cut by the clock."""
+    never = torch.zeros(len(action), dtype=torch.bool)
+    return {
+        **{f"obs/{name}": value[:-1] for name, value in obs.items()},
+        **{f"next_obs/{name}": value[-1] for name, value in obs.items()},
+        **{"action": action, "reward": torch.zeros(len(action))},
+        **{"terminated": never, "truncated": never, **more},
     }
 
 

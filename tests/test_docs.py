@@ -31,19 +31,10 @@ TREE = re.compile(r"(?<=```tree\n).*?(?=```)", re.DOTALL)
 CODE_BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
 
-GENERATED = re.compile(
-    r"(?:reference/)?(?:settings_\w+|cli|results)\.md"
-)  # by scripts/docs/hooks.py
-
+# By scripts/docs/hooks.py.
+GENERATED = re.compile(r"(?:reference/)?(?:settings_\w+|cli|results)\.md")
 GROUPS = {
-    "env",
-    "experiment",
-    "robot",
-    "demonstrator",
-    "designer",
-    "learner",
-    "teacher",
-    "finetune",
+    *["env", "experiment", "robot", "demonstrator", "designer", "learner", "teacher", "finetune"]
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

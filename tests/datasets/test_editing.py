@@ -24,6 +24,7 @@ from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.edit import Split, checked, drop, failed, merge, numbered, split
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
+from tests.builders import recorded
 
 pytest.importorskip("av")
 
@@ -46,20 +47,10 @@ def episode(length: int, seed: int) -> Tensors:
     for t in range(length + 1):
         at = (3 * t + seed) % (W - 8)
         front[t, 8:24, at : at + 8] = 240
-    flags = torch.zeros(length, dtype=torch.bool)
-    success = flags.clone()
+    success = torch.zeros(length, dtype=torch.bool)
     success[-1] = seed % 2 == 0
-    return {
-        "obs/state": state[:-1],
-        "obs/front": front[:-1],
-        "next_obs/state": state[-1],
-        "next_obs/front": front[-1],
-        "action": state[1:].clamp(-1, 1),
-        "reward": success.float(),
-        "terminated": flags,
-        "truncated": flags,
-        "success": success,
-    }
+    obs, action = {"state": state, "front": front}, state[1:].clamp(-1, 1)
+    return recorded(obs, action, reward=success.float(), success=success)
 
 
 def record(folder: Path, lengths: tuple[int, ...] = LENGTHS, text: str = "push") -> Path:
@@ -70,14 +61,14 @@ def record(folder: Path, lengths: tuple[int, ...] = LENGTHS, text: str = "push")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("recorded") / "demos")
 
 
 @pytest.fixture
-def source(recorded: Path, tmp_path: Path) -> Path:
+def source(whole: Path, tmp_path: Path) -> Path:
     """A dataset of one's own, as `record` makes it."""
-    return Path(shutil.copytree(recorded, tmp_path / "demos"))
+    return Path(shutil.copytree(whole, tmp_path / "demos"))
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

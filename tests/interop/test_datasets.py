@@ -17,6 +17,7 @@ from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
 from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
+from tests.builders import recorded  # noqa: E402
 from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402
 
 LENGTHS = [12, 25, 8]
@@ -61,13 +62,10 @@ def our_dataset(folder: Path, images: Any) -> None:
             tops = np.stack([picture(number, t) for t in range(length + 1)])
             sides = np.stack([picture(number, t + 7) for t in range(length + 1)])
             states = np.stack([state(number, t) for t in range(length + 1)])
-            rows = {"obs/top": tops, "obs/side": sides, "obs/state": states}
             acts = np.stack([action(number, t) / 200 for t in range(length)])
-            flags = torch.zeros(length, dtype=torch.bool)
-            episode = {k: torch.from_numpy(v[:-1]) for k, v in rows.items()}
-            episode |= {f"next_{k}": torch.from_numpy(v[-1]) for k, v in rows.items()}
-            episode |= {"action": torch.from_numpy(acts), "reward": torch.zeros(length)}
-            writer.add({**episode, "terminated": flags, "truncated": flags})
+            seen = {"top": tops, "side": sides, "state": states}
+            obs = {name: torch.from_numpy(value) for name, value in seen.items()}
+            writer.add(recorded(obs, torch.from_numpy(acts)))
 
 
 @pytest.mark.parametrize("images", ["mp4", "png"])

@@ -10,18 +10,13 @@ from tests.interop import need
 
 need("lerobot", "openpi_client")
 
-PARTS = [
-    "lerobot.datasets.lerobot_dataset",
-    "lerobot.policies.act.modeling_act",
-    "lerobot.policies.diffusion.modeling_diffusion",
-    "lerobot.policies.smolvla.modeling_smolvla",
-    "lerobot.policies.pi0.modeling_pi0",
-    "lerobot.robots.so_follower",
-    "lerobot.teleoperators",
-    "lerobot.scripts.lerobot_record",
-    "lerobot.scripts.lerobot_rollout",
-    "openpi_client.websocket_client_policy",
-]
+LEROBOT = (
+    "datasets.lerobot_dataset policies.act.modeling_act policies.diffusion.modeling_diffusion "
+    "policies.smolvla.modeling_smolvla policies.pi0.modeling_pi0 robots.so_follower teleoperators "
+    "scripts.lerobot_record scripts.lerobot_rollout"
+)
+PARTS = [f"lerobot.{name}" for name in LEROBOT.split()]
+PARTS.append("openpi_client.websocket_client_policy")
 
 
 @pytest.mark.parametrize("name", PARTS)
