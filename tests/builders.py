@@ -109,8 +109,8 @@ def transitions(n: int, spec: Spec, shift: float | None = None) -> Tensors:
 
 
 def recorded(obs: Tensors, action: Tensor, **more: Tensor) -> Tensors:
-    """An episode as `EpisodeWriter.add` takes it, of observations [T + 1, ...] and actions [T, ...];
-    without reward, and cut by the clock."""
+    """An episode as `EpisodeWriter.add` takes it: T + 1 observations, T actions; no reward, cut by
+    the clock."""
     never = torch.zeros(len(action), dtype=torch.bool)
     return {
         **{f"obs/{name}": value[:-1] for name, value in obs.items()},

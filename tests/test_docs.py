@@ -34,7 +34,7 @@ ON_PAPER = re.compile(r"\bmy_\w+[./]|path/to|NAME|DIR|RUN|FILE")
 # By scripts/docs/hooks.py.
 GENERATED = re.compile(r"(?:reference/)?(?:settings_\w+|cli|results)\.md")
 GROUPS = {
-    *["env", "experiment", "robot", "demonstrator", "designer", "learner", "teacher", "finetune"]
+    *("env", "experiment", "robot", "demonstrator", "designer", "learner", "teacher", "finetune")
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
