@@ -20,11 +20,8 @@ import yaml
 
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve, typed, unknown
 from embodied.core.children import import_from_here
-from embodied.core.complete_node import complete, with_defaults
-from embodied.core.config_fields import settings_of
-from embodied.core.node_settings import require_settings
-from embodied.core.saved_node import require_inside
-from embodied.core.yaml_text import parse_yaml
+from embodied.core.config_fields import complete, require_settings, settings_of, with_defaults
+from embodied.core.saved_node import parse_yaml, require_inside
 
 PACKAGED = Path(str(files("embodied.configs")))
 RUN = "embodied.training.config.RunConfig"
@@ -239,13 +236,11 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             line += " variants and seeds, embodied sweep tries values; a list is written"
             raise ConfigError(f"{line} {several}=[{values}]")
         key, value = override.key_or_group, override.value()
-        if key in groups:
+        packaged = override.package is not None and isinstance(value, str)  # robot@env.robot=NAME
+        if key in groups or packaged:
             if value is None:
                 text = f"~{key}"  # Hydra's syntax for no option of a group
             elif isinstance(value, str) and value not in (known := options(key, search)):
-                raise unknown(f'there is no {key} "{value}"', value, known, key=key)
-        elif override.package is not None and isinstance(value, str):  # robot@env.robot=franka
-            if value not in (known := options(key, search)):
                 raise unknown(f'there is no {key} "{value}"', value, known, key=key)
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(

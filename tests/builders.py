@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.build import Node, build
@@ -19,6 +27,55 @@ from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def node(target: str, **settings: Any) -> Node:
+    """The node of `embodied.TARGET` with `settings`."""
+    return {"_target_": f"embodied.{target}", **settings}
+
+
+def python(*words: object, folder: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python with `words` in a process of its own, in `folder`; it finds this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def shell(folder: Path, commands: str) -> str:
+    """What bash prints that runs `commands` in `folder`, `embodied` being this checkout's."""
+    text = re.sub(r"(?m)^embodied ", f"{sys.executable} -m embodied.cli ", commands)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\n{text}"], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their path below `folder`."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of this session that `make` has filled; other workers wait for it."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = root / name, root / f"{name}.done"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
 
 
 @dataclass
@@ -34,14 +91,13 @@ class Clock:
 def make_policy(target: str, spec: Spec, seed: int = 0, **settings: Any) -> Any:
     """`embodied.policies.TARGET` with `settings`, initialised from `seed`."""
     torch.manual_seed(seed)
-    node = {"_target_": f"embodied.policies.{target}", **settings}
-    return build(node, Policy, spec=spec)
+    return build(node(f"policies.{target}", **settings), Policy, spec=spec)
 
 
 def make_learner(target: str, policy: Policy, **settings: Any) -> Any:
     """`embodied.learners.TARGET` of `policy` with `settings`."""
-    node = {"_target_": f"embodied.learners.{target}", **settings}
-    return build(node, Learner, policy=policy, spec=policy.spec)
+    made = node(f"learners.{target}", **settings)
+    return build(made, Learner, policy=policy, spec=policy.spec)
 
 
 def make_reward(node: Node, spec: Spec, folder: Path) -> Any:
@@ -67,6 +123,18 @@ def transitions(n: int, spec: Spec, shift: float | None = None) -> Tensors:
         "reward": torch.arange(float(n)),
         "discount": torch.full((n,), 0.9),
         **{f"next_obs/{name}": value for name, value in after.items()},
+    }
+
+
+def recorded(obs: Tensors, action: Tensor, **more: Tensor) -> Tensors:
+    """An episode as `EpisodeWriter.add` takes it: T + 1 observations, T actions; no reward, cut by
+    the clock."""
+    never = torch.zeros(len(action), dtype=torch.bool)
+    return {
+        **{f"obs/{name}": value[:-1] for name, value in obs.items()},
+        **{f"next_obs/{name}": value[-1] for name, value in obs.items()},
+        **{"action": action, "reward": torch.zeros(len(action))},
+        **{"terminated": never, "truncated": never, **more},
     }
 
 

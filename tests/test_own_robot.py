@@ -7,39 +7,18 @@ and a busy machine is given time.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.builders import ROOT, shell, write_files
+
 PAGE = (ROOT / "docs" / "own_robot.md").read_text()
 FILES = dict(re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
 COMMANDS = "".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
 STEPS = re.split(r"\n(?=embodied )", COMMANDS.strip())
 PATIENTLY = '"robot.fresh={hold: 1.0, stop: 10.0, state: 5.0}"'
-
-
-def prepared(folder: Path) -> None:
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    (folder / "my_arm.urdf").write_text((ROOT / "docs" / "own_robot" / "tern.urdf").read_text())
-
-
-def run(folder: Path, commands: str) -> str:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    # The installed command, of this checkout.
-    text = commands.replace("embodied ", f"{sys.executable} -m embodied.cli ")
-    done = subprocess.run(
-        ["bash", "-c", f"set -e\n{text}"], cwd=folder, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_page_is_as_short_as_it_says() -> None:
@@ -53,8 +32,9 @@ def test_the_page_is_as_short_as_it_says() -> None:
 def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder after the page's first command."""
     folder = tmp_path_factory.mktemp("own")
-    prepared(folder)
-    said = run(folder, f"{STEPS[0]} capsules=false")
+    tern = (ROOT / "docs" / "own_robot" / "tern.urdf").read_text()
+    write_files(folder, {**FILES, "my_arm.urdf": tern})
+    said = shell(folder, f"{STEPS[0]} capsules=false")
     assert "6 joints from base_link to tool" in said and "mine/robot/my_arm.yaml" in said
     return folder
 
@@ -64,7 +44,7 @@ def test_the_page_runs(described: Path) -> None:
     for number, deploy in enumerate(STEPS[1:]):
         folder = described / f"d{number}"
         folder.mkdir(mode=0o700)
-        said = run(described, f"{deploy} {PATIENTLY} folder={folder}")
+        said = shell(described, f"{deploy} {PATIENTLY} folder={folder}")
         if "dry=true" not in deploy:
             assert "success  1 of 1" in said
     summary = json.loads((described / "outputs" / "first" / "summary.json").read_text())
@@ -73,7 +53,7 @@ def test_the_page_runs(described: Path) -> None:
 
 def test_a_driver_that_is_not_allowed_is_refused(described: Path) -> None:
     with pytest.raises(AssertionError, match=r'allow=\["my_lab"\]'):
-        run(
+        shell(
             described,
             STEPS[2].replace('"allow=[my_lab]" ', "").replace("outputs/dry", "outputs/no"),
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -19,17 +21,16 @@ from embodied.core.build import ConfigError, plain, resolve
 from embodied.core.config_fields import (
     Setting,
     Source,
+    complete,
     config_of,
     fields_of,
+    require_settings,
     settings_of,
     source_of,
+    with_defaults,
 )
-from embodied.core.node_settings import require_settings
-from tests.repeated_defaults import files, outermost, repeated
-
-ROOT = Path(__file__).parents[1]
-FOLDERS = {"embodied": "embodied", "envs": "embodied.envs", "policies": "embodied.policies"}
-FOLDERS |= {"real_robot": "embodied.real_robot"}
+from embodied.learners.learner import Learner
+from tests.test_import_direction import PRODUCT, module_of, sources
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,18 @@ def targets() -> set[str]:
     """Classes that settings configure: those with `config` in `__init__`, those that a YAML names,
     and those of commands."""
     found = {*PRIMARY.values(), *DATA.values()}
-    for folder, package in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            module = ".".join([package, *(part for part in parts if part != "__init__")])
-            found |= {f"{module}.{name}" for name in configured(path)}
-    return found | {name for node in nodes() for name in named(node)}
+    for path in sources(*PRODUCT):
+        found |= {f"{module_of(path)}.{name}" for name in configured(path)}
+    return found | {str(each["_target_"]) for node in nodes() for each in nodes_in(node)}
 
 
 def parsed() -> Iterator[tuple[Source, ast.ClassDef]]:
     """The dataclasses that `parse` is called with."""
-    for folder, package in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            text = path.read_text()
-            if "parse(" not in text or "core.build" not in text:
-                continue
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            module = ".".join([package, *(part for part in parts if part != "__init__")])
+    for path in sources(*PRODUCT):
+        text = path.read_text()
+        if "parse(" in text and "core.build" in text:
             for name in re.findall(r"\bparse\(([A-Z]\w+|\w+\.[A-Z]\w+), ", text):
-                source = source_of(module)
+                source = source_of(module_of(path))
                 if source is not None and (found := source.find(name)) is not None:
                     yield found
 
@@ -86,22 +80,14 @@ def nodes() -> Iterator[Any]:
         yield yaml.safe_load(path.read_text())
 
 
-def named(node: Any) -> Iterator[str]:
-    """The classes that a node names, at any depth."""
-    if isinstance(node, dict):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        for value in node.values():
-            yield from named(value)
-    if isinstance(node, list):
-        for value in node:
-            yield from named(value)
-
-
-def options_with_a_class() -> list[Path]:
-    """YAML files with a `_target_`."""
-    found = sorted(PACKAGED.glob("*/*.yaml"))
-    return [path for path in found if "_target_" in (yaml.safe_load(path.read_text()) or {})]
+def nodes_in(value: Any) -> Iterator[dict[str, Any]]:
+    """The nodes that name a class, at any depth."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield value
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from nodes_in(each)
 
 
 def every_field() -> dict[str, Field]:
@@ -165,18 +151,10 @@ def test_every_number_has_a_bound() -> None:
     assert sorted(without) == []
 
 
-def test_what_has_no_bound_is_found() -> None:
-    fraction = Annotated[float, Bound(0.0, 1.0)]
-    for kind in (int, float, tuple[int, ...], dict[str, float], fraction | int, int | None):
-        assert bare(kind), kind
-    for kind in (fraction, tuple[fraction, ...], fraction | None, bool, str, dict[str, fraction]):
-        assert not bare(kind), kind
-
-
 def test_defaults_are_read_as_they_are() -> None:
     """What `compose` writes to run.yaml is what the class would use."""
     compared = 0
-    for target in sorted({name for node in nodes() for name in named(node)}):
+    for target in sorted({str(each["_target_"]) for node in nodes() for each in nodes_in(node)}):
         known = settings_of(target)
         try:
             cls = resolve(target, object)
@@ -204,12 +182,6 @@ def defaults_of(config: Any) -> Iterator[tuple[str, Any]]:
         yield field.name, plain(asdict(cast(Any, value)) if is_dataclass(value) else value)
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_a_yaml_says_what_differs(file: Path) -> None:
-    again = [".".join(map(str, place)) for place in outermost(repeated(file))]
-    assert again == [], f"{file}: these values are the class's defaults: leave them out"
-
-
 @pytest.mark.parametrize("experiment", ["pendulum_sac", "fr3_lift_dsrl", "minigrid_doorkey_ppo"])
 def test_run_yaml_holds_every_setting(experiment: str) -> None:
     """Of every part, at every depth."""
@@ -222,16 +194,10 @@ def test_run_yaml_holds_every_setting(experiment: str) -> None:
 
 
 def require_whole(node: Any) -> None:
-    if isinstance(node, list):
-        for each in node:
-            require_whole(each)
-    if not isinstance(node, dict):
-        return
-    for setting in settings_of(str(node.get("_target_", ""))) or []:
-        if setting.default is not None:
-            assert setting.name in node, f"{node['_target_']}.{setting.name}"
-    for each in node.values():
-        require_whole(each)
+    for each in nodes_in(node):
+        for setting in settings_of(str(each["_target_"])) or []:
+            if setting.default is not None:
+                assert setting.name in each, f"{each['_target_']}.{setting.name}"
 
 
 def test_nonsense_is_refused_in_one_line() -> None:
@@ -258,8 +224,161 @@ def without_gaps(node: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("file", options_with_a_class(), ids=lambda file: file.stem)
+OPTIONS = sorted(PACKAGED.glob("*/*.yaml"))
+WITH_CLASS = [file for file in OPTIONS if "_target_" in (yaml.safe_load(file.read_text()) or {})]
+
+
+@pytest.mark.parametrize("file", WITH_CLASS, ids=lambda file: file.stem)
 def test_the_values_of_every_option_are_within_bounds(file: Path) -> None:
     node = without_gaps(yaml.safe_load(file.read_text()))
     given = {key: value for key, value in node.items() if key != "defaults"}
     require_settings(file.parent.name, given)
+
+
+Node = dict[str, Any]
+Place = tuple[str | int, ...]
+GROUP_OF_EXPERIMENTS = "experiment"
+OVERRIDING = ("size",)
+"""Groups whose values replace those of any experiment: a default there is a change."""
+
+
+def files() -> list[Path]:
+    """The YAML files whose values have a class."""
+    options = [file for file in PACKAGED.glob("*/*.yaml") if file.parent.name not in OVERRIDING]
+    return sorted([*options, *(PACKAGED / f"{name}.yaml" for name in PRIMARY if name != "run")])
+
+
+def repeated(file: Path) -> list[Place]:
+    """The keys of `file` without which the completed settings are the same; the outermost ones."""
+    node = read(file)
+    whole = completed(file, node)
+    return [place for place in places(node) if completed(file, without(node, place)) == whole]
+
+
+def read(file: Path) -> Node:
+    node = yaml.safe_load(file.read_text()) or {}
+    return numbers({key: value for key, value in node.items() if key != "defaults"})
+
+
+def numbers(value: Any) -> Any:
+    """`value` with 1e-3, which YAML 1.1 reads as a text, as a number."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    if isinstance(value, str) and value[:1].isdigit() and "e" in value:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def places(value: Any, above: Place = ()) -> Iterator[Place]:
+    """Every key below `value`, outer ones first."""
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in items:
+        if key != "_target_":
+            yield (*above, key)
+            yield from places(item, (*above, key))
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from places(item, (*above, index))
+
+
+def without(node: Node, place: Place) -> Node:
+    made: Any = copy.deepcopy(node)
+    here = made
+    for key in place[:-1]:
+        here = here[key]
+    del here[place[-1]]
+    return made
+
+
+def completed(file: Path, node: Node) -> Any:
+    """The settings that the file stands for, with all defaults."""
+    group = file.parent.name
+    if file.parent == PACKAGED:
+        return with_defaults(settings_of(PRIMARY[file.stem]) or [], node)
+    if group == GROUP_OF_EXPERIMENTS:
+        return of_run(merged(base_of(file), node))
+    if group == "data":
+        return of_data(node)
+    return complete(merged(base_of_option(file), node))
+
+
+def of_data(node: Node) -> Any:
+    kind = DATA.get(str(node.get("regime")))
+    return node if kind is None else with_defaults(settings_of(kind) or [], node)
+
+
+def of_run(node: Node) -> Any:
+    """A whole run, its `data` completed with its regime's defaults."""
+    data = node.get("data") or {}
+    regime = data.get("regime", "auto")
+    if regime == "auto":
+        regime = str(resolve(node["learner"]["_target_"], Learner).data)
+    own = {**read(PACKAGED / "data" / f"{regime}.yaml"), **data, "regime": regime}
+    rest: Node = {key: value for key, value in node.items() if key != "data"}
+    return with_defaults(settings_of(PRIMARY["train"]) or [], rest) | {"data": of_data(own)}
+
+
+def defaults(file: Path) -> list[Any]:
+    return (yaml.safe_load(file.read_text()) or {}).get("defaults") or []
+
+
+def base_of(experiment: Path) -> Node:
+    """What an experiment changes: train.yaml, the options that it chooses, other experiments."""
+    node = read(PACKAGED / "train.yaml")
+    del node["steps"]  # it has no default of the class: an experiment says how long it is
+    for group, name in chosen(experiment).items():
+        option = PACKAGED / group / f"{name}.yaml"
+        node[group] = (
+            merged(base_of_option(option), read(option))
+            if name is not None and group not in ("size", "data")
+            else None
+        )
+    return reduce(merged, map(own_of, others(experiment)), node)
+
+
+def base_of_option(option: Path) -> Node:
+    """The options that it goes on from."""
+    return reduce(merged, map(read, others(option)), {})
+
+
+def own_of(experiment: Path) -> Node:
+    return merged(reduce(merged, map(own_of, others(experiment)), {}), read(experiment))
+
+
+def others(file: Path) -> list[Path]:
+    names = [each for each in defaults(file) if isinstance(each, str) and each != "_self_"]
+    return [file.with_name(f"{name}.yaml") for name in names]
+
+
+def chosen(experiment: Path) -> dict[str, str | None]:
+    """The option of every group."""
+    made: dict[str, str | None] = {}
+    for other in others(experiment):
+        made |= chosen(other)
+    for entry in [each for each in defaults(experiment) if isinstance(each, dict)]:
+        for key, name in entry.items():
+            made[str(key).removeprefix("override ").lstrip("/")] = name
+    return made
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Hydra's merge: mappings by key, everything else replaced."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return copy.deepcopy(above)
+    made = dict(copy.deepcopy(below))
+    for key, value in above.items():
+        made[key] = merged(made[key], value) if key in made else copy.deepcopy(value)
+    return made
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_yaml_says_what_differs(file: Path) -> None:
+    found = repeated(file)
+    outermost = [each for each in found if not any(each[:n] in found for n in range(1, len(each)))]
+    again = [".".join(map(str, place)) for place in outermost]
+    assert again == [], f"{file}: these values are the class's defaults: leave them out"

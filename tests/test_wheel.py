@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.once import once
+from tests.builders import once
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("configs", "embodied", "envs", "policies", "real_robot")
@@ -86,26 +86,32 @@ def test_every_file_of_the_packages_is_in_it(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"embodied"}
 
 
-def test_it_trains_evaluates_and_exports_a_view(python: Path, tmp_path: Path) -> None:
-    where = run(tmp_path, python, "-c", "import embodied; print(embodied.__file__)")
-    assert Path(where.strip()).is_relative_to(python.parent.parent)
+@pytest.fixture(scope="module")
+def trained(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the wheel has trained a run, `first`."""
+    folder = tmp_path_factory.mktemp("trained")
     embodied = python.parent / "embodied"
-    run(tmp_path, embodied, "train", "experiment=pendulum_sac", "size=debug", "out=first")
-    said = run(tmp_path, embodied, "eval", "first", "episodes=4", "num_envs=2")
-    assert "first" in said
-    run(tmp_path, embodied, "view", "first", "export=first.html")
-    assert "<html" in (tmp_path / "first.html").read_text()[:200].lower()
-    script = "import embodied as em; print(em.evaluate(em.load('first'), episodes=4))"
-    assert "return" in run(tmp_path, python, "-c", script)
+    run(folder, embodied, "train", "experiment=pendulum_sac", "size=debug", "out=first")
+    return folder
 
 
-def test_the_advice_about_a_missing_extra_installs_it(python: Path, tmp_path: Path) -> None:
+def test_it_trains_evaluates_and_exports_a_view(python: Path, trained: Path) -> None:
+    embodied = python.parent / "embodied"
+    assert "first" in run(trained, embodied, "eval", "first", "episodes=4", "num_envs=2")
+    run(trained, embodied, "view", "first", "export=first.html")
+    assert "<html" in (trained / "first.html").read_text()[:200].lower()
+    script = "import embodied as em; print(em.__file__, em.evaluate(em.load('first'), episodes=4))"
+    where, _, said = run(trained, python, "-c", script).partition(" ")
+    assert Path(where).is_relative_to(python.parent.parent) and "return" in said
+
+
+def test_the_advice_about_a_missing_extra_installs_it(
+    python: Path, trained: Path, tmp_path: Path
+) -> None:
     """pip finds the installed distribution itself: in a wheel, and in an editable checkout."""
     (tmp_path / "viser.py").write_text("raise ModuleNotFoundError('no viser', name='viser')\n")
-    run(tmp_path, python.parent / "embodied", "train", "experiment=pendulum_sac", "size=debug")
     hidden = "import sys; sys.path.insert(0, '.'); from embodied.cli import main; main()"
-    words = ["view", "outputs/pendulum_sac-debug-0"]
-    said = run(tmp_path, python, "-c", hidden, *words, fails=True)
+    said = run(tmp_path, python, "-c", hidden, "view", trained / "first", fails=True)
     assert len(said.strip().splitlines()) == 1 and (advice := EXTRA.search(said))
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--no-index"]
     assert "does not provide the extra" not in run(tmp_path, *pip, advice[0])

@@ -13,7 +13,7 @@ from benchmarks.simclip.facts_small import SMALL
 from benchmarks.simclip.posed_scenes import posed
 from benchmarks.simclip.robot_scenes import robot
 from embodied.core.build import ConfigError, nearest
-from embodied.core.seeding import forked
+from embodied.core.device import forked
 
 ENVS = (*(f"fr3_{task}" for task in FR3), *SMALL)
 

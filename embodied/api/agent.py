@@ -1,26 +1,117 @@
-"""Agent: a policy that acts step by step, in the units of the environment that it is used in."""
+"""Agent: a policy that acts step by step, in the units of its environment; make_env."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from embodied.api.environments import EnvLike, make_env
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, resolve
+from embodied.core.build import ConfigError, build, nearest, resolve
 from embodied.core.env import HasNativeActions, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
-from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
+
+if TYPE_CHECKING:
+    import gymnasium
+
+EnvLike: TypeAlias = (
+    "str | VecEnv | gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]"
+)
+"""The name of an environment (`em.list("env")`) or a Gymnasium id; a Gymnasium environment, or a
+function that makes one; an environment that `make_env` made."""
+
+
+def make_env(env: EnvLike, num_envs: int = 1, **settings: Any) -> VecEnv:
+    """`num_envs` parallel envs of `env` behind one object; actions are in [-1, 1].
+
+    `settings` are those of the environment's YAML (`embodied show env=NAME`). A VecEnv is returned
+    as it is. ConfigError for an unknown name or setting.
+
+        env = em.make_env("fr3_lift", num_envs=16)
+        obs = env.reset(seed=0)          # {"state": [16, D], ...}
+    """
+    if isinstance(env, VecEnv):
+        if num_envs != 1 or settings:
+            raise ConfigError("this environment is made already: num_envs and settings are its own")
+        return env
+    return build(env_node(env, num_envs=num_envs, **settings), VecEnv)
+
+
+def env_words(env: EnvLike) -> list[str]:
+    """The words of a command line that choose `env`."""
+    if isinstance(env, VecEnv):
+        node: Mapping[str, Any] | None = getattr(env, "node", None)
+        if node is None:
+            raise ConfigError(
+                f"give the {type(env).__name__} by name or as made by em.make_env: training builds "
+                "a second one for evaluation"
+            )
+        return ["env=gym", *as_words("env", node)]
+    if isinstance(env, str):
+        return _named(env)
+    from embodied.envs import gym_object
+
+    return ["env=gym", f"env.id={gym_object.register(env)}"]
+
+
+def env_node(env: EnvLike, allowed: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
+    """The node of `env` with `settings`, as a run.yaml has it; `allowed`: words "allow=[...]"."""
+    from embodied.compose import compose
+
+    words = [*allowed, *env_words(env), *as_words("env", settings)]
+    return compose("train", [*words, "learner=imitate"]).node["env"]
+
+
+def _named(name: str) -> list[str]:
+    from embodied.compose import options, search_folders
+
+    known = options("env", search_folders())
+    if name in known:
+        return [f"env={name}"]
+    import gymnasium
+
+    if ":" in name or name in gymnasium.registry:
+        return ["env=gym", f"env.id={name}"]
+    raise ConfigError(
+        f'there is no environment "{name}"{nearest(name, [*known, *gymnasium.registry])}; '
+        "em.list('env') has ours, gymnasium.registry Gymnasium's"
+    )
+
+
+def as_words(prefix: str, settings: Mapping[str, Any]) -> list[str]:
+    """`{"lr": 1e-3, "net": {"hidden": [64]}}` below "learner" as `learner.lr=0.001 ...`."""
+    words: list[str] = []
+    for key, value in settings.items():
+        name = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, Mapping) and value:
+            words += as_words(name, cast(Mapping[str, Any], value))
+        else:
+            words.append(f"{name}={_written(value)}")
+    return words
+
+
+def _written(value: Any) -> str:
+    """One value in Hydra's syntax."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str) and value and all(c.isalnum() or c in "_-./" for c in value):
+        return value
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_written(each) for each in cast(list[Any], value)) + "]"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{}"
+    return json.dumps(str(value))  # quoted: commas, spaces and braces have a meaning in Hydra
 
 
 class Agent:
@@ -61,13 +152,11 @@ class Agent:
             raise ConfigError(
                 f"{n} observations after {self._actor.n}: call reset() to begin with another number"
             )
-        action = self._in_its_units(self._actor(batch, first).cpu())
+        unit = self._actor(batch, first).cpu()
+        action = unit.numpy() if self._native is None else self._native.native_actions(unit)
         if not single:
             return action
         return action[0].item() if action.ndim == 1 else action[0]
-
-    def _in_its_units(self, action: Tensor) -> NDArray[Any]:
-        return action.numpy() if self._native is None else self._native.native_actions(action)
 
     def _batched(self, obs: Any) -> tuple[Tensors, bool]:
         """The observation by name as tensors [n, ...], and whether it was a single one."""
@@ -79,18 +168,13 @@ class Agent:
         if missing := [name for name in leaves if name not in obs]:
             raise ConfigError(f"the observation has no {', '.join(missing)}")
         single = all(np.ndim(obs[name]) == len(leaf.shape) for name, leaf in leaves.items())
-        return {
-            name: _tensor(name, leaf, obs[name], single) for name, leaf in leaves.items()
-        }, single
-
-
-def _tensor(name: str, leaf: Leaf, value: Any, single: bool) -> Tensor:
-    """[n, *shape] of the leaf's dtype; ConfigError for another shape."""
-    rows = torch.as_tensor(np.asarray(value), dtype=getattr(torch, leaf.dtype))
-    rows = rows[None] if single else rows
-    if tuple(rows.shape[1:]) != leaf.shape:
-        raise ConfigError(f"{name} is {list(rows.shape[1:])}, the policy takes {list(leaf.shape)}")
-    return rows
+        batch: Tensors = {}
+        for name, leaf in leaves.items():
+            rows = torch.as_tensor(np.asarray(obs[name]), dtype=getattr(torch, leaf.dtype))
+            batch[name] = rows[None] if single else rows
+            if (shape := tuple(batch[name].shape[1:])) != leaf.shape:
+                raise ConfigError(f"{name} is {list(shape)}, the policy takes {list(leaf.shape)}")
+        return batch, single
 
 
 def load(
@@ -109,25 +193,22 @@ def load(
     if module is not None:
         from embodied.policies import user_module
 
-        user_module.register(module, _module_name(run))
+        node = read_saved(checkpoint.find(run) / "policy.yaml")
+        if "module" not in node:
+            raise ConfigError(
+                f"the policy of {run} is not made of a torch module: leave module out"
+            )
+        user_module.register(module, str(node["module"]))
     saved = checkpoint.find(run)
     policy = checkpoint.load_policy(saved, device=device)
     folder = saved.parent.parent
-    native = _native_of(make_env(env) if env is not None else _own_env(folder))
+    acted = make_env(env) if env is not None else _own_env(folder)
+    native = None if acted is None else find_protocol(acted, HasNativeActions)
     return Agent(policy, folder if (folder / "run.yaml").exists() else None, native)
-
-
-def _module_name(run: str | Path) -> str:
-    node = read_saved(checkpoint.find(run) / "policy.yaml")
-    if "module" not in node:
-        raise ConfigError(f"the policy of {run} is not made of a torch module: leave module out")
-    return str(node["module"])
 
 
 def _own_env(folder: Path) -> VecEnv | None:
     """The run's environment, if its actions have units of their own."""
-    from embodied.core.build import build
-
     file = folder / "run.yaml"
     node = read_run_settings(file)["env"] if file.exists() else None
     if node is None:
@@ -135,7 +216,3 @@ def _own_env(folder: Path) -> VecEnv | None:
     require_inside(node, file)
     kind = resolve(node["_target_"], VecEnv)
     return build({**node, "num_envs": 1}, VecEnv) if hasattr(kind, "native_actions") else None
-
-
-def _native_of(env: VecEnv | None) -> HasNativeActions | None:
-    return None if env is None else find_protocol(env, HasNativeActions)

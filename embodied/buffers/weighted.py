@@ -24,7 +24,7 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Positive, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.lazy_pictures import load
+from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 
 

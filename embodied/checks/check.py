@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import io
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
+
+import torch
 
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
@@ -37,6 +42,26 @@ def require(holds: object, line: str) -> None:
 def skip(line: str) -> NoReturn:
     """This part need not keep that promise."""
     raise NotApplicable(line)
+
+
+def from_file(state: Any) -> Any:
+    """A state as a checkpoint gives it back: loaded weights-only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def checks_of(module: str) -> tuple[Check, ...]:
+    """The checks that a module has defined so far, in order: its functions of a `subject` alone
+    that return nothing."""
+    functions = [f for f in vars(sys.modules[module]).values() if inspect.isfunction(f)]
+    signatures = {f: inspect.signature(f) for f in functions if f.__module__ == module}
+    return tuple(
+        f
+        for f, signature in signatures.items()
+        if [*signature.parameters] == ["subject"] and signature.return_annotation == "None"
+    )
 
 
 def run_checks(checks: Iterable[Check], subject: Any) -> Iterator[Result]:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from embodied.checks.check import Check, require, skip
+from embodied.checks.check import checks_of, require, skip
 from embodied.core import env_contract
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, Node, build
@@ -104,7 +104,8 @@ def steps_do_not_change_what_was_returned(subject: EnvSubject) -> None:
 def episodes_end_and_begin_again(subject: EnvSubject) -> None:
     """An env whose episode ended is reset inside step; next_obs is the episode's last one."""
     with opened(subject) as env:
-        first, obs = env_contract.FirstSteps(env, _raise), env.reset(5)
+        first = env_contract.FirstSteps(env, lambda line: require(False, line))
+        obs = env.reset(5)
         since, actions = time.monotonic(), random_actions(env, subject.most_steps, seed=1)
         for action in actions:
             step = env.step(action)
@@ -115,10 +116,6 @@ def episodes_end_and_begin_again(subject: EnvSubject) -> None:
             if time.monotonic() - since > subject.most_seconds:
                 break
         skip("no episode ended; an environment needs a time limit (truncated) at the latest")
-
-
-def _raise(line: str) -> None:
-    raise ContractError(line)
 
 
 def actions_are_bounded(subject: EnvSubject) -> None:
@@ -173,15 +170,4 @@ def gymnasium_agrees(subject: EnvSubject) -> None:
             raise ContractError(f"gymnasium's check_env says: {error}") from error
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    observations_fit_the_spec,
-    steps_fit_the_spec,
-    the_seed_decides,
-    other_seeds_give_other_episodes,
-    steps_do_not_change_what_was_returned,
-    episodes_end_and_begin_again,
-    actions_are_bounded,
-    a_saved_state_goes_back_exactly,
-    gymnasium_agrees,
-)
+CHECKS = checks_of(__name__)

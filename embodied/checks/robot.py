@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.checks.check import Check, require
+from embodied.checks.check import checks_of, require
 from embodied.core.build import Node, build
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import build_chain, forward_kinematics
@@ -96,12 +96,4 @@ def limits_come_last(subject: RobotSubject) -> None:
     require(names[-1] == "limits", f"the safety chain ends with {names[-1]}, should be limits")
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    the_driver_has_the_joints,
-    the_controller_fits,
-    an_action_of_zero_moves_nothing,
-    times_fit_together,
-    the_workspace_holds_home,
-    limits_come_last,
-)
+CHECKS = checks_of(__name__)

@@ -106,12 +106,11 @@ def learner_subject(
     found = [(group, yaml.safe_load(path.read_text())) for group, path in candidates(folders)]
     nodes = {kind: [each for group, each in found if group == kind] for kind, _ in found}
     inner = nodes["policy"][0]
-    wrapped = [(each, inner if _has_inner(each) else None) for each in nodes["finetune"]]
+    wrapped: list[tuple[Node, Node | None]] = []
+    for each in nodes["finetune"]:
+        steered = issubclass(resolve(each["_target_"], PolicyWrapper), Steered)
+        wrapped.append((each, inner if steered else None))
     return LearnerSubject(node, nodes["policy"], wrapped)
-
-
-def _has_inner(node: Node) -> bool:
-    return issubclass(resolve(node["_target_"], PolicyWrapper), Steered)
 
 
 def candidates(folders: Sequence[Path | str] = ()) -> list[tuple[str, Path]]:

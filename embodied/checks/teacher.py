@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import Check, require
+from embodied.checks.check import checks_of, from_file, require
 from embodied.checks.teacher_envs import GAME, KINDS, Box, need, small
 from embodied.core.build import Node, build
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.teachers.teacher import Curriculum, Outcome, Teacher
 
 EPISODES = 180
@@ -205,12 +205,11 @@ def equal_scores_are_no_problem(subject: TeacherSubject) -> None:
 
 def it_resumes_exactly(subject: TeacherSubject) -> None:
     """As a checkpoint keeps it, with episodes running, into a teacher of another seed."""
-    with classroom(subject) as room, tempfile.TemporaryDirectory() as folder:
+    with classroom(subject) as room:
         teacher, resumed = room.make(), room.make(seed=5)
         play(room.box, teacher, 110)
-        torch.save(pack(teacher.get_state()), Path(folder) / "state.pt")
+        state = unpack(from_file(pack(teacher.get_state())))
         first = play(room.box, teacher, 110, seed=1)
-        state = unpack(torch.load(Path(folder) / "state.pt", weights_only=True))
         for _ in range(2):  # the second time: what was saved has not moved
             resumed.set_state(state)
             kept = resumed.pending.keys() == state["pending"].keys()
@@ -259,15 +258,4 @@ def it_chooses_the_episodes_of_an_environment(subject: TeacherSubject) -> None:
         require(once, "an episode of two steps has its ticket more than twice")
 
 
-CHECKS: tuple[Check, ...] = (
-    it_can_be_built,
-    its_tasks_can_be_played,
-    outcomes_come_in_any_order,
-    outcomes_that_are_no_numbers_change_nothing,
-    an_episode_may_never_end,
-    few_episodes_suffice,
-    equal_scores_are_no_problem,
-    it_resumes_exactly,
-    only_the_seed_decides,
-    it_chooses_the_episodes_of_an_environment,
-)
+CHECKS = checks_of(__name__)

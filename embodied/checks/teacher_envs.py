@@ -1,19 +1,20 @@
-"""Task spaces and environments to check teachers in, by what a teacher says that it needs."""
+"""Task spaces, environments and simulated students to check teachers with, by what they need."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.simulated_students import ready
 from embodied.core.build import build, resolve
+from embodied.core.config_fields import complete
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
@@ -22,7 +23,56 @@ from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Need, TwoAgentTeacher
+from embodied.teachers.teacher import Curriculum, Need, Outcome, Teacher, TwoAgentTeacher
+
+PLAYER = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+ROWS = 16  # parallel episodes
+STEPS = 50  # FR3 reach: its horizon
+FILL = "none"  # the mode that fills the archive
+
+
+def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
+    """`node` with what users must provide: an archive of two past students, or a second agent."""
+    node = complete(node)
+    if "archive" not in node:
+        return {**node, "player": PLAYER} if "player" in node else dict(node)
+    room = folder / "archive"
+    if not room.exists():
+        for seed in (1, 2):
+            past = {**node, "archive": str(room), "stepping": FILL, "epoch": 600}
+            teaching(build(past, Teacher, spec=spec, seed=seed), 600)()
+    return {**node, "archive": str(room), "epoch": 600, "lively": 0.02}
+
+
+def teaching(teacher: Teacher, episodes: int) -> Callable[[], int]:
+    """Blocks of `episodes` episodes, ROWS in parallel, ending one at a time in random order; the
+    student succeeds in a growing part of the task space, and from every saved state."""
+    random, played = np.random.default_rng(0), 0
+    rival = getattr(teacher, "rival", None)  # the antagonist plays as many episodes
+    task, ticket = teacher.sample(ROWS)
+
+    def block() -> int:
+        nonlocal played
+        for _ in range(episodes):
+            row = int(random.integers(ROWS))
+            reach = min(0.3 + played / 2000, 1.2)
+            far = float(task[row].norm()) if task.is_floating_point() else 0.0
+            won = float(random.random() < np.exp(-4 * max(far - reach, 0)))
+            teacher.update(ticket[row : row + 1], outcome(won))
+            task[row], ticket[row] = (value[0] for value in teacher.sample(1))
+            if rival is not None:
+                rival.update(rival.sample(1)[1], outcome(1 - won))
+            played += 1
+        return episodes
+
+    return block
+
+
+def outcome(score: float) -> Outcome:
+    """An episode with return `score`, successful if that is 1; the student's values are half."""
+    value = torch.tensor([score])
+    return Outcome(value, value, torch.tensor([float(STEPS)]), value / 2, value / 2, value / 2)
+
 
 SMALL: dict[str, Any] = {
     **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},
@@ -37,11 +87,8 @@ def need(target: str) -> Need:
 
 def small(target: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` of sizes with which a teacher has learned something after a few dozen episodes."""
-    return {"_target_": target, **_shrunk(_config(resolve(target, Curriculum)), settings)}
-
-
-def _config(kind: Any) -> Any:
-    return typing.get_type_hints(kind.__init__)["config"]
+    config = typing.get_type_hints(resolve(target, Curriculum).__init__)["config"]
+    return {"_target_": target, **_shrunk(config, settings)}
 
 
 def _shrunk(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import Check, require
+from embodied.checks.check import checks_of, from_file, require
 from embodied.checks.teacher import TeacherSubject, alike, require_own_randomness
 from embodied.core.build import build
 from embodied.core.env import Step
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.core.wrapper import Wrapper
 from embodied.envs.toy.rooms import Config as RoomsConfig
 from embodied.envs.toy.rooms import Rooms
@@ -118,11 +116,8 @@ def it_resumes_exactly(subject: TeacherSubject) -> None:
     """As a checkpoint keeps it, into a game of another seed."""
     game, resumed = Game(subject), Game(subject, seed=5)
     game.play(10)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "state.pt"
-        kept = {"teacher": pack(game.teacher.get_state()), "env": game.explore.get_state()}
-        torch.save(kept, file)
-        state = torch.load(file, weights_only=True)
+    kept = {"teacher": pack(game.teacher.get_state()), "env": game.explore.get_state()}
+    state = from_file(kept)
     game.random = np.random.default_rng(1)
     first = game.play(15)
     for _ in range(2):
@@ -139,10 +134,4 @@ def only_the_seed_decides(subject: TeacherSubject) -> None:
     require_own_randomness(lambda seed: Game(subject, seed=seed).play(13))
 
 
-CHECKS: tuple[Check, ...] = (
-    it_rewards_at_the_end_of_a_turn,
-    rewards_that_are_no_numbers_change_nothing,
-    a_game_may_be_broken_off,
-    it_resumes_exactly,
-    only_the_seed_decides,
-)
+CHECKS = checks_of(__name__)

@@ -95,7 +95,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     from embodied.compose import compose
     from embodied.core import checkpoint
     from embodied.core.build import build
-    from embodied.core.device import on_device, pick_device
+    from embodied.core.device import pick_device, replaced
     from embodied.core.env import VecEnv
     from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import evaluate
@@ -120,7 +120,8 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     torch.set_num_threads(node["threads"])
     count = min(node["num_envs"], node["episodes"])
     device = pick_device(node["device"])
-    env = build(on_device(node["env"], device) | {"num_envs": count}, VecEnv)
+    settings = replaced(node["env"], "device", "auto", str(device))
+    env = build(settings | {"num_envs": count}, VecEnv)
     tasks = held_out(env)
     if tasks is not None:
         tasks = tasks[: node["episodes"]]

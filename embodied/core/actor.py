@@ -7,9 +7,8 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.cuda_graph import Captured
-from embodied.core.history import remembered
 from embodied.core.policy import Policy
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, remembered
 
 
 class Actor:

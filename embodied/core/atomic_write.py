@@ -22,12 +22,12 @@ def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """fsync `folder`, so that new and renamed files in it survive a power loss."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """fsync a file, or a folder so that new and renamed files in it survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -10,7 +10,6 @@ checkpoints/00020000/
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from embodied.core import formats
+from embodied.core.atomic_write import sync
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy, policies_in
 from embodied.core.saved_file import WEIGHTS, BaseFileError, SavedFile, file_hash, referred
@@ -58,7 +58,13 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         parts = referable(policy, copy_base_mb)
-        _write_weights(partial / WEIGHTS, policy, parts)
+        elsewhere = {f"{name}.{key}" for name, saved in parts.items() for key in saved.names()}
+        weights = {
+            key: value.detach().cpu().contiguous().clone()
+            for key, value in policy.state_dict().items()
+            if key not in elsewhere
+        }
+        save_file(weights, partial / WEIGHTS)
         if parts:
             entries = [file.reference(name, folder) for name, file in parts.items()]
             (partial / "references.json").write_text(json.dumps(entries, indent=1))
@@ -76,11 +82,11 @@ def save(
         } | dict(about or {})
         (partial / "about.json").write_text(json.dumps(facts, indent=1))
         for path in partial.iterdir():
-            _sync(path)
+            sync(path)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except (OSError, SafetensorError, RuntimeError) as error:  # errors of the libraries
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
@@ -102,17 +108,6 @@ def referable(policy: Policy, copy_base_mb: float = COPY_BASE_MB) -> dict[str, S
         if large and file.holds(part.state_dict()):
             found[name] = file
     return found
-
-
-def _write_weights(file: Path, policy: Policy, parts: Mapping[str, SavedFile]) -> None:
-    """The parameters of `policy`, without those in the files of its `parts`."""
-    elsewhere = {f"{name}.{key}" for name, saved in parts.items() for key in saved.names()}
-    weights = {
-        key: value.detach().cpu().contiguous().clone()
-        for key, value in policy.state_dict().items()
-        if key not in elsewhere
-    }
-    save_file(weights, file)
 
 
 def find(path: Path | str) -> Path:
@@ -150,7 +145,7 @@ def load_policy(
         ) from error
     if spec is not None:
         require_same(spec, saved, "environment", f"checkpoint {folder}")
-    node = formats.upgrade_checkpoint({"policy": node}, format)["policy"]
+    node = formats.upgrade("checkpoint", {"policy": node}, format)["policy"]
     require_inside(node, folder / "policy.yaml")
     parts = references(folder)
     policy = build(node, Policy, spec=saved)
@@ -230,7 +225,7 @@ def load_state(path: Path | str, name: str, device: torch.device | str = "cpu") 
         raise CheckpointError(f"{file} is missing: this checkpoint can act but cannot be resumed")
     format = _format_of(file.parent)
     state = torch.load(file, map_location=device, weights_only=True)
-    return formats.upgrade_checkpoint({name: state}, format)[name]
+    return formats.upgrade("checkpoint", {name: state}, format)[name]
 
 
 def _format_of(folder: Path) -> int:
@@ -252,11 +247,3 @@ def git_revision() -> str | None:
         ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     return done.stdout.strip() or None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,23 +1,26 @@
 """The settings of a class, read from its source without importing it: names, types, defaults.
 
 A class that takes `config: Config` has the fields of that dataclass as settings. What a setting is
-stands in the comment on the line of its field.
+stands in the comment on the line of its field. Nodes are completed with the defaults, and mistakes
+in them are found, as far as the source tells; `build` knows the rest.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Union, cast
 
 from embodied.core import bounds
+from embodied.core.build import ConfigError, Node, require_allowed, resolve, typed, unknown
 
 Found = tuple["Source", ast.ClassDef]
 KNOWN: dict[str, Any] = {
@@ -63,29 +66,25 @@ class Source:
     def __init__(self, module: str, text: str) -> None:
         self.module, self.lines, self.tree = module, text.splitlines(), ast.parse(text)
         self.classes = {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef)}
-        self.imported = dict(self._imported())
-        self.assigned = dict(self._assigned())
-
-    def _imported(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        self.imported: dict[str, tuple[str, str]] = {}
         """Names of `from module import name`, with their module and name there."""
+        self.assigned: dict[str, ast.expr] = {}
+        """Names that the module itself gives a value."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
-                    yield alias.asname or alias.name, (node.module, alias.name)
-
-    def _assigned(self) -> Iterator[tuple[str, ast.expr]]:
-        """Names that the module itself gives a value."""
+                    self.imported[alias.asname or alias.name] = (node.module, alias.name)
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                yield node.targets[0].id, node.value
+                self.assigned[node.targets[0].id] = node.value
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                yield ast.unparse(node.target), node.value
+                self.assigned[ast.unparse(node.target)] = node.value
 
     def kind(self, written: ast.expr) -> Any:
         """The type that an annotation of this module says; `Any` where the source does not tell."""
         try:
             code = compile(ast.Expression(written), self.module, "eval")
-            return eval(code, {"__builtins__": {}}, _Types(self))
+            return eval(code, {"__builtins__": {}}, _Names(self, types=True))
         except (TypeError, AttributeError, NameError):  # a type of another library
             return Any
 
@@ -95,13 +94,11 @@ class Source:
         Raises LookupError where it needs more than literals, constants, and dataclasses of these,
         which become dictionaries.
         """
-        if isinstance(written, ast.Call) and ast.unparse(written.func).endswith("field"):
-            given = {word.arg: word.value for word in written.keywords}
-            written = given.get("default")
-            if (factory := given.get("default_factory")) is not None:
-                is_lambda = isinstance(factory, ast.Lambda)
-                written = factory.body if is_lambda else ast.Call(factory, [], [])
-        return _plain(self.evaluated(written))
+        default, factory = _of_field(written)
+        if factory is not None:
+            is_lambda = isinstance(factory, ast.Lambda)
+            default = factory.body if is_lambda else ast.Call(factory, [], [])
+        return _plain(self.evaluated(default))
 
     def evaluated(self, written: ast.expr | None) -> Any:
         """The value of an expression, which may be a type; LookupError."""
@@ -110,7 +107,7 @@ class Source:
         expression = ast.fix_missing_locations(ast.Expression(written))
         try:
             code = compile(expression, self.module, "eval")
-            return eval(code, {"__builtins__": {}}, _Values(self))
+            return eval(code, {"__builtins__": {}}, _Names(self, types=False))
         except Exception as error:
             raise LookupError(ast.unparse(written)) from error
 
@@ -140,66 +137,36 @@ class Source:
 
 
 class _Names(dict[str, Any]):
-    """The meaning of names in the expressions of a module."""
+    """The meaning of names in the expressions of a module: in its `types`, or in its values."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__()
+    def __init__(self, source: Source, types: bool) -> None:
+        super().__init__(KNOWN if types else PLAIN)
         self.source = source
+        self.types = types
 
     def __missing__(self, name: str) -> Any:
         if name in self.source.classes:
-            return self.of_class(self.source.classes[name])
+            return self._of_class(self.source.classes[name])
         if name in self.source.assigned:
-            return self.of_value(self.source.assigned[name])
+            written = self.source.assigned[name]
+            return self.source.kind(written) if self.types else self.source.evaluated(written)
         there = self.source.imported.get(name, ("", name))[1]
         source = self.source.follow(name)
-        if source is None:
-            return self.unknown(name)
-        names = type(self)(source)
-        return names[there] if source.has(there) else _Module(names)
-
-    def of_class(self, tree: ast.ClassDef) -> Any:
-        raise NotImplementedError
-
-    def of_value(self, written: ast.expr) -> Any:
-        raise NotImplementedError
-
-    def unknown(self, name: str) -> Any:
-        raise NotImplementedError
-
-
-class _Types(_Names):
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self.update(KNOWN)
-
-    def of_class(self, tree: ast.ClassDef) -> Any:
-        return _twin(self.source, tree) if _is_dataclass(tree) else Any
-
-    def of_value(self, written: ast.expr) -> Any:
-        return self.source.kind(written)
-
-    def unknown(self, name: str) -> Any:
-        return Any
-
-
-class _Values(_Names):
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self.update(PLAIN)
-
-    def of_class(self, tree: ast.ClassDef) -> Any:
-        if not _is_dataclass(tree):
-            raise NameError(tree.name)
-        return _Maker(_settings(self.source, tree))
-
-    def of_value(self, written: ast.expr) -> Any:
-        return self.source.evaluated(written)
-
-    def unknown(self, name: str) -> Any:
+        if source is not None:
+            names = _Names(source, self.types)
+            return names[there] if source.has(there) else _Module(names)
+        if self.types:
+            return Any
         if name == "math":
             return math
         raise NameError(name)
+
+    def _of_class(self, tree: ast.ClassDef) -> Any:
+        if self.types:
+            return _twin(self.source, tree) if _is_dataclass(tree) else Any
+        if not _is_dataclass(tree):
+            raise NameError(tree.name)
+        return _Maker(_settings(self.source, tree))
 
 
 class _Module:
@@ -320,16 +287,12 @@ def _config(source: Source, kind: ast.ClassDef) -> Found | None:
 
 def _settings(source: Source, tree: ast.ClassDef) -> list[Setting]:
     """The fields of a dataclass, those of its bases first; LookupError for an unknown base."""
-    named = {each.name: each for each in _fields(source, tree)}
-    return list(named.values())
-
-
-def _fields(source: Source, tree: ast.ClassDef) -> Iterator[Setting]:
+    made: dict[str, Setting] = {}
     for base in reversed(tree.bases):
         name = ast.unparse(base)
         if (found := source.find(name)) is None:
             raise LookupError(name)
-        yield from _fields(*found)
+        made |= {each.name: each for each in _settings(*found)}
     for node in tree.body:
         if not isinstance(node, ast.AnnAssign):
             continue
@@ -337,19 +300,26 @@ def _fields(source: Source, tree: ast.ClassDef) -> Iterator[Setting]:
             name, kind = ast.unparse(node.target), source.kind(node.annotation)
             line = source.lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
             says, default = line.partition("#")[2].strip(), _default(node.value)
-            yield Setting(name, kind, default, says, source, node.value)
+            made[name] = Setting(name, kind, default, says, source, node.value)
+    return list(made.values())
 
 
-def _default(value: ast.expr | None) -> str | None:
+def _of_field(written: ast.expr | None) -> tuple[ast.expr | None, ast.expr | None]:
+    """The default of a field as it is written, and the function that makes one."""
+    if isinstance(written, ast.Call) and ast.unparse(written.func).endswith("field"):
+        given = {word.arg: word.value for word in written.keywords}
+        return given.get("default"), given.get("default_factory")
+    return written, None
+
+
+def _default(written: ast.expr | None) -> str | None:
     """`field(default_factory=dict)` as {}, everything else as it is written."""
-    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
-        given = {word.arg: word.value for word in value.keywords}
-        if "default" in given:
-            return ast.unparse(given["default"])
-        factory = ast.unparse(given["default_factory"]) if "default_factory" in given else None
-        empty = {"dict": "{}", "list": "[]", "tuple": "[]"}
-        return None if factory is None else empty.get(factory.partition("[")[0], f"{factory}()")
-    return None if value is None else ast.unparse(value)
+    default, made_by = _of_field(written)
+    if made_by is None:
+        return None if default is None else ast.unparse(default)
+    factory = ast.unparse(made_by)
+    empty = {"dict": "{}", "list": "[]", "tuple": "[]"}
+    return empty.get(factory.partition("[")[0], f"{factory}()")
 
 
 def in_words(kind: Any) -> str:
@@ -373,3 +343,101 @@ def in_words(kind: Any) -> str:
     if origin in (dict, Mapping) or kind in (dict, Mapping):
         return "mapping"
     return "" if kind is Any else str(getattr(kind, "__name__", ""))
+
+
+def complete(value: Any) -> Any:
+    """`value` with every node in it, at any depth, completed."""
+    if isinstance(value, list | tuple):
+        return [complete(item) for item in cast(Sequence[Any], value)]
+    if not isinstance(value, Mapping):
+        return value
+    node = cast(Mapping[str, Any], value)
+    settings = _allowed_settings(node.get("_target_"))
+    if settings is None:
+        return {key: complete(item) for key, item in node.items()}
+    return with_defaults(settings, node)
+
+
+def with_defaults(settings: Sequence[Setting], node: Mapping[str, Any]) -> Node:
+    """`node` with the defaults of `settings` for those that it does not have, in their order."""
+    made: Node = {"_target_": node["_target_"]} if "_target_" in node else {}
+    for setting in settings:
+        if setting.name in node:
+            made[setting.name] = _complete_as(setting.kind, node[setting.name])
+            continue
+        try:
+            made[setting.name] = _complete_as(setting.kind, setting.value())
+        except LookupError:
+            continue
+    return made | {key: complete(item) for key, item in node.items() if key not in made}
+
+
+def _allowed_settings(target: Any) -> list[Setting] | None:
+    """The settings of the class `target`, if settings may name it and its source tells them."""
+    if not isinstance(target, str):
+        return None
+    try:
+        require_allowed(target.rpartition(".")[0], target)
+    except ConfigError:  # `build` says so
+        return None
+    return settings_of(target)
+
+
+def _complete_as(kind: Any, value: Any) -> Any:
+    """`value`, a setting of the type `kind`, completed: a dataclass inside of one has defaults."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, Mapping) and "_target_" not in value:
+        node = cast(Mapping[str, Any], value)
+        if is_dataclass(kind):
+            return with_defaults(fields_of(kind), node)
+        if origin in (dict, Mapping) and len(args) == 2:
+            return {key: _complete_as(args[1], item) for key, item in node.items()}
+    if isinstance(value, list | tuple) and origin in (tuple, list) and args:
+        items = cast(Sequence[Any], value)
+        kinds = args if len(args) == len(items) and ... not in args else (args[0],) * len(items)
+        return [_complete_as(each, item) for each, item in zip(kinds, items, strict=True)]
+    if origin in (Union, types.UnionType):
+        fitting = [each for each in args if _holds(each, value)]
+        return _complete_as(fitting[0], value) if fitting else complete(value)
+    return complete(value)
+
+
+def _holds(kind: Any, value: Any) -> bool:
+    """Whether `kind` is a type of mappings or sequences and `value` is one of these."""
+    origin = typing.get_origin(kind) or kind
+    if isinstance(value, Mapping):
+        return is_dataclass(kind) or origin in (dict, Mapping)
+    return isinstance(value, list | tuple) and origin in (tuple, list)
+
+
+def require_settings(name: str, node: Node) -> None:
+    """Raise ConfigError for settings that the node's config dataclass does not take: another name,
+    another type, a number outside of its bound. It is not imported, which takes seconds."""
+    if "_target_" not in node:
+        raise ConfigError(
+            f"{name}.{next(iter(node), '')} is set but no {name} is chosen: {name}=NAME"
+        )
+    target = str(node["_target_"])
+    if (known := _known_settings(target)) is None:
+        return
+    given = {key: value for key, value in node.items() if key != "_target_"}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown(f'{name} ({target}) has no setting "{key}"', key, known)
+        typed(known[key], value, f"{name}.{key}")
+
+
+def _known_settings(target: str) -> dict[str, Any] | None:
+    """The settings of a class and their types; None for a class that takes keywords.
+
+    Its source is read where that is enough: importing it takes seconds, and the answer to a mistake
+    should not.
+    """
+    require_allowed(target.rpartition(".")[0], f"_target_ {target}")
+    if (read := settings_of(target)) is not None:
+        return {setting.name: setting.kind for setting in read}
+    cls = resolve(target, object)  # only its settings are read here; `build` knows its role
+    if "config" not in inspect.signature(cls).parameters:
+        return None
+    config = typing.get_type_hints(cls.__init__)["config"]
+    return typing.get_type_hints(config, include_extras=True)

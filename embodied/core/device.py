@@ -1,10 +1,13 @@
-"""Devices: the GPU that torch finds, and the devices that settings name."""
+"""Devices that torch finds and settings name; seeding, saving and forking their generators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from embodied.core.build import ConfigError
@@ -41,27 +44,54 @@ def pick_device(name: str) -> torch.device:
     return torch.device(kind, int(index) if index else torch.accelerator.current_device_index())
 
 
-def on_device(node: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The settings `node` of an environment with `device: auto` replaced by the run's `device`, at
-    every depth."""
-    return {
-        key: on_device(value, device)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(value, dict)
-        else str(device)
-        if key == "device" and value == "auto"
-        else value
-        for key, value in node.items()
-    }
+def replaced(node: Mapping[str, Any], key: str, old: Any, new: Any) -> dict[str, Any]:
+    """The settings `node` with `key: old` replaced by `key: new`, at every depth."""
+    made: dict[str, Any] = {}
+    for name, value in node.items():
+        inner = isinstance(value, dict)
+        kept = new if name == key and value == old else value
+        made[name] = replaced(value, key, old, new) if inner else kept  # pyright: ignore
+    return made
 
 
-def without_native(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings `node` of an environment with `native: true` replaced by false, at every
-    depth."""
-    return {
-        key: without_native(value)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(value, dict)
-        else False
-        if key == "native"
-        else value
-        for key, value in node.items()
-    }
+def seed_everything(seed: int) -> None:
+    """Seed torch (all devices), numpy and random."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of torch's default generators of the CPU and, once they are used, of all GPUs, as
+    CPU tensors."""
+    states: list[torch.Tensor] = []
+    if (gpu := accelerator()) is not None and (module := torch.get_device_module(gpu)):
+        states = module.get_rng_state_all() if module.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "gpu": list(states)}
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restore the states that `rng_state` returned; those of GPUs as far as this machine has them
+    (a run may go on where there are fewer)."""
+    torch.set_rng_state(state["torch"])
+    gpu = accelerator()
+    if gpu is not None:
+        module = torch.get_device_module(gpu)
+        for index, each in enumerate(state["gpu"][: torch.accelerator.device_count()]):
+            module.set_rng_state(each, index)
+
+
+@contextmanager
+def forked(seed: int | None = None) -> Generator[None]:
+    """Restore torch's default generators, of the CPU and of all GPUs, after this block, which
+    starts with `seed` (None: with the states as they are).
+
+    `torch.manual_seed` seeds every device, so all have to be restored, whichever the block uses.
+    """
+    before = rng_state()
+    try:
+        if seed is not None:
+            torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        yield
+    finally:
+        set_rng_state(before)

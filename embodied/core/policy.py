@@ -37,7 +37,7 @@ class Policy(nn.Module):
     Keys `history/NAME` [n, k, ...] of the carry (also below the prefix of an inner policy) are the
     observations NAME of the k control steps before this one, oldest first; `fresh` [n] (bool)
     beside them marks rows that have none yet. The caller updates them at every step, also between
-    decisions (`core.history`). `observe` adds them to the decision's observation under the
+    decisions (`core.tensors`). `observe` adds them to the decision's observation under the
     same keys; a decision whose observation has them already does not depend on the carry.
     """
 

@@ -55,19 +55,16 @@ def recall(words: Iterable[str]) -> list[str]:
     for word in words if known else ():
         if (folder := _run_of(word)) is not None:
             folders.add(folder.resolve())
-    allowed = [set(_packages(known.get(str(folder)), folder)) for folder in folders]
+    allowed: list[set[str]] = []
+    for folder in folders:  # an entry counts if the run still is the one that it was made for
+        entry = known.get(str(folder))
+        valid = entry is not None and entry["sha256"] == _hash(folder)
+        allowed.append(set(map(str, entry["packages"])) if valid else set())
     shared = set[str].intersection(*allowed) if allowed else set[str]()
     added = sorted(shared - {*build.asked_packages()})
     for package in added:
         build.allow(package)
     return added
-
-
-def _packages(entry: Any, folder: Path) -> list[str]:
-    """The packages of an entry, if the run in `folder` still is the one that it was made for."""
-    if entry is None or entry["sha256"] != _hash(folder):
-        return []
-    return [str(package) for package in entry["packages"]]
 
 
 def _run_of(word: str) -> Path | None:

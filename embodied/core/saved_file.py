@@ -74,7 +74,9 @@ def referred(entry: Any, folder: Path) -> SavedFile:
         _text(entry, key, folder) for key in ("part", "file", "relative", "sha256")
     )
     # A run that was moved together with its base is found by the relative path.
-    candidates = [Path(file), folder / relative, *_elsewhere()]
+    candidates = [Path(file), folder / relative]
+    for path in map(Path, filter(None, os.environ.get(BASES, "").split(":"))):
+        candidates += [path, path / WEIGHTS, *sorted(path.glob(f"checkpoints/[0-9]*/{WEIGHTS}"))]
     present = [path for path in candidates if path.suffix == ".safetensors" and path.is_file()]
     for path in present:
         if file_hash(path) == sha256:
@@ -102,15 +104,6 @@ def _hash(path: Path, *_: int) -> str:
 
 def _same(saved: Tensor, now: Tensor) -> bool:
     return saved.dtype == now.dtype and torch.equal(saved, now.detach().cpu())
-
-
-def _elsewhere() -> list[Path]:
-    """Files of weights in the runs, checkpoints or files that EMBODIED_BASES names."""
-    found: list[Path] = []
-    for word in filter(None, os.environ.get(BASES, "").split(":")):
-        path = Path(word)
-        found += [path, path / WEIGHTS, *sorted(path.glob(f"checkpoints/[0-9]*/{WEIGHTS}"))]
-    return found
 
 
 def _text(entry: Any, key: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Nodes that came with data: run.yaml, policy.yaml, collect.yaml may be another person's.
+"""Reads YAML that a person wrote, and nodes that came with data (run.yaml), perhaps of a stranger.
 
 `build` already builds only classes of the role that is asked for. What a file names must, besides,
 stay inside of this process: a run that is looked at moves no robot and calls no address.
@@ -10,9 +10,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from embodied.core import build, formats
 from embodied.core.build import ConfigError, Node
-from embodied.core.yaml_text import parse_yaml
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text holds; ConfigError that names `where` (its file) and the line."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where} is not YAML{line}: {problem}") from error
+    except (ValueError, RecursionError) as error:  # a date that is none; nested without end
+        raise ConfigError(f"{where} is not YAML: {str(error).splitlines()[0]}") from error
+
 
 OUTSIDE = (
     "embodied.real_robot.",
@@ -46,7 +61,7 @@ def read_saved(file: Path) -> Node:
 def read_run_settings(file: Path) -> Node:
     """The settings in a run.yaml, in the present format and without its number; ConfigError."""
     node = dict(read_saved(file))
-    return formats.upgrade_run(node, node.pop("format", 1))
+    return formats.upgrade("run folder", node, node.pop("format", 1))
 
 
 def require_inside(node: Any, where: Path | str) -> None:
@@ -54,18 +69,17 @@ def require_inside(node: Any, where: Path | str) -> None:
     the command line does not allow its package."""
     for part in _parts(node):
         if isinstance(part, Mapping) and "_target_" in part:
-            _require_known(cast(Node, part)["_target_"], where)
-
-
-def _require_known(target: Any, where: Path | str) -> None:
-    if not isinstance(target, str):
-        raise ConfigError(f"{where}: _target_ should name a class, not {str(target)[:60]}")
-    package = next((name for name in OUTSIDE if target.startswith(name)), None)
-    if package is not None and not any(target.startswith(each) for each in build.ASKED):
-        raise ConfigError(
-            f"{where} names {target}, which reaches beyond this process (a robot, a network or "
-            f'another program); if you trust that file, say allow=["{package.rstrip(".")}"]'
-        )
+            target: Any = cast(Node, part)["_target_"]
+            if not isinstance(target, str):
+                line = f"_target_ should name a class, not {str(target)[:60]}"
+                raise ConfigError(f"{where}: {line}")
+            package = next((name for name in OUTSIDE if target.startswith(name)), None)
+            if package is not None and not any(target.startswith(each) for each in build.ASKED):
+                raise ConfigError(
+                    f"{where} names {target}, which reaches beyond this process (a robot, a "
+                    "network or another program); if you trust that file, say "
+                    f'allow=["{package.rstrip(".")}"]'
+                )
 
 
 def _parts(node: Any) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """Tensors: a flat dict of torch tensors with shared leading dimensions (a batch).
 
 Keys are paths (`obs/state`, `next_obs/wrist`), never nested; images stay uint8 HWC until a network
-encodes them.
+encodes them. A policy's carry may hold past observations: `history/NAME` [n, k, ...], oldest first,
+and `fresh` [n]. Both may be below a prefix, the carry of an inner policy: `base/history/state`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def put(rows: Tensors, index: Tensor, values: Tensors) -> None:
 
 def where(mask: Tensor, yes: Tensors, no: Tensors) -> Tensors:
     """Select along the first dimension: `yes` where `mask` [n] is true, else `no`."""
-    return {
-        key: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), yes[key], value)
-        for key, value in no.items()
-    }
+    return {key: _where(mask, yes[key], value) for key, value in no.items()}
+
+
+def _where(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *[1] * (no.ndim - 1)), yes, no)
 
 
 def cat(parts: Sequence[Tensors]) -> Tensors:
@@ -83,3 +85,45 @@ def state_to(state: Any, device: torch.device | str) -> Any:
     if isinstance(state, list):
         return [state_to(value, device) for value in cast(list[Any], state)]
     return state
+
+
+HISTORY = "history/"
+FRESH = "fresh"
+
+
+def is_history(key: str) -> bool:
+    """Whether a key of a carry belongs to the past observations."""
+    return HISTORY in key or key.rpartition("/")[2] == FRESH
+
+
+def history_steps(carry: Tensors) -> dict[str, int]:
+    """The names of the past observations in a carry, and how many steps back they go."""
+    found = {key.rpartition(HISTORY)[2]: past for key, past in carry.items() if HISTORY in key}
+    return {name: past.shape[1] for name, past in found.items()}
+
+
+def remembered(carry: Tensors, obs: Tensors) -> Tensors:
+    """The carry after a control step at `obs`: each history gets the observation as its newest;
+    rows that are `fresh` get copies of it."""
+    kept = dict(carry)
+    for key, past in carry.items():
+        prefix, found, name = key.rpartition(HISTORY)
+        if not found:
+            continue
+        fresh = carry[prefix + FRESH]
+        now = obs[name][:, None].to(past.dtype)
+        shifted = torch.cat([past[:, 1:], now], 1)
+        kept[key] = _where(fresh, now.expand_as(past), shifted)
+        kept[prefix + FRESH] = torch.zeros_like(fresh)
+    return kept
+
+
+def with_history(obs: Tensors, carry: Tensors) -> Tensors:
+    """`obs` with the past observations of `carry`, except those that it has already; of rows that
+    are `fresh`, copies of the present ones."""
+    found = dict(obs)
+    for key, past in carry.items():
+        if key.startswith(HISTORY) and key not in obs:
+            now = obs[key.removeprefix(HISTORY)][:, None]
+            found[key] = _where(carry[FRESH], now.expand_as(past).to(past.dtype), past)
+    return found

@@ -19,9 +19,9 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import HasInstructions, VecEnv, require_finite
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked, rng_state, set_rng_state
 from embodied.core.spec import DEMONSTRATOR, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
@@ -81,7 +81,8 @@ def _fill(
             kept += 1
             if kept > there:
                 note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
-                writer.add(_without_demonstrator(episode), text, info=note)
+                own = {k: v for k, v in episode.items() if not k.endswith(f"/{DEMONSTRATOR}")}
+                writer.add(own, text, info=note)
         tell(kept, played)
         if played >= 100 and kept < played / 50:
             raise DatasetError(
@@ -96,21 +97,11 @@ def stored(spec: Spec) -> Spec:
     return replace(spec, obs={k: leaf for k, leaf in spec.obs.items() if k != DEMONSTRATOR})
 
 
-def _without_demonstrator(episode: Tensors) -> Tensors:
-    return {key: value for key, value in episode.items() if not key.endswith(f"/{DEMONSTRATOR}")}
-
-
 def _require_same_settings(config: CollectConfig) -> None:
     """Write the settings beside the dataset; DatasetError if it was collected with others."""
-    settings: dict[str, Any] = {
-        "env": config.env,
-        "demonstrator": config.demonstrator,
-        "num_envs": config.num_envs,
-        "seed": config.seed,
-        "success_only": config.success_only,
-    }
-    if config.execute is not None:
-        settings["execute"] = config.execute
+    names = ["env", "demonstrator", "num_envs", "seed", "success_only"]
+    names += [] if config.execute is None else ["execute"]
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     file = Path(config.out) / "collect.yaml"
     if file.exists():
         if yaml.safe_load(file.read_text()) != settings:

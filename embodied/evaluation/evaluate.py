@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.actor import Actor
+from embodied.core.device import forked
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.evaluation.episode_stats import EpisodeStats
 from embodied.evaluation.statistics import rate
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from embodied.core import tensors as tt
+from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
-from embodied.datasets.ranges import measured
+from embodied.datasets.mapping import measured
 
 MOST = 2048  # decisions that are evaluated, evenly spread
 BATCH = 256

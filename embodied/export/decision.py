@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.core.history import HISTORY, is_history
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import hidden
+from embodied.core.tensors import HISTORY, is_history
 
 TOLERANCE = 1e-5
 SIZES = (1, 2, 64)  # batch sizes of the comparison; 2 is traced
@@ -30,7 +30,7 @@ class Decision(nn.Module):
 
     It uses the policy's `inference_policy()`. ConfigError for policies with a carry between
     decisions; carry keys below `row/` (stored with the decision) and `explore/` (exploration) are
-    ignored, and past observations (`core.history`) become inputs: `obs/history/NAME` [n, k, ...].
+    ignored, and past observations (`core.tensors`) become inputs: `obs/history/NAME` [n, k, ...].
     """
 
     def __init__(self, policy: Policy) -> None:

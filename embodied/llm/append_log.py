@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embodied.core.atomic_write import sync_folder
+from embodied.core.atomic_write import sync
 from embodied.llm.chat import ChatError
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class AppendLog:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if fresh:
-                sync_folder(self.path.parent)
+                sync(self.path.parent)
             yield file
         finally:
             os.close(file)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodied.core import formats
-from embodied.core.atomic_write import sync_folder, write_json
+from embodied.core.atomic_write import sync, write_json
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import git_revision
 from embodied.core.saved_node import read_saved, require_inside
@@ -117,7 +117,7 @@ def save(folder: Path, model: Dynamics, fit: Fit, about: Mapping[str, Any]) -> N
     }
     write_json(partial / "about.json", facts)
     partial.rename(folder)
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def load(folder: Path | str) -> Dynamics:
@@ -134,7 +134,7 @@ def load(folder: Path | str) -> Dynamics:
         weights = load_file(folder / WEIGHTS, device="cpu")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise ConfigError(f"the model {folder} is damaged ({error}); fit it again") from error
-    node = formats.upgrade_model(read_saved(folder / "model.yaml"), format)
+    node = formats.upgrade("model", read_saved(folder / "model.yaml"), format)
     require_inside(node, folder / "model.yaml")
     model = build(node, Dynamics, spec=spec)
     try:

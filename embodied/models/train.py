@@ -9,8 +9,7 @@ from pathlib import Path
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.device import pick_device
-from embodied.core.seeding import seed_everything
+from embodied.core.device import pick_device, seed_everything
 from embodied.core.spec import Leaf, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.hub import local_folder

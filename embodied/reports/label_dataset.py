@@ -22,9 +22,8 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.checkpoint import git_revision
 from embodied.core.reward import AugmentsEpisodes, Reward
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.index import read_info
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
-from embodied.datasets.lerobot.schema import columns_of_info
+from embodied.datasets.lerobot.schema import columns_of_info, read_info
 from embodied.datasets.transitions import observations
 from embodied.llm.chat import ServerUnusable
 from embodied.reports.load_reward import evaluate_reward, make_reward, require_ready

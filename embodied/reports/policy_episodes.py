@@ -10,9 +10,9 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.device import forked
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 
 

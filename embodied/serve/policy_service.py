@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, each
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from embodied.core.bounds import CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
-from embodied.core.yaml_text import parse_yaml
+from embodied.core.saved_node import parse_yaml
 from embodied.study.stages import Stage, Task, choose, filled, places, plan, whole
 
 STOPPED = 130

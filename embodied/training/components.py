@@ -12,12 +12,11 @@ import torch
 
 from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, build
-from embodied.core.device import pick_device
+from embodied.core.device import pick_device, rng_state, set_rng_state
 from embodied.core.env import HasNativeCode, VecEnv
 from embodied.core.env_contract import require_start
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
-from embodied.core.seeding import rng_state, set_rng_state
 from embodied.core.wrapper import find_protocol
 from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner

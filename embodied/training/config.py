@@ -20,8 +20,8 @@ from embodied.core.bounds import (
     PositiveFraction,
 )
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
-from embodied.core.device import on_device, pick_device, without_native
-from embodied.datasets.ranges import Statistics
+from embodied.core.device import pick_device, replaced
+from embodied.datasets.mapping import Statistics
 from embodied.learners.learner import Learner, RunPlan
 
 Regime = Literal["offline", "off_policy", "on_policy"]
@@ -198,8 +198,8 @@ class RunConfig:
         if `deterministic`; ConfigError for a run without one."""
         if self.env is None:
             raise ConfigError("env is not given: env=NAME")
-        node = without_native(self.env) if self.deterministic else self.env
-        return on_device(node, pick_device(self.device))
+        node = replaced(self.env, "native", True, False) if self.deterministic else self.env
+        return replaced(node, "device", "auto", str(pick_device(self.device)))
 
     @property
     def pretrain_steps(self) -> int:

@@ -10,7 +10,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.ranges import Statistics, measured, reach
+from embodied.datasets.mapping import Statistics, measured, reach
 from embodied.policies.wrappers.physical_units import PhysicalUnits
 
 PHYSICAL = f"{PhysicalUnits.__module__}.{PhysicalUnits.__qualname__}"

@@ -17,15 +17,13 @@ from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from embodied.core.history import history_steps
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Spec, SpecMismatch, require_same
-from embodied.core.tensors import Tensors, length, nest, take, under
+from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from embodied.datasets.mapping import Mapping
-from embodied.datasets.remap import remapped
+from embodied.datasets.mapping import Mapping, remapped
 from embodied.datasets.transitions import (
     INTERVENED,
     SOURCE,

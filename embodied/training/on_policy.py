@@ -14,8 +14,8 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
+from embodied.core.remembered import pack, unpack
 from embodied.core.reward import Stateful
-from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations

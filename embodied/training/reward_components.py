@@ -9,10 +9,10 @@ import torch
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.atomic_write import write_json
+from embodied.core.device import forked
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv, HasComponents
-from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.training.collector import Collector
 

@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from embodied.core import distributed, formats, run_packages
+from embodied.core.device import seed_everything
 from embodied.core.errors import RemoteError, RobotError
-from embodied.core.seeding import seed_everything
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import as_node, read_config

@@ -1,6 +1,6 @@
 """Observation history: samplers that observe the last `obs_steps` steps, as Diffusion Policy does.
 
-The past observations are in the carry (`core.history`). Diffusion Policy (Chi et al., 2023) uses 2
+The past observations are in the carry (`core.tensors`). Diffusion Policy (Chi et al., 2023) uses 2
 steps, DPPO, ReinFlow and Q-chunking 1.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from embodied.core.history import FRESH, HISTORY, with_history
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import FRESH, HISTORY, Tensors, with_history
 from embodied.policies.wrappers.real_time_chunking import GuidedSampler
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError
+from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.abilities import ProbesNoise

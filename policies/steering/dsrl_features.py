@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.history import with_history
 from embodied.core.spec import Leaf, Spec, hidden
-from embodied.core.tensors import Tensors, nest, under
+from embodied.core.tensors import Tensors, nest, under, with_history
 from embodied.policies.steering import dsrl
 
 

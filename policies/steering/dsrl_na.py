@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.history import is_history, with_history
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors, under
+from embodied.core.tensors import Tensors, is_history, under, with_history
 from embodied.policies.steering import dsrl
 from embodied.policies.steering.steered import Steered
 

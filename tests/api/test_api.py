@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import embodied as em
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.policies.gaussian import Config, Gaussian
+from tests.builders import python
 
 SMALL = {"size": "debug", "verbose": False}
 
@@ -89,12 +88,7 @@ def test_a_run_is_loaded_as_it_was(agent: em.Agent) -> None:
 
 
 def test_another_process_asks_for_the_object(agent: em.Agent) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import embodied as em; em.load({str(agent.folder)!r})"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", f"import embodied as em; em.load({str(agent.folder)!r})")
     assert "ConfigError: python/Slide-v0 was an object of the Python program" in done.stderr
 
 
@@ -170,7 +164,7 @@ def test_a_policy_built_directly_is_saved(tmp_path: Path) -> None:
 
 def test_the_package_imports_without_torch_and_says_its_version() -> None:
     said = "import embodied, sys; assert 'torch' not in sys.modules; print(embodied.__version__)"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    done = python("-c", said)
     assert done.stdout.strip() == em.__version__
     assert all(getattr(em, name).__doc__ for name in em.__all__)
 

@@ -15,10 +15,7 @@ import embodied as em
 from tests.docs.run import Page
 from tests.docs.shared import Shared
 
-RUNS = {
-    "outputs/pendulum_sac-0": "pendulum",
-    "outputs/bc": "lift_base",
-}
+RUNS = {"outputs/pendulum_sac-0": "pendulum", "outputs/bc": "lift_base"}
 # What an example takes for granted.
 BEFORE = {
     "predict": "import gymnasium\nenv = gymnasium.make('Pendulum-v1')\n"

@@ -1,15 +1,19 @@
-"""Side-by-side measurement: the arithmetic by hand, the order of blocks, what is written."""
+"""Side-by-side measurement by hand, what is written; commands: settings are words, children."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.command import ROOT, put_root_on_path, settings
 from benchmarks.measure import Comparison, alone, compare, table, write_json
+from embodied.core.build import ConfigError
+from tests.builders import python
 
 
 def test_ratio_is_the_median_over_pairs() -> None:
@@ -51,3 +55,61 @@ def test_what_is_written_can_be_read_and_printed(tmp_path: Path) -> None:
 def test_nan_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(tmp_path, "bad", [Comparison((math.nan,), (1.0,))])
+
+
+MEASUREMENTS = sorted(
+    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(" in path.read_text()
+)
+
+
+def measure(out: Path) -> None:
+    """A measurement on one device."""
+
+
+def measure_on(out: Path, device: str) -> None:
+    """A measurement on any device."""
+
+
+def test_settings_are_words() -> None:
+    assert settings(measure, []) == {"out": Path("outputs/bench")}
+    assert settings(measure, ["out=here"]) == {"out": Path("here")}
+    found = settings(measure_on, ["device=cpu"])
+    assert str(found["device"]) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ot=x"], "is not a setting of a benchmark"),
+        (["--fast"], "is not a setting of a benchmark"),
+        (["out="], "is not a setting of a benchmark"),
+        (["device=cpu"], "one device only"),
+    ],
+)
+def test_other_words_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings(measure, words)
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_every_measurement_is_a_command(name: str) -> None:
+    """The file ends in its own call: `python -m benchmarks.NAME` measures."""
+    text = (ROOT / "benchmarks" / f"{name}.py").read_text()
+    assert text.endswith('if __name__ == "__main__":\n    main(run)\n')
+
+
+def test_a_mistake_is_one_line() -> None:
+    done = python("-m", "benchmarks.sac", "fast=yes")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and '"fast=yes" is not a setting' in done.stderr
+
+
+def test_a_child_finds_the_package_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    put_root_on_path()
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "elsewhere"]
+    code = "import benchmarks; print(benchmarks.__file__)"
+    done = python("-P", "-c", code, folder=tmp_path, PYTHONPATH=os.environ["PYTHONPATH"])
+    assert Path(done.stdout.strip()) == ROOT / "benchmarks" / "__init__.py"

@@ -19,6 +19,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa
 from embodied.policies.wrappers.reflex_override import ReflexOverride
+from tests.builders import node
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
 N = 2000
@@ -27,24 +28,19 @@ OBS = {"state": torch.zeros(N, 2)}
 
 def overriding(rate: str) -> ReflexOverride:
     torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
-        "base": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
-        "rate": rate,
-        "decision_steps": 5,
-        "min_duration_steps": 3,
-        "hidden": [8],
-    }
-    return build(node, ReflexOverride, spec=SPEC)
+    base = node("policies.gaussian.Gaussian", hidden=[8])
+    steps = {"decision_steps": 5, "min_duration_steps": 3, "hidden": [8], "rate": rate}
+    made = node("policies.wrappers.reflex_override.ReflexOverride", base=base, **steps)
+    return build(made, ReflexOverride, spec=SPEC)
 
 
 @pytest.fixture(scope="module")
 def task_run(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of `experiment=fr3_channel_bresa` whose task policy has not learned anything."""
-    node = compose("train", ["experiment=fr3_channel_bresa"]).node
-    env = build({**node["env"], "num_envs": 1}, VecEnv)
-    policy = build(node["policy"], Policy, spec=env.spec)
-    learner = build(node["learner"], Bresa, policy=policy, spec=env.spec)
+    made = compose("train", ["experiment=fr3_channel_bresa"]).node
+    env = build({**made["env"], "num_envs": 1}, VecEnv)
+    policy = build(made["policy"], Policy, spec=env.spec)
+    learner = build(made["learner"], Bresa, policy=policy, spec=env.spec)
     folder = tmp_path_factory.mktemp("task")
     checkpoint.save(folder / "checkpoints" / "00000000", learner.policy, 0)
     return str(folder)
@@ -88,11 +84,7 @@ def test_segments_hold_one_random_action_and_last_as_long_as_a_reflex(
 def test_the_outcome_is_one_at_a_violation_and_discounted_before_it() -> None:
     def rows(violated: float, ended: bool) -> Tensors:
         envs = torch.arange(ENVS)
-        return {
-            "env": envs,
-            "violated": (envs == 0) & bool(violated),
-            "ended": (envs == 0) & ended,
-        }
+        return {"env": envs, "violated": (envs == 0) & bool(violated), "ended": (envs == 0) & ended}
 
     kept = [rows(0, False), rows(0, True), rows(0, False), rows(1, True), rows(0, False)]
     outcome = reflex.outcomes(kept, 0.5).reshape(5, ENVS)

@@ -1,12 +1,14 @@
-"""Training an encoder: what is positive, resuming, and that a ladder is learned from scratch."""
+"""Training an encoder: what is positive, resuming, a ladder from scratch; what annotation saves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from benchmarks.annotate import HELPFUL, agreement, saved, taught
 from benchmarks.simclip.__main__ import settings
 from benchmarks.simclip.corpus import Corpus, Plan, blank_images
 from benchmarks.simclip.evaluate import evaluate
@@ -14,9 +16,12 @@ from benchmarks.simclip.scenes import collect, facts_of
 from benchmarks.simclip.train import rung_weights, train
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from embodied.nn.statistics import spearman
+from embodied.nn.statistics import ranks, spearman
+from embodied.rewards.language.caption_models import Classification
+from embodied.rewards.language.rule_reader import Config, RuleReader
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
+from tests.builders import node
 
 
 def test_a_caption_is_positive_where_every_fact_holds() -> None:
@@ -39,26 +44,16 @@ def test_weights_between_rungs_are_by_hand() -> None:
     torch.testing.assert_close(weights, torch.tensor(expected))
 
 
-def test_ranks_correlate() -> None:
-    a = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert spearman(a, a.exp()) == pytest.approx(1.0)
-    assert spearman(a, -a) == pytest.approx(-1.0)
-    assert spearman(a, torch.tensor([1.0, 3.0, 2.0, 4.0])) == pytest.approx(0.8)
-
-
 def test_a_ladder_is_learned_from_scratch_and_kept(tmp_path: Path) -> None:
     shape, plan = Shape(), Plan(steps=80, batch=64, polish=500, save_every=40)
     scenes = collect("two_gap", 300, shape.side, 0)
     towers = train([scenes], plan, shape, tmp_path / "training.pt")
     save(tmp_path, towers, {})
     model = load(tmp_path)
-    card = evaluate(model, collect("two_gap", 120, shape.side, 1), collect("two_gap", 99, 96, 2, 2))
+    near, far = collect("two_gap", 120, shape.side, 1), collect("two_gap", 99, 96, 2, 2)
+    card = evaluate(model, near, far)
     assert card["ladder"] > 0.85 and card["auc"] > 0.85
-    fresh = evaluate(
-        SimClip(Towers(shape), {}, "cpu"),
-        collect("two_gap", 120, shape.side, 1),
-        collect("two_gap", 99, 96, 2, 2),
-    )
+    fresh = evaluate(SimClip(Towers(shape), {}, "cpu"), near, far)
     assert fresh["auc"] < 0.75
     again = train([scenes], plan, shape, tmp_path / "training.pt")  # goes on from the end
     for key, value in again.state_dict().items():
@@ -83,22 +78,17 @@ def test_views_stand_side_by_side() -> None:
 
 
 def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
-    node = {
-        "_target_": "embodied.envs.fr3.env.Fr3",
-        "task": "reach",
-        "num_envs": 2,
-        "drawing": "light",
-    }
-    env = build({**node, "portraits": ["front", "wrist"]}, VecEnv)
+    reach = node("envs.fr3.env.Fr3", task="reach", num_envs=2, drawing="light")
+    env = build({**reach, "portraits": ["front", "wrist"]}, VecEnv)
     env.reset(0)
     shots = env.render_batch(torch.tensor([1, 0]), 24)
     assert env.num_views == 2 and shots.shape == (2, 24, 48, 3) and views_of(shots) == 2
-    alone = build(node, VecEnv)
+    alone = build(reach, VecEnv)
     alone.reset(0)
     assert torch.equal(alone.render_batch(torch.tensor([1, 0]), 24), shots[:, :, :24])
     assert not torch.equal(shots[:, :, :24], shots[:, :, 24:])
     with pytest.raises(ConfigError, match=r"camera 'wrst'.*wrist"):
-        build({**node, "portraits": ["wrst"]}, VecEnv)
+        build({**reach, "portraits": ["wrst"]}, VecEnv)
 
 
 def test_nothing_is_seen_in_a_blank() -> None:
@@ -128,3 +118,22 @@ def test_wrong_settings_are_one_clear_line(words: list[str], said: str) -> None:
 def test_a_world_without_words_is_refused() -> None:
     with pytest.raises(ConfigError, match="no captions for environment 'humanoid'"):
         facts_of("humanoid")
+
+
+def test_rank_correlation_by_hand() -> None:
+    assert ranks(np.array([5.0, 1.0, 5.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 21.0])) == pytest.approx(1.0)
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([3.0, 1.0, 2.0])) == pytest.approx(-0.5)
+
+
+def test_each_caption_once_and_every_fourth_step_lose_little() -> None:
+    row = saved("events", stride=4, steps=300)
+    assert row.ratio_median >= 5 and row.notes["rank_correlation"] >= 0.95
+
+
+def test_the_network_agrees_with_its_teacher_where_it_was_not_told() -> None:
+    assert taught(100)[1] >= 0.9
+    judge, model = RuleReader(Config(HELPFUL)), Classification(1, 1e-3, 4, 0.5, seed=0)
+    texts = ["you picked up the red key", "you face the red key"]
+    score = model.scores(texts)
+    assert agreement(model, judge.worth, texts) == float(score[0] > score[1])

@@ -45,14 +45,13 @@ class Plane(VecEnv):
         self.age = self.age + 1
         over = self.age >= self.horizon
         self.position = self.after(following, over)
-        return Step(
-            {"state": self.position},
-            {"state": following},
-            -following.norm(dim=1),
-            torch.zeros_like(over),
-            over,
-            {},
-        )
+        obs, never = {"state": self.position}, torch.zeros_like(over)
+        reward = -following.norm(dim=1)
+        return self.changed(Step(obs, {"state": following}, reward, never, over, {}))
+
+    def changed(self, step: Step) -> Step:
+        """What a wrong one makes of a step."""
+        return step
 
     def bounded(self, action: torch.Tensor) -> torch.Tensor:
         return action.clamp(-1, 1)
@@ -82,20 +81,17 @@ class PlaneAndClock(Plane):
 
 
 class RewardColumn(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         return replace(step, reward=step.reward[:, None])
 
 
 class RewardDouble(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         return replace(step, reward=step.reward.double())
 
 
 class ObsDouble(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         return replace(step, obs={"state": step.obs["state"].double()})
 
 
@@ -105,14 +101,12 @@ class ResetDouble(Plane):
 
 
 class FlagsAsNumbers(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         return replace(step, truncated=step.truncated.float())
 
 
 class NanReward(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         return replace(step, reward=(step.reward - step.reward) / 0.0)
 
 
@@ -127,8 +121,7 @@ class NoAutoreset(Plane):
 
 
 class NoSuccessor(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         return replace(step, next_obs=step.obs)
 
 
@@ -169,8 +162,7 @@ class SameBuffer(Plane):
 
 
 class Both(Plane):
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
+    def changed(self, step: Step) -> Step:
         over = torch.ones_like(step.truncated)
         return replace(step, terminated=over, truncated=over)
 

@@ -13,9 +13,9 @@ import torch
 from embodied.compose import compose
 from embodied.core import tensors as tt
 from embodied.core.build import build, resolve
+from embodied.core.device import forked, rng_state, set_rng_state
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked, rng_state, set_rng_state
 from embodied.evaluation.evaluate import evaluate
 from embodied.learners.learner import Learner
 from tests import pretend_device

@@ -6,8 +6,6 @@ This file is also what the processes run.
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,19 +24,16 @@ from embodied.learners.learner import Learner
 from embodied.policies.gaussian import Gaussian
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import node, python
 from tests.contract import test_learner as contract
 from tests.training.test_train import settings
 
 allow("tests")
 
 ROWS = 16  # of one process
-SAC = {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [32], "batch_size": ROWS}
-PPO = {
-    "_target_": "embodied.learners.on_policy.ppo.Ppo",
-    "horizon": 8,
-    "epochs": 1,
-    "advantage": "raw",
-}
+SAC = node("learners.off_policy.sac.Sac", hidden=[32], batch_size=ROWS)
+PPO = node("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, advantage="raw")
+DIAGONAL = node("policies.diagonal_gaussian.DiagonalGaussian")
 
 
 class Told(Gaussian):
@@ -81,11 +76,7 @@ def sac(begin: int, rows: int) -> Learner:
 
 def ppo(begin: int, rows: int) -> Learner:
     torch.manual_seed(0)
-    policy = build(
-        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"},
-        Policy,
-        spec=contract.SPEC,
-    )
+    policy = build(DIAGONAL, Policy, spec=contract.SPEC)
     size = {"horizon": contract.HORIZON, "batch_size": contract.HORIZON * rows}
     return build(PPO | size, Learner, policy=policy, spec=contract.SPEC)
 
@@ -94,20 +85,24 @@ def ppo(begin: int, rows: int) -> Learner:
 MADE: dict[str, tuple[Callable[[int, int], Learner], int]] = {"sac": (sac, 0), "ppo": (ppo, 1)}
 
 
-def torchrun(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(
-        [*start, *map(str, words)], capture_output=True, text=True, check=False, env=env
-    )
+def torchrun(*words: str | Path) -> str:
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = python(*start, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["sac", "ppo"])
-def test_two_processes_make_the_update_of_the_doubled_batch(kind: str, tmp_path: Path) -> None:
-    torchrun(__file__, "update", kind, tmp_path)
-    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes learn, of every kind."""
+    folder = tmp_path_factory.mktemp("updates")
+    torchrun(__file__, "update", folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_two_processes_make_the_update_of_the_doubled_batch(kind: str, both: Path) -> None:
+    parts = [torch.load(both / f"{kind}{rank}.pt", weights_only=True) for rank in (0, 1)]
     whole = updated(kind, 0, 2 * ROWS)
     start = MADE[kind][0](0, ROWS).state_dict()
     learned = [key for key, value in whole.items() if not torch.equal(value, start[key])]
@@ -129,14 +124,13 @@ def test_one_process_is_not_changed() -> None:
 @pytest.mark.parametrize("kind", ["replay", "chunks", "rollout"])
 def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path: Path) -> None:
     """Chunks end at different times in different processes, and yet they update together."""
-    node = settings(tmp_path / "run", steps=480, normalize=True)
+    given = settings(tmp_path / "run", steps=480, normalize=True)
     if kind == "chunks":
-        node["policy"]["chunk"] = 3
+        given["policy"]["chunk"] = 3
     if kind == "rollout":
-        node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
-        node["learner"] = PPO | {"batch_size": 16, "epochs": 2}
-        node["data"] = "on_policy"
-    (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
+        given |= {"policy": DIAGONAL, "learner": PPO | {"batch_size": 16, "epochs": 2}}
+        given["data"] = "on_policy"
+    (tmp_path / "node.yaml").write_text(yaml.safe_dump(given))
     torchrun(__file__, "train", tmp_path)
     digests = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
     weights, worlds = zip(*(digest.split() for digest in digests), strict=True)
@@ -149,9 +143,8 @@ def test_a_run_of_two_stays_together_and_one_of_them_writes(kind: str, tmp_path:
 
 def test_the_command_speaks_once(tmp_path: Path) -> None:
     words = ("experiment=pendulum_sac", "size=debug", f"out={tmp_path / 'run'}")
-    done = torchrun("-m", "embodied.cli", "train", *words)
-    assert done.stdout.count("next: embodied view") == 1
-    assert done.stdout.count("pendulum_sac, seed 0") == 1
+    said = torchrun("-m", "embodied.cli", "train", *words)
+    assert said.count("next: embodied view") == said.count("pendulum_sac, seed 0") == 1
 
 
 def digest(tensors: Tensors) -> str:
@@ -159,11 +152,12 @@ def digest(tensors: Tensors) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def worker(kind: str, folder: Path) -> None:
+def worker(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.start()
     rank = distributed.rank()
-    torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{rank}.pt")
+    for kind in MADE:
+        torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{kind}{rank}.pt")
     distributed.stop()  # threads of the process group that outlive it abort the process
 
 
@@ -179,15 +173,12 @@ def run(folder: Path) -> None:
         made.append(self)
 
     module.RunComponents.__init__ = remember
-    node = yaml.safe_load((folder / "node.yaml").read_text())
+    given = yaml.safe_load((folder / "node.yaml").read_text())
     rank = distributed.rank()
-    train(node, Log(Path(node["out"]), silent=rank > 0))
+    train(given, Log(Path(given["out"]), silent=rank > 0))
     learned, world = made[0].learner.state_dict(), made[0].env.get_state()
     (folder / f"{rank}.txt").write_text(f"{digest(learned)} {digest(world)}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "update":
-        worker(sys.argv[2], Path(sys.argv[3]))
-    else:
-        run(Path(sys.argv[2]))
+    {"update": worker, "train": run}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,10 +1,10 @@
-"""Remembered: every kind of attribute comes back from a checkpoint file, and nothing is shared."""
+"""States come back from a checkpoint file, which holds weights only; nothing is shared."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from embodied.core.remembered import Remembered
+from embodied.checks.check import from_file
+from embodied.core.remembered import Remembered, pack, unpack
 from embodied.nn.running_stats import RunningMeanStd
 
 
@@ -58,13 +59,6 @@ class Part(Base):
         self.rows = torch.rand(self.count, 2, generator=self.generator)
 
 
-def from_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def test_it_goes_on_as_before() -> None:
     one, two = Part(), Part()
     for _ in range(3):
@@ -100,3 +94,20 @@ def test_what_a_checkpoint_cannot_hold_is_refused() -> None:
     part.count = {1, 2}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(TypeError, match="cannot hold a set"):
         part.get_state()
+
+
+def test_what_is_packed_comes_back_from_a_file_loaded_weights_only(tmp_path: Path) -> None:
+    state = {
+        "random": np.random.Generator(np.random.PCG64(3)).bit_generator.state,
+        3: (np.arange(6.0).reshape(2, 3), "memo", None, True),
+        "window": deque([np.float64(0.5), 2], maxlen=5),
+        "empty": [np.zeros((0, 4)), torch.ones(2)],
+        "number": np.int64(7),
+    }
+    torch.save(pack(state), tmp_path / "state.pt")
+    back = unpack(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert back["random"] == state["random"]
+    assert (back[3][0] == state[3][0]).all() and back[3][1:] == ("memo", None, True)
+    assert back["window"] == deque([0.5, 2], maxlen=5) and back["window"].maxlen == 5
+    assert back["empty"][0].shape == (0, 4) and (back["empty"][1] == 1).all()
+    assert back["number"] == 7 and type(back["number"]) is int

@@ -27,20 +27,38 @@ class Mine(gaussian.Gaussian):
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder with a package of their own, and a run that was trained with it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "remembered_lab.py").write_text(LAB)
-    (tmp_path / "yaml" / "policy").mkdir(parents=True)
-    (tmp_path / "yaml" / "policy" / "mine.yaml").write_text("_target_: remembered_lab.Mine\n")
-    forget()  # what modules of other tests allowed
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "remembered_lab.py").write_text(LAB)
+    (folder / "yaml" / "policy").mkdir(parents=True)
+    (folder / "yaml" / "policy" / "mine.yaml").write_text("_target_: remembered_lab.Mine\n")
     words = "env=two_gap policy=mine learner=sac size=debug video=false out=run steps=40"
-    assert embodied(*words.split(), "allow=[remembered_lab]", "--config-dir", "yaml") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        enter(folder, patch)
+        assert embodied(*words.split(), "allow=[remembered_lab]", "--config-dir", "yaml") == 0
+        assert list(json.loads(run_packages.state_file().read_text())) == [str(folder / "run")]
+        forget()
+    return folder
+
+
+@pytest.fixture
+def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same elsewhere, remembered as training does."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("state"))
+    enter(tmp_path, monkeypatch)
+    build.allow("remembered_lab")
+    run_packages.remember(tmp_path / "run")
     forget()
     return tmp_path
+
+
+def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(folder)
+    patch.setattr(sys, "path", [*sys.path])
+    patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    forget()  # what modules of other tests allowed
 
 
 def forget() -> None:

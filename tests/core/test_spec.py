@@ -1,10 +1,16 @@
-"""What a leaf is, and when two specs fit."""
+"""What a leaf is, sentences too; when two specs fit; optional abilities of environments."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from embodied.core.env import HasEventCaptions, HasHeldOutTasks
 from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
+from embodied.core.tensors import Tensors
+from embodied.core.text import decode, encode, sentences, text_leaf
+from embodied.core.wrapper import Wrapper, find_protocol
+from tests import toy_envs
 
 
 def test_symbols_are_neither_images_nor_numbers() -> None:
@@ -42,3 +48,44 @@ def test_symbols_and_numbers_do_not_fit() -> None:
     require_same(two, Spec({"x": Leaf((), "int64", 0, 3)}, act, 1.0), "here", "there")
     with pytest.raises(SpecMismatch, match="symbols"):
         require_same(one, two, "here", "there")
+
+
+def test_there_and_back() -> None:
+    said = ["put the cup down", "", "öffne die Schublade"]
+    rows = encode(said, 24)
+    assert rows.shape == (3, 24) and rows.dtype == torch.uint8
+    assert decode(rows) == said
+
+
+def test_a_sentence_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="6 bytes does not fit into 5"):
+        encode(["abcdef"], 5)
+
+
+def test_bytes_that_are_no_text_do_not_stop_a_run() -> None:
+    assert decode(torch.tensor([[255, 65, 0]], dtype=torch.uint8)) == ["\ufffdA"]
+
+
+def test_the_text_leaf_is_found_by_its_unit() -> None:
+    leaves = {"state": Leaf((2,)), "task": text_leaf(4)}
+    obs = {"state": torch.zeros(1, 2), "task": encode(["lift"], 4)}
+    assert sentences(obs, leaves) == ["lift"]
+    assert sentences(obs, {"state": leaves["state"]}) is None
+    assert not leaves["task"].is_image and not leaves["task"].is_symbol
+    assert Leaf.from_json(leaves["task"].to_json()).is_text
+
+
+class Captioned(toy_envs.Reach):
+    held_out = torch.zeros(2, 1)
+
+    def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
+        return ["moved"] * self.num_envs
+
+
+def test_a_protocol_is_found_inside_wrappers() -> None:
+    env = Captioned(2)
+    found = find_protocol(Wrapper(Wrapper(env)), HasEventCaptions)
+    assert found is not None and found.event_captions({}, {}) == ["moved", "moved"]
+    held = find_protocol(Wrapper(env), HasHeldOutTasks)
+    assert held is not None and held.held_out is env.held_out
+    assert find_protocol(Wrapper(toy_envs.Reach(1)), HasEventCaptions) is None

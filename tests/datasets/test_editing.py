@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.edit import Split, checked, drop, failed, merge, numbered, split
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
+from tests.builders import recorded
 
 pytest.importorskip("av")
 
@@ -45,20 +47,10 @@ def episode(length: int, seed: int) -> Tensors:
     for t in range(length + 1):
         at = (3 * t + seed) % (W - 8)
         front[t, 8:24, at : at + 8] = 240
-    flags = torch.zeros(length, dtype=torch.bool)
-    success = flags.clone()
+    success = torch.zeros(length, dtype=torch.bool)
     success[-1] = seed % 2 == 0
-    return {
-        "obs/state": state[:-1],
-        "obs/front": front[:-1],
-        "next_obs/state": state[-1],
-        "next_obs/front": front[-1],
-        "action": state[1:].clamp(-1, 1),
-        "reward": success.float(),
-        "terminated": flags,
-        "truncated": flags,
-        "success": success,
-    }
+    obs, action = {"state": state, "front": front}, state[1:].clamp(-1, 1)
+    return recorded(obs, action, reward=success.float(), success=success)
 
 
 def record(folder: Path, lengths: tuple[int, ...] = LENGTHS, text: str = "push") -> Path:
@@ -66,6 +58,17 @@ def record(folder: Path, lengths: tuple[int, ...] = LENGTHS, text: str = "push")
         for number, length in enumerate(lengths):
             writer.add(episode(length, number), text, {"seed": number})
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("recorded") / "demos")
+
+
+@pytest.fixture
+def source(whole: Path, tmp_path: Path) -> Path:
+    """A dataset of one's own, as `record` makes it."""
+    return Path(shutil.copytree(whole, tmp_path / "demos"))
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -81,8 +84,7 @@ def require_same_episode(one: Episodes, i: int, other: Episodes, j: int) -> None
     assert one.texts[i] == other.texts[j] and one.info[i] == other.info[j]
 
 
-def test_drop_keeps_the_others_as_they_were(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_drop_keeps_the_others_as_they_were(source: Path, tmp_path: Path) -> None:
     before = fingerprint(source)
     drop(source, tmp_path / "kept", numbered("0,2"))
     whole, kept = read_episodes(source), read_episodes(tmp_path / "kept")
@@ -95,8 +97,8 @@ def test_drop_keeps_the_others_as_they_were(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir() if f.name.startswith(".")] == []
 
 
-def test_the_new_dataset_counts_and_summarises_its_own(tmp_path: Path) -> None:
-    drop(record(tmp_path / "demos"), tmp_path / "kept", numbered("1-3"))
+def test_the_new_dataset_counts_and_summarises_its_own(source: Path, tmp_path: Path) -> None:
+    drop(source, tmp_path / "kept", numbered("1-3"))
     alone = record(tmp_path / "alone", LENGTHS[:1])
     mine, theirs = (
         json.loads((p / "meta/stats.json").read_text()) for p in (tmp_path / "kept", alone)
@@ -110,8 +112,8 @@ def test_the_new_dataset_counts_and_summarises_its_own(tmp_path: Path) -> None:
     assert rows["index"].to_pylist() == list(range(11))
 
 
-def test_failed_episodes_are_dropped(tmp_path: Path) -> None:
-    drop(record(tmp_path / "demos"), tmp_path / "kept", failed)
+def test_failed_episodes_are_dropped(source: Path, tmp_path: Path) -> None:
+    drop(source, tmp_path / "kept", failed)
     assert read_episodes(tmp_path / "kept").length.tolist() == [11, 17]
 
 
@@ -129,12 +131,11 @@ def test_merge_is_one_after_the_other(tmp_path: Path) -> None:
     assert tasks["task"].to_pylist() == ["push", "pull"]
 
 
-def test_merged_twice_and_dropped_is_the_same_again(tmp_path: Path) -> None:
-    a = record(tmp_path / "a")
-    merge([a, a], tmp_path / "double")
+def test_merged_twice_and_dropped_is_the_same_again(source: Path, tmp_path: Path) -> None:
+    merge([source, source], tmp_path / "double")
     drop(tmp_path / "double", tmp_path / "again", numbered("0-3"))
     for i in range(4):
-        require_same_episode(read_episodes(a), i, read_episodes(tmp_path / "again"), i)
+        require_same_episode(read_episodes(source), i, read_episodes(tmp_path / "again"), i)
 
 
 def test_what_does_not_fit_is_named_in_one_line(tmp_path: Path) -> None:
@@ -148,8 +149,7 @@ def test_what_does_not_fit_is_named_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and not (tmp_path / "all").exists()
 
 
-def test_split_by_share_and_by_count(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_split_by_share_and_by_count(source: Path, tmp_path: Path) -> None:
     whole = read_episodes(source)
     for how, sizes in ((Split(share=0.75), (3, 1)), (Split(episodes=1, seed=None), (1, 3))):
         out, rest = tmp_path / f"out{sizes[0]}", tmp_path / f"rest{sizes[0]}"
@@ -176,8 +176,7 @@ def test_a_killed_recording_is_finished_in_the_copy_only(tmp_path: Path) -> None
     assert fingerprint(source) == before
 
 
-def test_an_existing_folder_is_not_written_to(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos", LENGTHS[:2])
+def test_an_existing_folder_is_not_written_to(source: Path) -> None:
     with pytest.raises(DatasetError, match="exists"):
         drop(source, source, numbered("0"))
 
@@ -187,16 +186,14 @@ def test_an_existing_folder_is_not_written_to(tmp_path: Path) -> None:
     [("9", "no episode 9"), ("a", "3,7-9"), ("5-2", "ends before"), ("0-3", "nothing is left")],
 )
 def test_a_wrong_choice_is_one_line_and_leaves_nothing(
-    words: str, said: str, tmp_path: Path
+    words: str, said: str, source: Path, tmp_path: Path
 ) -> None:
-    source = record(tmp_path / "demos")
     with pytest.raises(DatasetError, match=said):
         drop(source, tmp_path / "kept", numbered(words))
     assert sorted(f.name for f in tmp_path.iterdir()) == ["demos"]
 
 
-def test_a_killed_edit_leaves_no_dataset_and_can_be_repeated(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_a_killed_edit_leaves_no_dataset_and_can_be_repeated(source: Path, tmp_path: Path) -> None:
     code = (
         "import sys, time, embodied.datasets.editing.edit as e\n"
         "real = e.write_dataset\n"
@@ -234,12 +231,11 @@ DATA = "data/chunk-000/file-000.parquet"
 FILM = "videos/observation.images.front/chunk-000/file-000.mp4"
 
 
-def test_a_good_dataset_has_no_findings(tmp_path: Path) -> None:
-    assert findings(record(tmp_path / "demos")) == []
+def test_a_good_dataset_has_no_findings(source: Path) -> None:
+    assert findings(source) == []
 
 
-def test_numbers_that_are_wrong_are_found(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_numbers_that_are_wrong_are_found(source: Path) -> None:
 
     def spoil(rows: list[list[float]]) -> list[list[float]]:
         rows[3][0] = float("nan")
@@ -254,18 +250,13 @@ def test_numbers_that_are_wrong_are_found(tmp_path: Path) -> None:
     assert len(findings(source, CheckConfig(action=(-2.0, 2.0)))) == 1
 
 
-def test_gaps_in_time_are_found(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
-    rewrite(
-        source / DATA, "timestamp", lambda all_: [t + (i > 11 + 8) for i, t in enumerate(all_)][:]
-    )
-    found = findings(source)
-    assert (1, 9, "timestamp: 1.100 s after the step before") in found
-    assert len(found) == 1  # a constant shift is no gap
+def test_gaps_in_time_are_found(source: Path) -> None:
+    rewrite(source / DATA, "timestamp", lambda a: [t + (i > 11 + 8) for i, t in enumerate(a)])
+    # A constant shift is no gap.
+    assert findings(source) == [(1, 9, "timestamp: 1.100 s after the step before")]
 
 
-def test_missing_steps_are_found(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_missing_steps_are_found(source: Path) -> None:
     table = pq.read_table(source / DATA)
     keep = [i for i in range(len(table)) if i != 20]
     pq.write_table(table.take(keep), source / DATA)
@@ -274,8 +265,7 @@ def test_missing_steps_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_stuck_joints_are_found(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_stuck_joints_are_found(source: Path) -> None:
 
     def stick(rows: list[list[float]]) -> list[list[float]]:
         for i in range(11 + 6, 11 + 22):
@@ -303,8 +293,7 @@ def test_dark_and_frozen_pictures_are_found(tmp_path: Path) -> None:
     assert findings(tmp_path / "demos", CheckConfig(pictures=False)) == []
 
 
-def test_missing_and_short_films_are_found(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_missing_and_short_films_are_found(source: Path, tmp_path: Path) -> None:
     short = record(tmp_path / "short", LENGTHS[:2])
     os.replace(short / FILM, source / FILM)
     found = findings(source)
@@ -313,15 +302,11 @@ def test_missing_and_short_films_are_found(tmp_path: Path) -> None:
     (source / FILM).write_bytes(b"not a film")
     assert {episode for episode, _, _ in findings(source)} == {0, 1, 2, 3}
     (source / FILM).unlink()
-    assert findings(source)[0] == (
-        0,
-        None,
-        "observation.images.front: chunk-000/file-000.mp4 is missing",
-    )
+    missing = "observation.images.front: chunk-000/file-000.mp4 is missing"
+    assert findings(source)[0] == (0, None, missing)
 
 
-def test_a_damaged_data_file_is_found(tmp_path: Path) -> None:
-    source = record(tmp_path / "demos")
+def test_a_damaged_data_file_is_found(source: Path) -> None:
     (source / DATA).write_bytes((source / DATA).read_bytes()[:500])
     found = findings(source)
     assert [episode for episode, _, _ in found] == [0, 1, 2, 3]
@@ -335,8 +320,7 @@ def command(*words: str) -> int:
     return int(end.value.code or 0)
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = record(tmp_path / "demos")
+def test_the_command_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(source / DATA, "next.reward", lambda r: [*r[:-1], float("inf")])
     clean, both, four = (str(tmp_path / name) for name in ("clean", "both", "four"))
     assert command("check", str(source), f"fix={clean}") == 1
@@ -365,9 +349,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_errors_are_one_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = record(tmp_path / "demos", LENGTHS[:2])
     words = [word if word != "D" else str(source) for word in words]
     assert command(*words) == 2
     error = capsys.readouterr().err.strip()

@@ -26,19 +26,15 @@ from embodied.core.spec import Leaf, Spec, SpecMismatch
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes, salvage
 from embodied.datasets.lerobot.video import decode_film, encode_film, join_films
+from tests.builders import python
 
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("x", "y"))
 STATE = Spec(obs={"state": Leaf((4,))}, act=ACT, dt=0.05, text="lift the cube")
 FILMED = Spec(obs={"wrist": Leaf((16, 32, 3), "uint8"), "state": Leaf((4,))}, act=ACT, dt=0.05)
 RICH = Spec(
-    obs={
-        "wrist": Leaf((16, 32, 3), "uint8"),
-        "state": Leaf((4,), names=("a", "b", "c", "d")),
-        "height": Leaf((1,)),
-        "pose": Leaf((2, 3)),
-        "critic/load": Leaf(()),
-        "count": Leaf((), "int64"),
-    },
+    obs={"wrist": Leaf((16, 32, 3), "uint8"), "state": Leaf((4,), names=("a", "b", "c", "d"))}
+    | {"height": Leaf((1,)), "pose": Leaf((2, 3)), "critic/load": Leaf(())}
+    | {"count": Leaf((), "int64")},
     act=ACT,
     dt=0.05,
     task=Leaf((3,), low=0.0, high=1.0),
@@ -140,22 +136,12 @@ def test_the_layout_is_lerobots(tmp_path: Path) -> None:
     assert info["total_tasks"] == 3 and info["splits"] == {"train": "0:5"}
     camera = "observation.images.wrist"
     assert info["features"][camera]["dtype"] == "video"
-    assert info["features"]["observation.state"] == {
-        "dtype": "float32",
-        "shape": [4],
-        "names": ["a", "b", "c", "d"],
-    }
+    state = {"dtype": "float32", "shape": [4], "names": ["a", "b", "c", "d"]}
+    assert info["features"]["observation.state"] == state
     assert next(iter(info["features"])) == "observation.state"
     files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
-    twice = {
-        f"{folder}/chunk-000/file-00{i}.{end}"
-        for folder, end in [
-            ("data", "parquet"),
-            ("meta/episodes", "parquet"),
-            (f"videos/{camera}", "mp4"),
-        ]
-        for i in range(2)
-    }
+    ends = {"data": "parquet", "meta/episodes": "parquet", f"videos/{camera}": "mp4"}
+    twice = {f"{k}/chunk-000/file-00{i}.{end}" for k, end in ends.items() for i in range(2)}
     assert files == twice | {"meta/info.json", "meta/stats.json", "meta/tasks.parquet"}
     tasks = pandas.read_parquet(tmp_path / "meta/tasks.parquet")
     assert tasks.loc["do 2"].task_index == 2 and tasks.iloc[1].name == "do 1"
@@ -173,22 +159,12 @@ def test_the_layout_is_lerobots(tmp_path: Path) -> None:
     assert data["observation.height"].type == pa.float32()  # one number is no list
     assert data["observation.pose"].type == pa.list_(pa.float32(), 6)
     line = pq.read_table(tmp_path / "meta/episodes/chunk-000/file-001.parquet").to_pylist()[1]
-    expected = {
-        "episode_index": 4,
-        "tasks": ["do 1"],
-        "length": 3,
-        "data/chunk_index": 0,
-        "data/file_index": 1,
-        "dataset_from_index": 18,
-        "dataset_to_index": 21,
-        f"videos/{camera}/chunk_index": 0,
-        f"videos/{camera}/file_index": 1,
-        f"videos/{camera}/from_timestamp": pytest.approx(0.3),
-        f"videos/{camera}/to_timestamp": pytest.approx(0.45),
-        "meta/episodes/chunk_index": 0,
-        "meta/episodes/file_index": 1,
-    }
-    assert {key: line[key] for key in expected} == expected
+    for what in ("data", f"videos/{camera}", "meta/episodes"):
+        assert (line[f"{what}/chunk_index"], line[f"{what}/file_index"]) == (0, 1)
+    assert (line["episode_index"], line["tasks"], line["length"]) == (4, ["do 1"], 3)
+    assert (line["dataset_from_index"], line["dataset_to_index"]) == (18, 21)
+    assert line[f"videos/{camera}/from_timestamp"] == pytest.approx(0.3)
+    assert line[f"videos/{camera}/to_timestamp"] == pytest.approx(0.45)
 
 
 def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
@@ -197,29 +173,13 @@ def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
     stats = json.loads((tmp_path / "meta" / "stats.json").read_text())
     state = read_episodes(tmp_path).steps["obs/state"].double()
     ours = stats["observation.state"]
-    for name, value in {
-        "mean": state.mean(0),
-        "std": state.std(0, correction=0),
-        "min": state.amin(0),
-        "max": state.amax(0),
-    }.items():
+    found = {"mean": state.mean(0), "std": state.std(0, correction=0)}
+    for name, value in (found | {"min": state.amin(0), "max": state.amax(0)}).items():
         assert ours[name] == pytest.approx(value.tolist(), abs=1e-9)
     assert ours["count"] == [21]
     assert all(a <= b for a, b in zip(ours["q01"], ours["q99"], strict=True))
     assert np.shape(stats["observation.images.wrist"]["mean"]) == (3, 1, 1)
     assert 0 < stats["observation.images.wrist"]["mean"][0][0][0] < 1
-
-
-def test_lerobot_itself_reads_it(tmp_path: Path) -> None:
-    lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
-    write(tmp_path / "set", RICH, range(4), "png")
-    theirs = lerobot.LeRobotDataset("own/set", root=tmp_path / "set")
-    ours = read_episodes(tmp_path / "set").steps
-    assert len(theirs) == len(ours["action"])
-    for index in range(len(theirs)):
-        item = theirs[index]
-        assert torch.equal(item["observation.state"], ours["obs/state"][index])
-        assert torch.equal(item["action"], ours["action"][index])
 
 
 def test_what_lerobot_recorded_is_read(tmp_path: Path) -> None:
@@ -291,17 +251,6 @@ for moment in range(limit):
 """
 
 
-def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": "."},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory where there is one: hundreds of fsyncs take long on a busy disk."""
@@ -321,7 +270,7 @@ def test_killed_between_any_two_writes(memory: Path, before: int, limit: int) ->
         write(memory / "0", FILMED, range(before))
         for moment in range(1, limit):
             shutil.copytree(memory / "0", memory / str(moment))
-    done = run(CHILD, memory, limit)
+    done = python("-c", CHILD, memory, limit)
     assert done.returncode == 0, done.stderr
     moments = int((memory / "moments").read_text())
     assert moments == 7 if limit == 8 else 20 < moments < 39  # the last one ran to its end
@@ -463,20 +412,13 @@ def damage(path: Path, what: str) -> str:
     return str({"data": data, "steps": data, "film": film, "index": index}[kind])
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "data missing",
-        "data cut",
-        "steps missing",
-        "film missing",
-        "film cut",
-        "index missing",
-        "index cut",
-        "info cut",
-        "totals",
-    ],
+DAMAGE = (
+    "data missing, data cut, steps missing, film missing, film cut, index missing, index cut, "
+    "info cut, totals"
 )
+
+
+@pytest.mark.parametrize("what", DAMAGE.split(", "))
 def test_damage_names_the_file_and_the_way_out(tmp_path: Path, what: str) -> None:
     path = tmp_path / "set"
     write(path, RICH, range(2))

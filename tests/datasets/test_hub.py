@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,20 +15,23 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.datasets.hub import local_folder
+from tests.builders import python
 from tests.foreign import foreign_two_gap
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", "v3.0", COMMIT)
 SCRIPT = """
 import sys
-from embodied.cli import mistake
+from embodied.cli import main, mistake
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import read_episodes
-try:
-    folder = local_folder(sys.argv[1])
-except Exception as error:
-    sys.exit(mistake(error))
-print(folder, len(read_episodes(folder)))
+for given in sys.argv[1:]:
+    try:
+        folder = local_folder(given)
+        print(folder, len(read_episodes(folder)))
+    except Exception as error:
+        print(mistake(error))
+main(["demos", "info", sys.argv[1]])
 """
 
 
@@ -113,14 +113,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.shutdown()
 
 
-def asked(
-    given: str, endpoint: str, home: Path, program: tuple[str, ...] = ("-c", SCRIPT)
-) -> subprocess.CompletedProcess[str]:
-    """huggingface_hub reads its settings when it is imported: in a process of its own."""
+def asked(endpoint: str, home: Path, *given: str) -> list[str]:
+    """A line for each, and what `demos info` says of the first. huggingface_hub reads its settings
+    when it is imported: in a process of its own."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    command = [sys.executable, *program, given]
-    return subprocess.run(command, env=env | settings, capture_output=True, text=True, check=False)
+    done = python("-c", SCRIPT, *given, **settings, HF_HUB_OFFLINE="0", HF_TOKEN="")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def nowhere() -> str:
@@ -130,42 +129,22 @@ def nowhere() -> str:
 
 
 def test_a_dataset_is_downloaded_once_and_kept(hub: str, tmp_path: Path) -> None:
-    done = asked("hf://me/gap@v3.0", hub, tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder, count = done.stdout.rsplit(maxsplit=1)
+    """What the hub does not have, or nobody can ask it for, is one line."""
+    found, info = asked(hub, tmp_path, "hf://me/gap@v3.0")[:2]
+    folder, count = found.rsplit(maxsplit=1)
     assert count == "3" and COMMIT in folder
+    assert info.startswith("hf://me/gap@v3.0: 3 episodes")
     assert not (Path(folder) / "train.py").exists()
     before = len(Hub.asked)
-    again = asked(f"hf://me/gap@{COMMIT}", hub, tmp_path)
-    assert again.stdout == done.stdout
+    given = (f"hf://me/gap@{COMMIT}", "hf://me/gap@v9", "hf://me/cup")
+    again, revision, repository = asked(hub, tmp_path, *given)[:3]
+    assert again == found
     assert not [path for path in Hub.asked[before:] if "/resolve/" in path]
-    offline = asked("hf://me/gap@v3.0", nowhere(), tmp_path)
-    assert offline.stdout == done.stdout, offline.stderr
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ("hf://me/gap@v9", "has no revision v9; leave @v9 out"),
-        ("hf://me/cup", "no such dataset for you"),
-    ],
-)
-def test_what_the_hub_does_not_have_is_one_line(
-    given: str, says: str, hub: str, tmp_path: Path
-) -> None:
-    done = asked(given, hub, tmp_path)
-    assert done.returncode == 1 and says in done.stderr.splitlines()[-1]
-
-
-def test_a_hub_id_without_network_is_one_line(tmp_path: Path) -> None:
-    done = asked("hf://me/gap", nowhere(), tmp_path)
-    assert "cannot be reached and there is no downloaded copy" in done.stderr.splitlines()[-1]
-
-
-def test_the_info_of_a_dataset_of_the_hub(hub: str, tmp_path: Path) -> None:
-    program = ("-m", "embodied.cli", "demos", "info")
-    done = asked("hf://me/gap@v3.0", hub, tmp_path, program)
-    assert done.stdout.startswith("hf://me/gap@v3.0: 3 episodes"), done.stderr
+    assert "has no revision v9; leave @v9 out" in revision
+    assert "no such dataset for you" in repository
+    offline, unknown = asked(nowhere(), tmp_path, "hf://me/gap@v3.0", "hf://me/gap")[:2]
+    assert offline == found
+    assert "cannot be reached and there is no downloaded copy" in unknown
 
 
 def test_only_hf_reaches_the_network(tmp_path: Path) -> None:

@@ -259,10 +259,7 @@ def test_minari_bounds_pictures_and_words(tmp_path: Path, monkeypatch: pytest.Mo
     same(rows["obs/picture"], picture[:-1])
     assert ours.texts == ("go",) and ours.spec.dt == pytest.approx(0.02)
     # (a - 2) / 4, (a - 5) / 5, and a / 8 where there are no bounds
-    same(
-        rows["action"],
-        [[-1, -1, 0.5], [1, 1, -1], [0, 0, 0], [-0.5, 0, 0.25], [0.5, -1, 0.25]],
-    )
+    same(rows["action"], [[-1, -1, 0.5], [1, 1, -1], [0, 0, 0], [-0.5, 0, 0.25], [0.5, -1, 0.25]])
     assert rows["success"].tolist() == end.tolist() == rows["truncated"].tolist()
 
 

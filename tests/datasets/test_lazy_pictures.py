@@ -12,26 +12,19 @@ from torch import Tensor
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.film_reader import FILMS, FilmReader
-from embodied.datasets.lerobot.lazy_pictures import LazyPictures
-from embodied.datasets.lerobot.pictures import FrameCache
+from embodied.datasets.lerobot.pictures import FrameCache, LazyPictures
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
-from embodied.datasets.lerobot.video import decode_film
+from embodied.datasets.lerobot.video import FILMS, FilmReader, decode_film
 from embodied.datasets.transitions import Dataset, chunks, joined, transitions
+from tests.builders import recorded
 
 pytest.importorskip("av")
 
 H, W = 32, 48
-SPEC = Spec(
-    obs={
-        "state": Leaf((2,)),
-        "front": Leaf((H, W, 3), "uint8", 0, 255),
-        "wrist": Leaf((H, W, 3), "uint8", 0, 255),
-    },
-    act=Leaf((2,), low=-1.0, high=1.0),
-    dt=0.1,
-)
+CAMERA = Leaf((H, W, 3), "uint8", 0, 255)
+OBS = {"state": Leaf((2,)), "front": CAMERA, "wrist": CAMERA}
+SPEC = Spec(OBS, act=Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 LAZY = 0.2  # MB: 43 of these pictures
 
 
@@ -48,18 +41,8 @@ def episode(length: int, seed: int) -> Tensors:
     front, wrist = pictures(length + 1, seed), pictures(length + 1, seed + 5)
     generator = torch.Generator().manual_seed(seed)
     state = torch.rand(length + 1, 2, generator=generator)
-    return {
-        "obs/state": state[:-1],
-        "obs/front": front[:-1],
-        "obs/wrist": wrist[:-1],
-        "next_obs/state": state[-1],
-        "next_obs/front": front[-1],
-        "next_obs/wrist": wrist[-1],
-        "action": torch.rand(length, 2, generator=generator),
-        "reward": torch.zeros(length),
-        "terminated": torch.zeros(length, dtype=torch.bool),
-        "truncated": torch.zeros(length, dtype=torch.bool),
-    }
+    obs = {"state": state, "front": front, "wrist": wrist}
+    return recorded(obs, torch.rand(length, 2, generator=generator))
 
 
 @pytest.fixture(params=["mp4", "png"])

@@ -1,4 +1,5 @@
-"""What scripts/interop.sh promises: the parts of LeRobot and openpi-client that the tests use."""
+"""What scripts/interop.sh promises: the parts of LeRobot and openpi-client that the tests use;
+LeRobot's own loader of environments from the hub, on the file that this project ships."""
 
 import importlib
 import importlib.metadata
@@ -10,18 +11,13 @@ from tests.interop import need
 
 need("lerobot", "openpi_client")
 
-PARTS = [
-    "lerobot.datasets.lerobot_dataset",
-    "lerobot.policies.act.modeling_act",
-    "lerobot.policies.diffusion.modeling_diffusion",
-    "lerobot.policies.smolvla.modeling_smolvla",
-    "lerobot.policies.pi0.modeling_pi0",
-    "lerobot.robots.so_follower",
-    "lerobot.teleoperators",
-    "lerobot.scripts.lerobot_record",
-    "lerobot.scripts.lerobot_rollout",
-    "openpi_client.websocket_client_policy",
-]
+LEROBOT = (
+    "datasets.lerobot_dataset policies.act.modeling_act policies.diffusion.modeling_diffusion "
+    "policies.smolvla.modeling_smolvla policies.pi0.modeling_pi0 robots.so_follower teleoperators "
+    "scripts.lerobot_record scripts.lerobot_rollout"
+)
+PARTS = [f"lerobot.{name}" for name in LEROBOT.split()]
+PARTS.append("openpi_client.websocket_client_policy")
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -34,3 +30,24 @@ def test_versions_are_those_asked_for() -> None:
         if line and not line.startswith("#"):
             name, version = line.split("==")
             assert importlib.metadata.version(name) == version
+
+
+FILE = Path(__file__).parents[2] / "plugins" / "envhub" / "env.py"
+
+
+def test_lerobot_loads_and_steps_it() -> None:
+    from lerobot.envs import utils
+
+    module = utils._load_module_from_path(str(FILE))
+    made = utils._normalize_hub_result(utils._call_make_env(module, 2, False, None))
+    ((tasks,),) = (tuple(made.values()),)
+    env = tasks[0]
+    try:
+        obs, _ = env.reset(seed=0)
+        seen = utils.preprocess_observation(obs)
+        assert set(seen) == {"observation.state", "observation.environment_state"}
+        assert tuple(seen["observation.state"].shape) == (2, 2)
+        env.step(env.action_space.sample())
+        utils.check_env_attributes_and_types(env)
+    finally:
+        env.close()

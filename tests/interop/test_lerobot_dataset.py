@@ -1,9 +1,11 @@
-"""Datasets of LeRobot's own writer and reader and of ours; policies of either are the same."""
+"""Datasets of LeRobot's own writer and of ours, films included, are read by the other's reader;
+policies of either are the same."""
 
 from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.interop import need
 
-need("lerobot")
+need("lerobot", "av")
 
 from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
 
@@ -21,28 +23,31 @@ from embodied.commands.train import train  # noqa: E402
 from embodied.core.build import build  # noqa: E402
 from embodied.core.env import VecEnv  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
-from embodied.core.spec import Leaf  # noqa: E402
+from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.core.tensors import Tensors  # noqa: E402
 from embodied.datasets.collect import play  # noqa: E402
+from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
+from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
+from tests.builders import node, recorded  # noqa: E402
+from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402
 
-EPISODES, FPS, TASK = 30, 10, "pass the wall"
+EPISODES, TASK = 30, "pass the wall"
 NUMBERS = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
-FILM = {"dtype": "video", "shape": (64, 96, 3), "names": ["height", "width", "channels"]}
 FEATURES = {"observation.state": NUMBERS, "action": NUMBERS}
 MAPPING = "obs: {state: observation.state}\naction: {low: [-1, -1], high: [1, 1]}\n"
 STEPS = ("steps=120", "learner.batch_size=64", "policy.width=64", "eval.episodes=20", "video=false")
 
 
 def two_gap() -> VecEnv:
-    return build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 8}, VecEnv)
+    return build(node("envs.toy.two_gap.TwoGap", num_envs=8), VecEnv)
 
 
 @pytest.fixture(scope="module")
 def episodes() -> list[Tensors]:
     env = two_gap()
-    node = {"_target_": "embodied.policies.scripted.two_gap.TwoGapDemonstrator"}
-    return list(islice(play(build(node, Policy, spec=env.spec), env, 0), EPISODES))
+    demonstrator = node("policies.scripted.two_gap.TwoGapDemonstrator")
+    return list(islice(play(build(demonstrator, Policy, spec=env.spec), env, 0), EPISODES))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +56,8 @@ def theirs(episodes: list[Tensors], tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("theirs") / "two_gap"
     dataset = LeRobotDataset.create("me/two_gap", FPS, FEATURES, root=folder, use_videos=False)
     for episode in episodes:
-        for state, action in zip(episode["obs/state"], episode["action"], strict=True):
-            frame = {"observation.state": state.numpy(), "action": action.numpy(), "task": TASK}
+        for seen, done in zip(episode["obs/state"], episode["action"], strict=True):
+            frame = {"observation.state": seen.numpy(), "action": done.numpy(), "task": TASK}
             dataset.add_frame(frame)
         dataset.save_episode()
     dataset.finalize()
@@ -102,61 +107,68 @@ def test_a_policy_without_an_environment_is_too(theirs: Path, ours: Path, tmp_pa
     assert abs(rows[0]["successes"] - rows[1]["successes"]) <= 0.02 * 40
 
 
-def test_their_reader_reads_ours(ours: Path, episodes: list[Tensors]) -> None:
-    dataset = LeRobotDataset("me/two_gap", root=ours, delta_timestamps={"action": [0.0, 0.1]})
-    assert dataset.num_episodes == EPISODES and dataset.fps == FPS
-    row = dataset[0]
-    torch.testing.assert_close(row["observation.state"], episodes[0]["obs/state"][0])
-    torch.testing.assert_close(row["action"], episodes[0]["action"][:2])
+LENGTHS = [12, 25, 8]
 
 
-@pytest.fixture(scope="module")
-def pictures() -> list[torch.Tensor]:
-    """Two short films of smooth pictures, which lossy codecs keep."""
-    ramp = torch.linspace(0, 200, 96).view(1, 1, 96, 1)
-    shift = torch.arange(12).view(12, 1, 1, 1) * 4.0
-    film = (ramp + shift).expand(12, 64, 96, 3).to(torch.uint8)
-    return [film, film.flip(2).contiguous()]
+@pytest.mark.parametrize("codec", ["libsvtav1", "h264", None])
+def test_we_read_what_lerobot_wrote(codec: str | None, tmp_path: Path) -> None:
+    write_with_lerobot(tmp_path / "theirs", LENGTHS, codec)
+    whole = read_episodes(tmp_path / "theirs")
+    lazy = read_episodes(tmp_path / "theirs", memory_mb=0.5)
+    assert whole.length.tolist() == LENGTHS and whole.texts == ("push the block",) * 3
+    assert isinstance(lazy.steps["obs/top"], LazyPictures)
+    tolerance = 0 if codec is None else 30  # of 255, at LeRobot's own quality
+    row = 0
+    for episode, length in enumerate(LENGTHS):
+        for step in range(length):
+            assert torch.equal(whole.steps["action"][row], torch.from_numpy(action(episode, step)))
+            shown = whole.steps["obs/side"][row].int() - torch.from_numpy(
+                picture(episode, step + 7)
+            )
+            assert shown.abs().float().mean() <= tolerance / 10
+            assert shown.abs()[:, : W - 17].max() <= 4 * tolerance
+            assert torch.equal(lazy.steps["obs/side"][row], whole.steps["obs/side"][row])
+            row += 1
+    torch.manual_seed(0)
+    one = Dataset(chunks(whole, 4)).sample(8)
+    torch.manual_seed(0)
+    other = Dataset(chunks(lazy, 4)).sample(8)
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_their_films_are_read(pictures: list[torch.Tensor], tmp_path: Path) -> None:
-    folder = tmp_path / "filmed"
-    features = {**FEATURES, "observation.images.top": FILM}
-    dataset = LeRobotDataset.create("me/filmed", FPS, features, root=folder)
-    for film in pictures:
-        for picture in film:
-            numbers = {key: np.zeros(2, np.float32) for key in FEATURES}
-            dataset.add_frame({**numbers, "observation.images.top": picture.numpy(), "task": TASK})
-        dataset.save_episode()
-    dataset.finalize()
-    read = read_episodes(folder)
-    assert read.spec.obs["top"] == Leaf((64, 96, 3), "uint8", names=read.spec.obs["top"].names)
-    found = read.steps["obs/top"][torch.arange(24)].float()
-    assert (found - torch.cat(pictures).float()).abs().mean() < 4
+def our_dataset(folder: Path, images: Any) -> None:
+    frame = Leaf((H, W, 3), "uint8", 0, 255)
+    spec = Spec(
+        obs={"state": Leaf((3,)), "top": frame, "side": frame},
+        act=Leaf((2,), low=-1.0, high=1.0),
+        dt=1 / FPS,
+        text="push the block",
+    )
+    with EpisodeWriter(folder, spec, "sim", images) as writer:
+        for number, length in enumerate(LENGTHS):
+            tops = np.stack([picture(number, t) for t in range(length + 1)])
+            sides = np.stack([picture(number, t + 7) for t in range(length + 1)])
+            states = np.stack([state(number, t) for t in range(length + 1)])
+            acts = np.stack([action(number, t) / 200 for t in range(length)])
+            seen = {"top": tops, "side": sides, "state": states}
+            obs = {name: torch.from_numpy(value) for name, value in seen.items()}
+            writer.add(recorded(obs, torch.from_numpy(acts)))
 
 
-def test_their_reader_reads_our_films(pictures: list[torch.Tensor], tmp_path: Path) -> None:
-    spec = two_gap().spec.with_obs(top=Leaf((64, 96, 3), "uint8"))
-    folder = tmp_path / "filmed"
-    with EpisodeWriter(folder, spec) as writer:
-        for film in pictures:
-            writer.add(_episode(film))
-    dataset = LeRobotDataset("me/filmed", root=folder, video_backend="pyav")
-    frames = torch.stack([dataset[i]["observation.images.top"] for i in range(24)])
-    wanted = torch.cat(pictures).permute(0, 3, 1, 2) / 255
-    assert (frames - wanted).abs().mean() < 4 / 255
-
-
-def _episode(film: torch.Tensor) -> Tensors:
-    steps = len(film)
-    flags = torch.zeros(steps, dtype=torch.bool)
-    return {
-        "obs/state": torch.zeros(steps, 2),
-        "obs/top": film,
-        "action": torch.zeros(steps, 2),
-        "reward": torch.zeros(steps),
-        "terminated": flags,
-        "truncated": flags,
-        "next_obs/state": torch.zeros(2),
-        "next_obs/top": film[-1],
-    }
+@pytest.mark.parametrize("images", ["mp4", "png"])
+def test_lerobot_reads_what_we_wrote(images: str, tmp_path: Path) -> None:
+    our_dataset(tmp_path / "ours", images)
+    ours = read_episodes(tmp_path / "ours")
+    later = {"action": [0.0, 1 / FPS, 2 / FPS]}
+    theirs = LeRobotDataset("me/ours", root=tmp_path / "ours", delta_timestamps=later)
+    assert len(theirs) == sum(LENGTHS) and theirs.num_episodes == len(LENGTHS)
+    for row in range(len(theirs)):
+        item = theirs[row]
+        assert item["task"] == "push the block"
+        assert torch.allclose(item["observation.state"], ours.steps["obs/state"][row])
+        assert torch.allclose(item["action"][0], ours.steps["action"][row])
+        for name in ("top", "side"):
+            shown = (item[f"observation.images.{name}"] * 255).round().permute(1, 2, 0)
+            assert (shown - ours.steps[f"obs/{name}"][row].float()).abs().max() <= 1
+    last = theirs[sum(LENGTHS) - 1]
+    assert last["action_is_pad"].tolist() == [False, True, True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from embodied.core.build import build
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.driver import LeRobotDriver
+from tests.builders import wait_until
 from tests.fakes.servo_bus import FakeBus
 
 pytest.importorskip("lerobot", reason="LeRobot is not installed here: sh scripts/interop.sh")
@@ -35,10 +35,8 @@ def calibrated(tmp_path: Path) -> Iterator[tuple[FakeBus, Path]]:
     (tmp_path / "arm.json").write_text(json.dumps(rows))
     with FakeBus("feetech", TICKS) as bus:
         for servo in bus.servos.values():
-            servo.table[9:11], servo.table[11:13] = (
-                LOW.to_bytes(2, "little"),
-                HIGH.to_bytes(2, "little"),
-            )
+            servo.table[9:11] = LOW.to_bytes(2, "little")
+            servo.table[11:13] = HIGH.to_bytes(2, "little")
         yield bus, tmp_path
 
 
@@ -65,11 +63,12 @@ def test_lerobots_own_driver_behind_ours(calibrated: tuple[FakeBus, Path]) -> No
         np.testing.assert_allclose(q, (np.array(TICKS[:5]) - middle) * 2 * np.pi / 4095, atol=3e-3)
         assert driver.width == pytest.approx((TICKS[5] - LOW) / (HIGH - LOW) * 0.07, abs=1e-3)
         goal = q + np.radians(10)
-        deadline = time.monotonic() + 30
-        while np.abs(driver.read().q - goal).max() > np.radians(0.5) or driver.width < 0.05:
-            assert time.monotonic() < deadline, np.degrees(driver.read().q - goal)
+
+        def there() -> bool:
             driver.write(goal, 0.06)
-            time.sleep(0.02)
+            return np.abs(driver.read().q - goal).max() < np.radians(0.5) and driver.width > 0.05
+
+        wait_until(there, "the goal", 30.0, 0.02)
         np.testing.assert_allclose(
             [bus.servos[i].at for i in range(1, 6)],
             np.array(TICKS[:5]) + 10 / 360 * 4095, atol=8,
@@ -131,10 +130,7 @@ def test_an_arm_that_is_gone_is_a_fault(calibrated: tuple[FakeBus, Path]) -> Non
     driver.connect()
     bus.unplug()
     with pytest.raises(DriverError, match="so101_follower"):
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            driver.read()
-            time.sleep(0.02)
+        wait_until(lambda: not driver.read(), "a fault", 30.0, 0.02)
     driver.close()
 
 
@@ -147,11 +143,12 @@ def test_a_robot_without_hardware(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
         with build(about, LeRobotDriver) as driver:
-            deadline = time.monotonic() + 30
-            while abs(driver.read().q[0] - 0.5) > 0.01:
-                assert time.monotonic() < deadline
+
+            def there() -> bool:
                 driver.write(np.array([0.5]), 0.0)
-                time.sleep(0.02)
+                return abs(driver.read().q[0] - 0.5) < 0.01
+
+            wait_until(there, "the goal", 30.0, 0.02)
 
 
 BENCH_ARM = """

@@ -26,21 +26,11 @@ from embodied.core.tensors import Tensors  # noqa: E402
 from embodied.policies.steering.dsrl import Dsrl  # noqa: E402
 from embodied.serve.server import Server  # noqa: E402
 from scripts.serve_lerobot import LeRobotService, load  # noqa: E402
-from tests.interop.tiny_vlas import (  # noqa: E402
-    CAMERAS,
-    STATE,
-    TASK,
-    small_pi,
-    write_pi,
-    write_smolvla,
-)
+from tests.interop.tiny_vlas import CAMERAS, STATE, TASK, small_pi, write_pi, write_smolvla  # noqa: E402
 
 KINDS = ["smolvla", "pi0", "pi05"]
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
-MAPPING = {
-    "obs": {"state": STATE, **CAMERAS},
-    "action": {"low": [-3.0] * 4, "high": [3.0] * 4},
-}
+MAPPING = {"obs": {"state": STATE, **CAMERAS}, "action": {"low": [-3.0] * 4, "high": [3.0] * 4}}
 PICTURE = Leaf((64, 64, 3), dtype="uint8", low=0.0, high=255.0)
 SPEC = Spec(  # of env=fr3_lift_pixels, without what only critics see
     {"state": Leaf((21,)), "front": PICTURE, "wrist": PICTURE},

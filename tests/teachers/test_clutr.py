@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.core.build import build
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.clutr import Clutr, LatentGaussian
 from embodied.teachers.levels.level_autoencoder import (

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from embodied.core.build import ConfigError, build
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, LevelBuffer, Plr
 from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper

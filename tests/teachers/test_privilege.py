@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.remembered import pack, unpack
 from embodied.core.spec import Leaf, Spec
-from embodied.core.state_codec import pack, unpack
 from embodied.teachers.assistance.privilege import Privilege
 from embodied.teachers.teacher import Curriculum, Outcome
 

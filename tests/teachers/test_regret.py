@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
+from embodied.core.remembered import pack, unpack
 from embodied.core.spec import Leaf, Spec
-from embodied.core.state_codec import pack, unpack
 from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.level_generator import (
     Grammar,

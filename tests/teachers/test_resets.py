@@ -15,7 +15,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotSavable
 from embodied.core.policy import Policy
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3

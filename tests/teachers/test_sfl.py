@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError, build
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.sfl import Sfl
 from embodied.teachers.teacher import Curriculum, Outcome

@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.core.state_codec import pack, unpack
+from embodied.core.remembered import pack, unpack
 from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
 from embodied.teachers.resets.state_library import Trajectories, record_trajectories
 from embodied.teachers.resets.trajectory import (

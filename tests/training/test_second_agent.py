@@ -10,9 +10,9 @@ import torch
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
+from embodied.core.device import seed_everything
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.seeding import seed_everything
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log

@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from embodied.core.build import build
+from embodied.core.device import seed_everything
 from embodied.core.env import VecEnv
-from embodied.core.seeding import seed_everything
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.value_query import SEED, TaskValueEstimator, task_value_estimator

@@ -60,8 +60,8 @@ def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
 
     from embodied.core.atomic_write import write_json
     from embodied.core.build import build
+    from embodied.core.device import seed_everything
     from embodied.core.reward import Reward
-    from embodied.core.seeding import seed_everything
     from embodied.core.spec import require_same
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.datasets.transitions import joined

@@ -23,9 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from embodied.core.bounds import Bound, NonNegative, Number
-from embodied.datasets.editing.pictures import check_pictures
-from embodied.datasets.editing.source import Source
-from embodied.datasets.lerobot.schema import Column, DatasetError, columns_of_info, spec_of_info
+from embodied.datasets.editing.write import Source
+from embodied.datasets.lerobot.schema import (
+    DAMAGE,
+    Column,
+    DatasetError,
+    columns_of_info,
+    spec_of_info,
+)
+from embodied.datasets.lerobot.video import FILMS, decode_image
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,17 @@ def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
         if source.data_file(episode) != file:
             file = source.data_file(episode)
             table = _table(source, file)
-        if isinstance(table, DatasetError):
-            yield Finding(episode, None, _short(table))
-            continue
         try:
+            if isinstance(table, DatasetError):
+                raise table
             rows = source.rows(episode, table)
         except DatasetError as error:
             yield Finding(episode, None, _short(error))
             continue
-        values = {c.key: _numbers(c, rows[c.name]) for c in columns if not c.stored}
+        values: dict[str, np.ndarray] = {}  # [T, size] in double precision
+        for c in (c for c in columns if not c.stored):
+            numbers = c.to_tensor(rows[c.name]).double()
+            values[c.key] = numbers.reshape(len(numbers), -1).numpy()
         yield from _check_numbers(episode, columns, values, limits)
         yield from _check_time(episode, source, rows, config.gap)
         yield from _check_joints(episode, source, columns, values, config.still)
@@ -75,11 +83,6 @@ def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
             for camera in (c for c in columns if c.stored):
                 found = check_pictures(source, episode, camera, rows, moves, config)
                 yield from (Finding(episode, frame, what) for frame, what in found)
-
-
-def bad_episodes(source: Source, config: CheckConfig) -> list[int]:
-    """The episodes in which `check` finds something."""
-    return sorted({finding.episode for finding in check(source, config)})
 
 
 def _table(source: Source, file: Path) -> pa.Table | DatasetError:
@@ -108,11 +111,6 @@ def _limits(source: Source, config: CheckConfig) -> tuple[np.ndarray, np.ndarray
     if act.low is None or act.high is None:
         return None
     return np.asarray(act.low).reshape(-1), np.asarray(act.high).reshape(-1)
-
-
-def _numbers(column: Column, values: pa.ChunkedArray) -> np.ndarray:
-    """[T, size] in double precision."""
-    return column.to_tensor(values).double().reshape(len(values), -1).numpy()
 
 
 def _name(column: Column, element: Any) -> str:
@@ -185,3 +183,60 @@ def _moving(values: dict[str, np.ndarray]) -> np.ndarray:
     span = np.ptp(rows, 0)
     change = np.abs(np.diff(rows, axis=0, prepend=rows[:1])) > 1e-3 * np.maximum(span, 1e-9)
     return (change & (span > 0)).any(1)
+
+
+SAME_MEAN, SAME_MOST = 0.3, 12  # of 255: what encoding makes of two equal pictures
+
+
+def check_pictures(
+    source: Source,
+    episode: int,
+    camera: Column,
+    rows: pa.Table,
+    moves: np.ndarray,
+    limits: CheckConfig,
+) -> Iterator[tuple[int | None, str]]:
+    """(step, what is wrong); one finding of each kind at most. `moves` [T]: the robot moves."""
+    length, fps = len(moves), float(source.info["fps"])
+    dark = frozen = None
+    before: np.ndarray | None = None
+    same = 0  # steps since the picture changed
+    moved = False  # whether the robot moved meanwhile
+    try:
+        for step, picture in enumerate(_pictures(source, episode, camera, rows)):
+            if picture.shape != camera.shape:
+                yield step, f"{camera.name} is {list(picture.shape)}, not {list(camera.shape)}"
+                return
+            if dark is None and picture[::4, ::4].mean() < limits.dark:
+                dark = step
+            alike = False
+            if before is not None:
+                change = np.abs(before[::2, ::2].astype(np.int16) - picture[::2, ::2])
+                alike = bool(change.max() <= SAME_MOST and change.mean() <= SAME_MEAN)
+            same, moved = (same + 1, moved or bool(moves[step])) if alike else (0, False)
+            if frozen is None and moved and same >= limits.still * fps:
+                frozen = step - same
+            before = picture
+    except (DatasetError, *DAMAGE, RuntimeError) as error:
+        words = str(error)
+        damage = words.partition(" is damaged (")[2].partition(");")[0]
+        yield None, f"{camera.name}: {damage or words}"
+    if dark is not None:
+        yield dark, f"{camera.name} is dark"
+    if frozen is not None and length:
+        yield frozen, f"{camera.name} is frozen while the robot moves"
+
+
+def _pictures(source: Source, episode: int, camera: Column, rows: pa.Table) -> Iterator[np.ndarray]:
+    if camera.stored == "image":
+        for value in rows[camera.name]:
+            yield decode_image(value["bytes"].as_py()).numpy()
+        return
+    file, fps = source.film(camera.name, episode), float(source.info["fps"])
+    if not file.exists():
+        raise DatasetError(f"{file.parent.name}/{file.name} is missing")
+    begin = source.span(camera.name, episode)[0]
+    reader = FILMS.take(file, fps)
+    for step in range(rows.num_rows):
+        yield reader.picture(begin + step / fps)
+    FILMS.give(reader)

@@ -4,20 +4,76 @@
 # (pyarrow has no types)
 from __future__ import annotations
 
+import fcntl
+import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from embodied.core.atomic_write import sync
 from embodied.datasets.editing.check import CheckConfig, Finding, check
-from embodied.datasets.editing.folder import new_folder, scratch_of
-from embodied.datasets.editing.source import Source, differences, open_source
-from embodied.datasets.editing.write import Chosen, Copied, write_dataset
+from embodied.datasets.editing.write import (
+    Chosen,
+    Copied,
+    Source,
+    differences,
+    open_source,
+    write_dataset,
+)
 from embodied.datasets.lerobot.schema import OURS, DatasetError
+
+
+@contextmanager
+def new_folder(out: Path | str) -> Iterator[Path]:
+    """Yields a partial folder beside `out`, which is renamed to `out` at the end of the block.
+
+    After an error nothing is left. A killed process leaves `.NAME.partial`, which the next attempt
+    clears away. DatasetError where `out` exists, or where another process is writing it.
+    """
+    out = Path(out)
+    if out.exists():
+        raise DatasetError(f"{out} exists; edits go to a new folder: out=ANOTHER")
+    partial = out.with_name(f".{out.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    handle = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise DatasetError(f"{out} is being written by another process; wait for it") from error
+    try:
+        for one in partial.iterdir():
+            if one.is_dir():
+                shutil.rmtree(one)
+            else:
+                one.unlink()
+        yield partial
+        partial.rename(out)
+        sync(out.parent)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DatasetError(f"could not write {out}: {reason}; nothing was changed") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(handle)
+
+
+@contextmanager
+def scratch_of(partial: Path) -> Iterator[Path]:
+    """A folder for copies that are needed while `partial` is made."""
+    scratch = partial / ".scratch"
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch)
+
 
 Choose = Callable[[Source], list[int]]
 
@@ -27,8 +83,16 @@ def merge(paths: Sequence[Path | str], out: Path | str) -> Copied:
     with new_folder(out) as partial:
         with scratch_of(partial) as scratch:
             sources = [open_source(path, scratch) for path in paths]
-            for other in sources[1:]:
-                _require_alike(sources[0], other)
+            here = sources[0]
+            for there in sources[1:]:
+                found = differences(here.info, there.info)
+                if (OURS in here.info) != (OURS in there.info):
+                    found.append("one was recorded by LeRobot, the other by embodied")
+                elif OURS in here.info and here.info[OURS] != there.info[OURS]:
+                    found.append("their Specs differ (bounds, names or period)")
+                if found:
+                    line = f"{here.path} and {there.path} cannot be merged"
+                    raise DatasetError(f"{line}: {'; '.join(found)}")
             result = write_dataset(partial, [Chosen(s, list(range(len(s)))) for s in sources])
         return result
 
@@ -119,13 +183,3 @@ def failed(source: Source) -> list[int]:
     if name not in source.info["features"]:
         raise DatasetError(f"{source.path} does not record success (it has no {name})")
     return [e for e in range(len(source)) if not np.any(source.rows(e)[name].to_pylist())]
-
-
-def _require_alike(here: Source, there: Source) -> None:
-    found = differences(here.info, there.info)
-    if (OURS in here.info) != (OURS in there.info):
-        found.append("one was recorded by LeRobot, the other by embodied")
-    elif OURS in here.info and here.info[OURS] != there.info[OURS]:
-        found.append("their Specs differ (bounds, names or period)")
-    if found:
-        raise DatasetError(f"{here.path} and {there.path} cannot be merged: {'; '.join(found)}")

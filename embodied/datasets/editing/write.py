@@ -12,20 +12,209 @@ from __future__ import annotations
 import copy
 import io
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably
-from embodied.datasets.editing.films import cut_film
-from embodied.datasets.editing.source import Source
-from embodied.datasets.lerobot.consolidate import summarise
-from embodied.datasets.lerobot.schema import DATA, INDEX, VIDEO, DatasetError, tasks_table
+from embodied.datasets.lerobot.schema import (
+    DAMAGE,
+    DATA,
+    INDEX,
+    VIDEO,
+    DatasetError,
+    damaged,
+    file_number,
+    list_pending,
+    place_in_file,
+    place_in_film,
+    read_index,
+    read_info,
+    tasks_table,
+)
+from embodied.datasets.lerobot.video import open_film, open_sink
+from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
+
+KINDS = ("chunk", "file")
+
+
+@dataclass
+class Source:
+    """`path`: the folder that was named; `folder`: where it is read, with no pending episodes."""
+
+    path: Path
+    folder: Path
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        return read_info(self.folder)
+
+    @cached_property
+    def index(self) -> pa.Table:
+        """One line an episode, in order; DatasetError where there is none."""
+        index = read_index(self.folder)
+        if index is None or not index.num_rows:
+            raise DatasetError(f"{self.path} holds no finished episode")
+        return index
+
+    @property
+    def cameras(self) -> list[str]:
+        """The features that are kept as films."""
+        return [n for n, feature in self.info["features"].items() if feature["dtype"] == "video"]
+
+    def __len__(self) -> int:
+        return self.index.num_rows
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the index, [E]; DatasetError where it is missing."""
+        if name not in self.index.column_names:
+            raise damaged(self.folder / "meta" / "episodes", f"it has no column {name}")
+        return self.index[name].to_numpy()
+
+    def place(self, what: str, episode: int) -> dict[str, int]:
+        """The chunk and file of `what` ("data", "videos/NAME") that hold an episode."""
+        return {f"{k}_index": int(self.column(f"{what}/{k}_index")[episode]) for k in KINDS}
+
+    def data_file(self, episode: int) -> Path:
+        return self.folder / DATA.format(**self.place("data", episode))
+
+    def film(self, camera: str, episode: int) -> Path:
+        place = self.place(f"videos/{camera}", episode)
+        return self.folder / VIDEO.format(video_key=camera, **place)
+
+    def span(self, camera: str, episode: int) -> tuple[float, float]:
+        """Where in its film an episode begins and ends (s)."""
+        at = f"videos/{camera}"
+        begin = float(self.column(f"{at}/from_timestamp")[episode])
+        return begin, begin + int(self.column("length")[episode]) / self.info["fps"]
+
+    def texts(self) -> list[list[str]]:
+        """The tasks of every episode in words."""
+        return [list(texts or [""]) for texts in self.index["tasks"].to_pylist()]
+
+    def number_to_text(self) -> dict[int, str]:
+        """meta/tasks.parquet: the sentence of every task_index."""
+        file = self.folder / "meta" / "tasks.parquet"
+        try:
+            table = pq.read_table(file)
+            names = [n for n in table.column_names if n != "task_index"]
+            words = table[names[0]].to_pylist()
+            return dict(zip(table["task_index"].to_pylist(), words, strict=True))
+        except (*DAMAGE, IndexError) as error:
+            raise damaged(file, error) from error
+
+    def table(self, file: Path) -> pa.Table:
+        """All rows of a data file, all its columns."""
+        try:
+            return pq.ParquetFile(file).read()
+        except DAMAGE as error:
+            raise damaged(file, error) from error
+
+    def rows(self, episode: int, table: pa.Table | None = None) -> pa.Table:
+        """The steps of one episode, in order (`table`: its data file, if that is read already)."""
+        file = self.data_file(episode)
+        every = self.table(file) if table is None else table
+        number = int(self.column("episode_index")[episode])
+        same = pc.equal(every["episode_index"], number)  # pyright: ignore
+        rows = every.filter(same)
+        length = int(self.column("length")[episode])
+        if rows.num_rows != length:
+            reason = f"it has {rows.num_rows} steps of episode {number}, not {length}"
+            raise damaged(file, reason)
+        return rows
+
+
+def open_source(path: Path | str, scratch: Path) -> Source:
+    """The dataset at `path`. One with pending episodes of a killed recording is copied to
+    `scratch` and finished there: what is at `path` is not touched."""
+    path = Path(path)
+    info = read_info(path)
+    index = read_index(path)
+    if not list_pending(path, 0 if index is None else index.num_rows):
+        return Source(path, path)
+    copy = scratch / f"finished-{len(list(scratch.glob('finished-*')))}"
+    shutil.copytree(path, copy)
+    consolidate(copy)
+    assert info["fps"] == read_info(copy)["fps"]
+    return Source(path, copy)
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """What keeps two datasets (their info.json) from being one, in words."""
+    found = [f"fps {here['fps']} | {there['fps']}"] if here["fps"] != there["fps"] else []
+    ours, theirs = here["features"], there["features"]
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name not in ours or name not in theirs:
+            found.append(f"{name} is in one of them only")
+            continue
+        for what in ("dtype", "shape", "names"):
+            one, other = ours[name].get(what), theirs[name].get(what)
+            if one != other:
+                found.append(f"{name} {what} {one} | {other}")
+    return found
+
+
+Span = tuple[float, float]
+
+
+def cut_film(file: Path, spans: Sequence[Span], fps: float) -> bytes | None:
+    """An MP4 file of the pictures in `spans` (begin and end in s, ascending), one span after the
+    other. None where a span does not begin with a key frame, or is not all of its groups of
+    pictures: such a film cannot be cut without encoding it again."""
+    try:
+        with open_film(file) as film:
+            packets = _packets(film, spans, 0.5 / fps)
+            return None if packets is None else _joined(film, packets, fps)
+    except (*DAMAGE, RuntimeError) as error:
+        raise damaged(file, error) from error
+
+
+def _packets(film: Any, spans: Sequence[Span], half: float) -> list[list[Any]] | None:
+    """The packets of each span, in the order of decoding."""
+    stream = film.streams.video[0]
+    found: list[list[Any]] = [[] for _ in spans]
+    last = None  # the span of the packet before
+    for packet in film.demux(stream):
+        if packet.pts is None:
+            continue
+        time = float(packet.pts * stream.time_base)
+        here = next((i for i, (a, b) in enumerate(spans) if a - half <= time < b - half), None)
+        if here != last and here is not None and not packet.is_keyframe:
+            return None
+        if here is None and last is not None and not packet.is_keyframe:
+            return None  # the last group of pictures reaches beyond the span
+        if here is not None:
+            found[here].append(packet)
+        last = here
+    return found
+
+
+def _joined(film: Any, groups: Sequence[Sequence[Any]], fps: float) -> bytes:
+    stream = film.streams.video[0]
+    tick = round(Fraction(1) / (Fraction(fps).limit_denominator(1000) * stream.time_base))
+    sink = io.BytesIO()
+    with open_sink(sink) as made:
+        # opaque: packets are copied, so no encoder of this codec is needed (AV1 often has none)
+        target = made.add_stream_from_template(stream, opaque=True)
+        at = 0
+        for packets in groups:
+            shift = at - min(packet.pts for packet in packets)
+            for packet in packets:
+                packet.pts += shift
+                packet.dts += shift
+                packet.stream = target
+                made.mux(packet)
+            at += tick * len(packets)
+    return sink.getvalue()
+
 
 PLACES = ("data/", "videos/", "meta/episodes/")  # columns of the index that are new in a copy
 FRAMES = ("dataset_from_index", "dataset_to_index", "episode_index")
@@ -91,7 +280,7 @@ def _copy_data(
     def flush() -> None:
         nonlocal file, size
         if waiting:
-            _write_data(folder, info, file, waiting)
+            write_row_groups(folder / file_number(DATA, file, info), waiting)
             waiting.clear()
             file, size = file + 1, 0
 
@@ -99,18 +288,16 @@ def _copy_data(
         for rows in _episodes(one, texts):
             if size + rows.nbytes > info["data_files_size_in_mb"] * 1e6:
                 flush()
-            chunk, number = divmod(file, info["chunks_size"])
-            line = {"episode_index": len(lines), "data/chunk_index": chunk}
-            line |= {"data/file_index": number, "dataset_from_index": frame}
+            line = {"episode_index": len(lines), **place_in_file("data", file, info)}
+            line |= {"dataset_from_index": frame}
             rows = _replaced(rows, "episode_index", np.full(rows.num_rows, len(lines)))
             rows = _replaced(rows, "index", np.arange(frame, frame + rows.num_rows))
             frame, size = frame + rows.num_rows, size + rows.nbytes
             lines.append(line | {"dataset_to_index": frame})
             waiting.append(rows)
     flush()
-    sink = io.BytesIO()
-    pq.write_table(tasks_table(list(texts)), sink)
-    write_durably(folder / "meta" / "tasks.parquet", lambda out: out.write(sink.getvalue()))
+    tasks = folder / "meta" / "tasks.parquet"
+    write_durably(tasks, lambda sink: pq.write_table(tasks_table(list(texts)), sink))
     return lines
 
 
@@ -135,19 +322,6 @@ def _replaced(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:
     return rows.set_column(at, column, pa.array(values, column.type))
 
 
-def _write_data(folder: Path, info: dict[str, Any], file: int, all_: Sequence[pa.Table]) -> None:
-    chunk, number = divmod(file, info["chunks_size"])
-    schema = all_[0].schema
-    names = schema.names
-
-    def write(sink: Any) -> None:
-        with pq.ParquetWriter(sink, schema) as writer:
-            for table in all_:  # one row group an episode
-                writer.write_table(table.select(names).cast(schema))
-
-    write_durably(folder / DATA.format(chunk_index=chunk, file_index=number), write)
-
-
 def _copy_films(
     folder: Path, info: dict[str, Any], chosen: Sequence[Chosen], camera: str, made: Copied
 ) -> list[dict[str, Any]]:
@@ -165,19 +339,15 @@ def _copy_films(
             kept = [episode for episode in here if episode in wanted]
             if not kept:
                 continue
-            chunk, rest = divmod(number, info["chunks_size"])
-            name = VIDEO.format(video_key=camera, chunk_index=chunk, file_index=rest)
+            name = file_number(VIDEO, number, info, camera)
             begins = _copy_film(source, camera, file, kept, len(kept) == len(here), folder / name)
             if begins is None:
                 made.uncut.append(file)
                 begins = [source.span(camera, episode)[0] for episode in kept]
                 shutil.copyfile(file, folder / name)
             for episode, begin in zip(kept, begins, strict=True):
-                length = int(source.column("length")[episode]) / info["fps"]
-                at = f"videos/{camera}"
-                found[episode] = {f"{at}/chunk_index": chunk, f"{at}/file_index": rest}
-                found[episode] |= {f"{at}/from_timestamp": begin}
-                found[episode] |= {f"{at}/to_timestamp": begin + length}
+                end = begin + int(source.column("length")[episode]) / info["fps"]
+                found[episode] = place_in_film(camera, number, info, begin, end)
             number += 1
         places += [found[episode] for episode in one.episodes]
     return places

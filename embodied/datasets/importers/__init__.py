@@ -1,24 +1,134 @@
 """Importers: other projects' demonstration files become our datasets (LeRobot v3 layout).
 
-A format is one module here with `read(path, dt) -> (Spec, episodes)`.
+A format is one module here with `read(path, dt) -> (Spec, episodes)`; what those of HDF5 share
+stands here too: opening, flattening groups, types, and the range of actions.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from embodied.core.build import nearest
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.build import ConfigError, nearest
+from embodied.core.spec import Leaf
+from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
+from embodied.datasets.lerobot.video import decode_image
+
+CONTROL_PERIOD = 0.05  # s, where a file does not say
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One episode as `EpisodeWriter.add` takes it, its task in words, and notes."""
+
+    rows: Tensors
+    text: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """An HDF5 file for reading; DatasetError where it is cut off or lacks what is looked up."""
+    try:
+        import h5py
+    except ModuleNotFoundError as error:
+        raise ConfigError('HDF5 files need h5py: pip install "embodied-rl[data]"') from error
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DatasetError(
+            f"{path} is not a complete HDF5 file ({reason}); copy or download it again"
+        ) from error
+    except KeyError as error:
+        raise DatasetError(f"{path} lacks something: {str(error).strip(chr(34))}") from error
+
+
+def with_scaled_actions(
+    path: Path, names: list[str], text: str, note: str, root: str, rows_of: Callable[[Any], Tensors]
+) -> Iterator[Recorded]:
+    """The episodes `names` of the group `root`, their `actions` divided by what is `widest`."""
+    with opened(path) as file:
+        group = file[root]
+        scale = widest(group[name]["actions"][()] for name in names)
+        notes = {"action_scale": scale.tolist()} if (scale > 1).any() else {}
+        for name in names:
+            rows = rows_of(group[name])
+            rows["action"] = rows["action"].float() / scale
+            yield Recorded(rows, text, {note: name, **notes})
+
+
+def numbered(group: Any, prefix: str) -> list[str]:
+    """The names `prefix_0`, `prefix_1`, ... in a group, in the order of their numbers."""
+    names = [name for name in group if re.fullmatch(rf"{prefix}_\d+", name)]
+    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
+
+
+def flattened(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The arrays of nested groups by path, joined with `_`; a single array is called `state`."""
+    if isinstance(node, tuple):
+        node = {str(place): item for place, item in enumerate(node)}
+    if not hasattr(node, "keys"):
+        return {prefix or "state": node}
+    arrays: dict[str, Any] = {}
+    for name in node:
+        arrays |= flattened(node[name], f"{prefix}_{name.strip('_')}" if prefix else name)
+    return arrays
+
+
+def tensor(values: Any) -> Tensor:
+    """An array as a tensor: 64-bit floats become 32-bit, 16-bit depth becomes int32, JPEG and PNG
+    bytes become pictures."""
+    array = np.asarray(values[()] if hasattr(values, "shape") else values)
+    if array.dtype == object:
+        return torch.stack([decode_image(np.asarray(item).tobytes()) for item in array])
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    elif array.dtype in (np.uint16, np.int16, np.uint32):
+        array = array.astype(np.int32 if array.dtype != np.uint32 else np.int64)
+    return torch.from_numpy(np.array(array))
+
+
+def leaves(observations: Tensors) -> dict[str, Leaf]:
+    """What [T, ...] observations look like in a Spec."""
+    dtype = {name: str(value.dtype).removeprefix("torch.") for name, value in observations.items()}
+    return {n: Leaf(tuple(value.shape[1:]), dtype[n]) for n, value in observations.items()}
+
+
+def split(observations: Tensors) -> Tensors:
+    """T + 1 observations as those acted on, `obs/*` [T, ...], and the final ones, `next_obs/*`."""
+    before = {f"obs/{name}": value[:-1] for name, value in observations.items()}
+    return before | {f"next_obs/{name}": value[-1] for name, value in observations.items()}
+
+
+def last_flags(steps: int, terminated: bool) -> Tensors:
+    """`terminated` and `truncated` [T] of an episode that ends one way or the other."""
+    last = torch.arange(steps) == steps - 1
+    return {"terminated": last & terminated, "truncated": last & (not terminated)}
+
+
+def widest(actions: Iterator[Any]) -> Tensor:
+    """Per element, what to divide by so that all actions are in [-1, 1]: 1 where they are."""
+    largest = [np.abs(np.asarray(one)).max(0) for one in actions]
+    return torch.from_numpy(np.maximum(np.max(largest, 0), 1.0).astype(np.float32))
 
 
 def formats() -> list[str]:
-    """The names `convert` takes: the modules of this package that read something."""
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
-    return sorted(name for name in names if name != "hdf5")
+    """The names `convert` takes: the modules of this package."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def convert(

@@ -19,7 +19,7 @@ import torch
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.importers.hdf5 import (
+from embodied.datasets.importers import (
     CONTROL_PERIOD,
     Recorded,
     flattened,
@@ -29,7 +29,7 @@ from embodied.datasets.importers.hdf5 import (
     opened,
     split,
     tensor,
-    widest,
+    with_scaled_actions,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
@@ -53,7 +53,8 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
     settings = about.get("env_kwargs", {})
     rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
     text = str(about.get("env_id", ""))
-    return Spec(obs, act, dt or 1.0 / rate, text=text), _trajectories(path, names, text)
+    episodes = with_scaled_actions(path, names, text, "trajectory", "/", _rows)
+    return Spec(obs, act, dt or 1.0 / rate, text=text), episodes
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -73,20 +74,14 @@ def _observations(trajectory: Any) -> Tensors:
     return {n: a.float() if a.dtype == torch.bool else a for n, a in seen.items()}
 
 
-def _trajectories(path: Path, names: list[str], text: str) -> Iterator[Recorded]:
-    with opened(path) as file:
-        scale = widest(file[name]["actions"][()] for name in names)
-        notes = {"action_scale": scale.tolist()} if (scale > 1).any() else {}
-        for name in names:
-            one = file[name]
-            rows = split(_observations(one))
-            rows["action"] = tensor(one["actions"]).float() / scale
-            steps = len(rows["action"])
-            if "success" in one:
-                rows["success"] = tensor(one["success"]).bool()
-            if "rewards" in one:
-                rows["reward"] = tensor(one["rewards"]).float()
-            else:
-                rows["reward"] = rows.get("success", torch.zeros(steps)).float()
-            rows |= last_flags(steps, bool(one["terminated"][-1]))
-            yield Recorded(rows, text, {"trajectory": name, **notes})
+def _rows(trajectory: Any) -> Tensors:
+    rows = split(_observations(trajectory))
+    rows["action"] = tensor(trajectory["actions"])
+    steps = len(rows["action"])
+    if "success" in trajectory:
+        rows["success"] = tensor(trajectory["success"]).bool()
+    if "rewards" in trajectory:
+        rows["reward"] = tensor(trajectory["rewards"]).float()
+    else:
+        rows["reward"] = rows.get("success", torch.zeros(steps)).float()
+    return rows | last_flags(steps, bool(trajectory["terminated"][-1]))

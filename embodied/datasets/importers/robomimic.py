@@ -18,7 +18,7 @@ from typing import Any
 
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.importers.hdf5 import (
+from embodied.datasets.importers import (
     CONTROL_PERIOD,
     Recorded,
     flattened,
@@ -27,7 +27,7 @@ from embodied.datasets.importers.hdf5 import (
     numbered,
     opened,
     tensor,
-    widest,
+    with_scaled_actions,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
@@ -51,18 +51,13 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
         obs = leaves({name: tensor(value[:1]) for name, value in flattened(first["obs"]).items()})
         act = Leaf((first["actions"].shape[1],), low=-1.0, high=1.0)
         text = str(about.get("env_name", ""))
-    return Spec(obs, act, period, text=text), _demos(path, demos, settings, text)
 
+    def rows(demo: Any) -> Tensors:
+        return _rows(demo, bool(settings.get("reward_shaping")))
 
-def _demos(path: Path, demos: list[str], settings: dict[str, Any], text: str) -> Iterator[Recorded]:
-    with opened(path) as file:
-        data = file["data"]
-        scale = widest(data[demo]["actions"][()] for demo in demos)
-        notes = {"action_scale": scale.tolist()} if (scale > 1).any() else {}
-        for demo in demos:
-            rows = _rows(data[demo], bool(settings.get("reward_shaping")))
-            rows["action"] = rows["action"].float() / scale
-            yield Recorded(rows, text, {"demo": demo, **notes})
+    return Spec(obs, act, period, text=text), with_scaled_actions(
+        path, demos, text, "demo", "data", rows
+    )
 
 
 def _rows(demo: Any, shaped: bool) -> Tensors:

@@ -1,16 +1,26 @@
-"""Pictures on disk: H.264 films of whole episodes, and single PNG images.
+"""Pictures on disk: H.264 films of whole episodes, single PNG images, random access to films.
 
-Films have a key frame every second frame and no frames that look ahead, so that any moment can be
-read quickly and films of the same camera can be joined without encoding them again.
+Our films have a key frame every second picture and none that looks ahead, so that films of the same
+camera can be joined without encoding them again, and any moment is read quickly.
+A decoder goes on from where it stands if the next moment lies in the same group of pictures, and
+seeks otherwise. A film of LeRobot's or of ours has a key frame every second picture, so at most two
+pictures are decoded for one. A film with rare key frames costs as many as lie in between.
 """
 
 # pyright: basic
-# (pyarrow and PyAV have no types)
+# (PyAV has no types)
 from __future__ import annotations
 
+import bisect
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +29,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.datasets.lerobot.schema import DAMAGE, damaged
 
 
 def rate(fps: float) -> Fraction:
@@ -117,3 +128,130 @@ def _imageio() -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError('images need imageio: pip install "embodied-rl[media]"') from error
     return imageio.v3
+
+
+OPEN = 32  # films that are held open at a time
+PART = 16  # pictures of one film that are worth a decoder of their own
+
+
+class FilmReader:
+    """One open film. Not for two threads at a time."""
+
+    def __init__(self, file: Path, fps: float) -> None:
+        self.file, self.half = file, 0.5 / fps
+        self.film = open_film(file)
+        self.stream = self.film.streams.video[0]
+        self.stream.codec_context.thread_count = 1  # more of them only decode ahead
+        self.frames: Iterator[Any] = iter(())
+        self.frame: Any = None  # the newest that was decoded
+        entries = getattr(self.stream, "index_entries", None)
+        self.keys = [e.timestamp for e in entries if e.is_keyframe] if entries else None
+
+    def close(self) -> None:
+        self.film.close()
+
+    def picture(self, time: float) -> np.ndarray:
+        """The picture [H, W, 3] uint8 that is shown `time` s after the film's beginning.
+
+        DatasetError where the film is damaged, or has none within half a period of it.
+        """
+        try:
+            if self.frame is None or not self._ahead(time):
+                at = int((time + 0.5 * self.half) / self.stream.time_base)
+                self.film.seek(at, stream=self.stream, backward=True)
+                self.frames, self.frame = self.film.decode(self.stream), None
+            while self.frame is None or self.frame.time < time - self.half:
+                self.frame = next(self.frames, None)
+                if self.frame is None:
+                    raise ValueError(f"it has no picture at {time:.3f} s, it ends before")
+            if self.frame.time > time + self.half:
+                raise ValueError(f"it has no picture at {time:.3f} s")
+            return self.frame.to_ndarray(format="rgb24")
+        except (*DAMAGE, RuntimeError) as error:
+            self.frame = None
+            raise damaged(self.file, error) from error
+
+    def _ahead(self, time: float) -> bool:
+        """Whether decoding on is at most as long a way to `time` as a seek."""
+        if time < self.frame.time - self.half:
+            return False
+        if self.keys is None:
+            return time <= self.frame.time + 5 * self.half
+        return self._group(time) <= self._group(self.frame.time) + 1
+
+    def _group(self, time: float) -> int:
+        assert self.keys is not None
+        return bisect.bisect_right(self.keys, (time + self.half) / self.stream.time_base)
+
+
+class FilmPool:
+    """Open films, for several threads: a film is used by one thread at a time, or opened twice."""
+
+    def __init__(self, most: int = OPEN) -> None:
+        self.most = most
+        self.lock = threading.Lock()
+        self.free: OrderedDict[int, FilmReader] = OrderedDict()
+
+    def take(self, file: Path, fps: float) -> FilmReader:
+        with self.lock:
+            for key, reader in self.free.items():
+                if reader.file == file:
+                    return self.free.pop(key)
+        try:
+            return FilmReader(file, fps)
+        except (*DAMAGE, RuntimeError, IndexError) as error:
+            raise damaged(file, error) from error
+
+    def give(self, reader: FilmReader) -> None:
+        """Keep the film open for the next one who asks; the one unused for longest is closed."""
+        with self.lock:
+            self.free[id(reader)] = reader
+            old = self.free.popitem(last=False)[1] if len(self.free) > self.most else None
+        if old is not None:
+            old.close()
+
+    def forget(self) -> None:
+        """Close the films that nobody uses."""
+        with self.lock:
+            readers, self.free = list(self.free.values()), OrderedDict()
+        for reader in readers:
+            reader.close()
+
+
+FILMS = FilmPool()
+
+
+def decode_jobs(
+    file: Path, fps: float, times: np.ndarray, put: Callable[[int, np.ndarray], None]
+) -> list[Callable[[], None]]:
+    """Work for several threads: `put(i, picture)` for every i of the ascending `times` [n] (s)."""
+    parts = max(1, min(workers(), len(times) // PART))
+    bounds = np.linspace(0, len(times), parts + 1).astype(int)
+
+    def job(begin: int, end: int) -> None:
+        reader = FILMS.take(file, fps)
+        for i in range(begin, end):
+            put(i, reader.picture(float(times[i])))
+        FILMS.give(reader)
+
+    return [lambda a=a, b=b: job(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
+    """Run `jobs` on all cores (decoding lets go of Python's lock); raises the first error."""
+    if len(jobs) <= 1 or workers() == 1:
+        for job in jobs:
+            job()
+        return
+    for done in [_threads(os.getpid()).submit(job) for job in jobs]:
+        done.result()
+
+
+def workers() -> int:
+    return min(8, len(os.sched_getaffinity(0)))
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of this process (those of a parent do not survive a fork)."""
+    return ThreadPoolExecutor(workers(), thread_name_prefix="films")

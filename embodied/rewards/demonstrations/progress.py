@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
-from embodied.core.seeding import forked
+from embodied.core.device import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, Fraction, NonNegative, Number, Positive
+from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper

@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, Number, Positive
 from embodied.core.build import ConfigError
+from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step, minibatches

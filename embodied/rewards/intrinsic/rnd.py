@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative, Number, PositiveFraction
+from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step, minibatches

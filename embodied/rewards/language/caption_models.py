@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.device import forked
 from embodied.core.remembered import Remembered
-from embodied.core.seeding import forked
 from embodied.nn.fit import gradient_step
 from embodied.rewards.language.prompts import Question
 

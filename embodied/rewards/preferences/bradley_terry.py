@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Positive
+from embodied.core.device import forked
 from embodied.core.remembered import Remembered
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.fit import gradient_step

@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, nearest
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.lazy_pictures import load
+from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.nn.statistics import spearman

@@ -24,10 +24,10 @@ from embodied.core import distributed
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, parse
+from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
-from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.demonstrations.observations import require_observed

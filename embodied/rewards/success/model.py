@@ -26,7 +26,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from embodied.core import tensors as tt
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Positive
 from embodied.core.build import ConfigError, parse
-from embodied.core.seeding import forked
+from embodied.core.device import forked
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes

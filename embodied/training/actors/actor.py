@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from embodied.core.build import allow, build
-from embodied.core.device import pick_device
+from embodied.core.device import pick_device, rng_state, seed_everything, set_rng_state
 from embodied.core.env import VecEnv
 from embodied.core.env_contract import require_start
 from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv
-from embodied.core.seeding import rng_state, seed_everything, set_rng_state
 from embodied.core.spec import Spec
 from embodied.nn.kernels import PRECISION
 from embodied.training.actors.collected import Collected, encode

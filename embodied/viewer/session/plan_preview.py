@@ -14,9 +14,9 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.device import forked
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.viewer.scene.types import Array

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodied.core import tensors as tt
+from embodied.core.device import forked
 from embodied.core.policy import Policy
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, hidden
 from embodied.viewer.scene.images import Picture, picture_of
 from embodied.viewer.session.episode import Moment
