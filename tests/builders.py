@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from embodied.core import checkpoint
 from embodied.core.build import Node, build
@@ -18,7 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 
 
 @dataclass
@@ -34,14 +35,20 @@ class Clock:
 def make_policy(target: str, spec: Spec, seed: int = 0, **settings: Any) -> Any:
     """`embodied.policies.TARGET` with `settings`, initialised from `seed`."""
     torch.manual_seed(seed)
-    node = {"_target_": f"embodied.policies.{target}", **settings}
-    return build(node, Policy, spec=spec)
+    return build(node_of(f"policies.{target}", **settings), Policy, spec=spec)
 
 
-def make_learner(target: str, policy: Policy, **settings: Any) -> Any:
-    """`embodied.learners.TARGET` of `policy` with `settings`."""
-    node = {"_target_": f"embodied.learners.{target}", **settings}
-    return build(node, Learner, policy=policy, spec=policy.spec)
+def node_of(target: str, **settings: Any) -> dict[str, Any]:
+    """A node: `embodied.TARGET` with `settings`."""
+    return {"_target_": f"embodied.{target}", **settings}
+
+
+def make_learner(
+    target: str, policy: Policy, run: RunPlan = UNPLANNED, spec: Spec | None = None, **settings: Any
+) -> Any:
+    """`embodied.learners.TARGET` of `policy` with `settings`; `spec`: its policy's by default."""
+    node = node_of(f"learners.{target}", **settings)
+    return build(node, Learner, policy=policy, spec=spec or policy.spec, run=run)
 
 
 def make_reward(node: Node, spec: Spec, folder: Path) -> Any:
@@ -68,6 +75,13 @@ def transitions(n: int, spec: Spec, shift: float | None = None) -> Tensors:
         "discount": torch.full((n,), 0.9),
         **{f"next_obs/{name}": value for name, value in after.items()},
     }
+
+
+def still(state: Tensor, action: Tensor, reward: Tensor, discount: Tensor | None = None) -> Tensors:
+    """Transitions that leave `state` as it is; `discount`: 0 by default, which ends the episode."""
+    kept = {"action": action, "reward": reward}
+    kept["discount"] = torch.zeros_like(reward) if discount is None else discount
+    return {"obs/state": state, **kept, "next_obs/state": state}
 
 
 def run_folder(folder: Path, env: Node, policy: Node, steps: tuple[int, ...]) -> Path:

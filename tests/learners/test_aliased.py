@@ -17,15 +17,12 @@ from embodied.core.tensors import Tensors
 from embodied.learners.finetune.dsrl_na import DsrlNa, distil_loss
 from embodied.learners.learner import Learner, RunPlan
 from embodied.policies.steering import dsrl_na
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16, "depth": 1}
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32]}
-LEARNER = {
-    "_target_": "embodied.learners.finetune.dsrl_na.DsrlNa",
-    "batch_size": 64,
-    "hidden": [32],
-}
+LEARNER = node_of("learners.finetune.dsrl_na.DsrlNa", batch_size=64, hidden=[32])
 
 
 def made(base: dict[str, Any] = BASE, **settings: Any) -> DsrlNa:

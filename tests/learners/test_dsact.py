@@ -14,9 +14,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import under
 from embodied.learners.acceleration import accelerate
 from embodied.learners.critics import Critic
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
-from tests.builders import make_learner, make_policy, transitions
+from tests.builders import make_learner, make_policy, still, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -208,15 +207,7 @@ def test_bandit_is_solved() -> None:
     )
     for _ in range(800):
         action, zeros = torch.rand(64, 1) * 2 - 1, torch.zeros(64, 1)
-        learner.update(
-            {
-                "obs/state": zeros,
-                "action": action,
-                "reward": 1 - (action[:, 0] - 0.5).square(),
-                "discount": torch.zeros(64),
-                "next_obs/state": zeros,
-            }
-        )
+        learner.update(still(zeros, action, 1 - (action[:, 0] - 0.5).square()))
     best = learner.policy.act({"state": torch.zeros(1, 1)}, {}, torch.zeros(1, 1))[0].item()
     assert best == pytest.approx(0.5, abs=0.12)
 
@@ -224,11 +215,6 @@ def test_bandit_is_solved() -> None:
 def test_refusals() -> None:
     policy = build({"_target_": "embodied.policies.deterministic.Deterministic"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="log-prob"):
-        build(
-            {"_target_": "embodied.learners.off_policy.dsac_t.DsacT"},
-            Learner,
-            policy=policy,
-            spec=SPEC,
-        )
+        make_learner("off_policy.dsac_t.DsacT", policy)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         accelerate(make(cuda_graph=True)).update(transitions(4, SPEC))

@@ -15,7 +15,7 @@ from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
 from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, transitions
+from tests.builders import make_learner, make_policy, node_of, still, transitions
 from tests.learners.test_sac import score
 from tests.toy_envs import Reach
 
@@ -127,15 +127,7 @@ def test_bandit_is_solved() -> None:
     learner = make(spec, batch_size=64, target_entropy=-3.0, **lrs)
     for _ in range(400):
         action, state = torch.rand(64, 1) * 2 - 1, torch.randn(64, 1)
-        learner.update(
-            {
-                "obs/state": state,
-                "action": action,
-                "reward": -(action[:, 0] - 0.5).abs(),
-                "discount": torch.zeros(64),
-                "next_obs/state": state,
-            }
-        )
+        learner.update(still(state, action, -(action[:, 0] - 0.5).abs()))
     with torch.no_grad():
         obs = {"state": torch.randn(200, 1)}
         best = learner.policy.act(obs, {}, torch.zeros(200, 2))[0].mean().item()
@@ -149,11 +141,7 @@ def test_learns_to_reach() -> None:
     node = {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 32}
     policy = build(node, Policy, spec=env.spec)
     rates = {"critic_lr": 1e-3, "actor_lr": 1e-3, "temperature_lr": 1e-3}
-    node = {
-        "_target_": "embodied.learners.off_policy.flashsac.Flashsac",
-        "width": 32,
-        "batch_size": 128,
-    }
+    node = node_of("learners.off_policy.flashsac.Flashsac", width=32, batch_size=128)
     learner = build(node | rates, Learner, policy=policy, spec=env.spec)
     replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
     for step in range(1000):
@@ -168,11 +156,6 @@ def test_learns_to_reach() -> None:
 def test_refusals() -> None:
     policy = build({"_target_": "embodied.policies.gaussian.Gaussian"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="block_gaussian"):
-        build(
-            {"_target_": "embodied.learners.off_policy.flashsac.Flashsac"},
-            Learner,
-            policy=policy,
-            spec=SPEC,
-        )
+        make_learner("off_policy.flashsac.Flashsac", policy)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         accelerate(make(cuda_graph=True)).update(transitions(4, SPEC))

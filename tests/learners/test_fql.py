@@ -12,9 +12,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import under
 from embodied.learners.imitation.bc_rows import behaviour
-from embodied.learners.learner import Learner
 from embodied.learners.offline.fql import Fql, value_loss
-from tests.builders import make_learner, make_policy
+from tests.builders import make_learner, make_policy, node_of
 from tests.learners.bandit import slopes, two_modes
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -125,17 +124,9 @@ def test_without_values_it_distils_the_flow() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="policy=one_step"):
-        build(
-            {"_target_": "embodied.learners.offline.fql.Fql"},
-            Learner,
-            policy=build(FLOW, Policy, spec=SPEC),
-            spec=SPEC,
-        )
+        make_learner("offline.fql.Fql", build(FLOW, Policy, spec=SPEC))
     wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
     critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
-        node = {
-            "_target_": "embodied.policies.generative.one_step.OneStep",
-            "flow": {**wide, "critic": critic},
-        }
+        node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
         build(node, Policy, spec=SPEC)

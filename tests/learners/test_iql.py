@@ -13,7 +13,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
-from tests.builders import transitions
+from tests.builders import make_learner, node_of, still, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -114,13 +114,7 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
     torch.manual_seed(0)
     node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32], "imitate": "nll"}
     policy = build(node, Policy, spec=SPEC)
-    learner = build(
-        {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [32], "beta": 0.1},
-        Learner,
-        policy=policy,
-        spec=SPEC,
-        run=RunPlan(10),
-    )
+    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[32], beta=0.1)
     constant(learner, [3.0, 3.0], 1.0)
     batch = batch_of(4)
     log_prob = policy.log_prob({"state": batch["obs/state"]}, batch["action"])
@@ -130,20 +124,9 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
 
 def test_a_flow_policy_can_be_extracted() -> None:
     torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.generative.flow.Flow",
-        "chunk": 3,
-        "width": 16,
-        "depth": 1,
-    }
+    node = node_of("policies.generative.flow.Flow", chunk=3, width=16, depth=1)
     policy = build(node, Policy, spec=SPEC)
-    learner = build(
-        {"_target_": "embodied.learners.offline.iql.Iql", "hidden": [16]},
-        Learner,
-        policy=policy,
-        spec=SPEC,
-        run=RunPlan(10),
-    )
+    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[16])
     steps = {"executed_steps": torch.tensor([3, 3, 2, 1])}
     batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1} | steps
     assert torch.isfinite(learner.update(batch)["actor_loss"])
@@ -163,15 +146,7 @@ def test_prefers_the_better_half_of_the_data() -> None:
     good = torch.arange(256) % 4 == 0
     side = torch.where(good, 0.5, -0.5)
     for _ in range(400):
-        learner.update(
-            {
-                "obs/state": torch.zeros(256, 3),
-                "action": side[:, None].expand(-1, 2),
-                "reward": good.float(),
-                "discount": torch.zeros(256),
-                "next_obs/state": torch.zeros(256, 3),
-            }
-        )
+        learner.update(still(torch.zeros(256, 3), side[:, None].expand(-1, 2), good.float()))
     value = learner.value({"state": torch.zeros(1, 3)}).item()
     action = learner.policy.act({"state": torch.zeros(1, 3)}, {}, torch.zeros(1, 2))[0]
     assert value == pytest.approx(0.75, abs=0.02)
@@ -180,10 +155,8 @@ def test_prefers_the_better_half_of_the_data() -> None:
 
 def test_what_cannot_be_learned_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a loss"):
-        build(
-            {"_target_": "embodied.learners.offline.iql.Iql"},
-            Learner,
-            policy=build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC),
-            spec=SPEC,
+        make_learner(
+            "offline.iql.Iql",
+            build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC),
             run=RunPlan(1),
         )

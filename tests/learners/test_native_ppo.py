@@ -18,7 +18,7 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.nn import native
-from tests.builders import require_same
+from tests.builders import node_of, require_same
 
 TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
 GAUSSIAN = "embodied.policies.diagonal_gaussian.DiagonalGaussian"
@@ -161,11 +161,7 @@ def test_a_wrong_slope_would_be_seen() -> None:
     assert apart(slow, other) > 1e-4
 
 
-RECURRENT = {
-    "_target_": "embodied.policies.recurrent.Recurrent",
-    "width": 4,
-    "inner": {"_target_": GAUSSIAN},
-}
+RECURRENT = node_of("policies.recurrent.Recurrent", width=4, inner={"_target_": GAUSSIAN})
 UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gelu": ({}, {"activation": "gelu"}, "linear layers"),
     "layer norm": ({"value": {"layer_norm": True}}, {}, "linear layers"),

@@ -18,6 +18,7 @@ from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import node_of
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
 from tests.learners.test_ppo import make as make_ppo
 
@@ -206,11 +207,7 @@ def test_it_goes_on_exactly() -> None:
 
 def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
     """In MiniGrid, between two batches and in the middle of episodes."""
-    world = {
-        "_target_": "embodied.envs.minigrid.env.MiniGrid",
-        "id": "MiniGrid-Empty-5x5-v0",
-        "num_envs": 4,
-    }
+    world = node_of("envs.minigrid.env.MiniGrid", id="MiniGrid-Empty-5x5-v0", num_envs=4)
     node = {
         "name": "rapid",
         "env": {**world, "backend": "gymnasium", "threads": 1},

@@ -13,7 +13,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
-from tests.builders import make_learner, make_policy, transitions
+from tests.builders import make_learner, make_policy, still, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
@@ -109,14 +109,6 @@ def test_the_penalty_holds_the_policy_at_the_data(weight: float, low: float, hig
     torch.manual_seed(3)
     for _ in range(400):
         action = 0.3 + 0.1 * torch.randn(64, 2)
-        learner.update(
-            {
-                "obs/state": torch.zeros(64, 3),
-                "action": action,
-                "reward": action.mean(1),
-                "discount": torch.zeros(64),
-                "next_obs/state": torch.zeros(64, 3),
-            }
-        )
+        learner.update(still(torch.zeros(64, 3), action, action.mean(1)))
     action = learner.policy({"state": torch.zeros(1, 3)})
     assert low < action.mean().item() < high

@@ -21,7 +21,7 @@ from embodied.learners.off_policy.sac import Sac, critic_loss
 from embodied.nn.ensemble import Ensemble
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, transitions
+from tests.builders import make_learner, make_policy, still, transitions
 from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -175,15 +175,7 @@ def test_bandit_is_solved() -> None:
     for _ in range(600):
         action = torch.rand(64, 1) * 2 - 1
         zeros = torch.zeros(64, 1)
-        learner.update(
-            {
-                "obs/state": zeros,
-                "action": action,
-                "reward": 1 - (action[:, 0] - 0.5).square(),
-                "discount": torch.zeros(64),
-                "next_obs/state": zeros,
-            }
-        )
+        learner.update(still(zeros, action, 1 - (action[:, 0] - 0.5).square()))
     grid = torch.linspace(-0.9, 0.9, 7)[:, None]
     with torch.no_grad():
         q = learner.critic({"state": torch.zeros(7, 1)}, grid)
@@ -253,9 +245,7 @@ def test_refusals() -> None:
         make(spec)
     policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
     with pytest.raises(ConfigError, match="log-prob"):
-        build(
-            {"_target_": "embodied.learners.off_policy.sac.Sac"}, Learner, policy=policy, spec=SPEC
-        )
+        make_learner("off_policy.sac.Sac", policy)
     with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
         accelerate(make(cuda_graph=True)).update(batch_of(4))
 

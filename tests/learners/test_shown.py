@@ -17,6 +17,7 @@ from embodied.learners.learner import Learner, RunPlan
 from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import make_learner
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
 from tests.learners.test_ppo import make as make_ppo
 from tests.training.test_teaching import NODE, PPO
@@ -133,12 +134,7 @@ def test_what_it_does_not_take() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
     policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
     with pytest.raises(ConfigError, match="without memory"):
-        build(
-            {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"},
-            Learner,
-            policy=policy,
-            spec=spec,
-        )
+        make_learner("on_policy.ppo_demos.PpoDemos", policy)
     with pytest.raises(ConfigError, match="length of the run"):
         node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "bc_decay": 0.5}
         build(node, Learner, policy=build(NODES["normal"], Policy, spec=spec), spec=spec)

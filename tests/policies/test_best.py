@@ -19,6 +19,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn.networks import QFunction
 from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
 from embodied.policies.wrappers.edit import Edit
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 2}
@@ -28,24 +29,13 @@ LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
 
 def best(**settings: Any) -> BestOfN:
     torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.wrappers.best_of_n.BestOfN",
-        "base": FLOW,
-        "critic": LINEAR,
-        "n": 4,
-        **settings,
-    }
+    node = node_of("policies.wrappers.best_of_n.BestOfN", base=FLOW, critic=LINEAR, n=4, **settings)
     return build(node, Policy, spec=SPEC)
 
 
 def edit(**settings: Any) -> Edit:
     torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.wrappers.edit.Edit",
-        "base": FLOW,
-        "critic": LINEAR,
-        "edit": GAUSSIAN,
-    }
+    node = node_of("policies.wrappers.edit.Edit", base=FLOW, critic=LINEAR, edit=GAUSSIAN)
     return build({**node, "n": 4, **settings}, Policy, spec=SPEC)
 
 
@@ -131,12 +121,7 @@ def test_any_base_and_what_its_critic_judges() -> None:
     """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
     torch.manual_seed(1)
     flow = build(FLOW, Policy, spec=SPEC)
-    latent = {
-        "_target_": "embodied.policies.steering.dsrl.Dsrl",
-        "bound": 2.0,
-        "base": FLOW,
-        "inner": GAUSSIAN,
-    }
+    latent = node_of("policies.steering.dsrl.Dsrl", bound=2.0, base=FLOW, inner=GAUSSIAN)
     steered = build(latent, Policy, spec=SPEC)
     steered.base.load_state_dict(flow.state_dict())
     policy = best(base=latent, n=5)

@@ -22,6 +22,7 @@ from embodied.policies.networks.image_encoders import (
     SpatialEmbeddings,
     SpatialSoftmax,
 )
+from tests.builders import node_of
 
 BODIES, HEADS = ("strided", "resnet"), ("flat", "softmax", "embeddings")
 CONFIG = ImageConfig(channels=(8, 16), features=12)
@@ -108,12 +109,7 @@ def test_camera_policies_export(body: str, head: str, shared: bool, tmp_path: Pa
     """Both files are compared with PyTorch as they are written, and not written beyond 1e-5."""
     torch.manual_seed(0)
     images = {"body": body, "head": head, "shared": shared, "channels": [8, 16]}
-    node = {
-        "_target_": "embodied.policies.generative.flow.Flow",
-        "chunk": 2,
-        "width": 16,
-        "images": images,
-    }
+    node = node_of("policies.generative.flow.Flow", chunk=2, width=16, images=images)
     eyes = {name: Leaf((20, 16, 3), "uint8") for name in ("base", "wrist")}
     obs = {**eyes, "state": Leaf((3,))}
     policy = build(node, Policy, spec=Spec(obs, Leaf((2,), low=-1.0, high=1.0), dt=0.05))

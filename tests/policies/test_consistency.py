@@ -12,6 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.generative.consistency import Config, Consistency
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
@@ -89,10 +90,6 @@ def test_only_the_noisier_side_learns() -> None:
 
 
 def test_steps_that_do_not_fit_are_refused() -> None:
-    node = {
-        "_target_": "embodied.policies.generative.consistency.Consistency",
-        "steps": 9,
-        "levels": 8,
-    }
+    node = node_of("policies.generative.consistency.Consistency", steps=9, levels=8)
     with pytest.raises(ConfigError, match="steps=9 must be at most levels=8"):
         build(node, Policy, spec=SPEC)

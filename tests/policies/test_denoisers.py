@@ -14,21 +14,12 @@ from embodied.core.spec import Leaf, Spec
 from embodied.nn.networks import Denoiser
 from embodied.policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
 from embodied.policies.networks.encoders import Encoder
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.1)
 NETS: list[dict[str, Any]] = [
-    {
-        "_target_": "embodied.policies.generative.denoisers.Transformer",
-        "width": 16,
-        "depth": 2,
-        "heads": 2,
-    },
-    {
-        "_target_": "embodied.policies.generative.denoisers.UNet",
-        "channels": [8, 16, 24],
-        "groups": 2,
-        "width": 16,
-    },
+    node_of("policies.generative.denoisers.Transformer", width=16, depth=2, heads=2),
+    node_of("policies.generative.denoisers.UNet", channels=[8, 16, 24], groups=2, width=16),
 ]
 POLICIES = [
     "generative.flow.Flow",

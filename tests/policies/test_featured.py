@@ -13,6 +13,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.steering.dsrl_features import DsrlFeatures
+from tests.builders import node_of
 
 SPEC = Spec(
     {
@@ -23,12 +24,9 @@ SPEC = Spec(
     Leaf((2,), low=-1.0, high=1.0),
     dt=0.1,
 )
-BASE = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 3,
-    "width": 16,
-    "images": {"channels": [4], "features": 7},
-}
+BASE = node_of(
+    "policies.generative.flow.Flow", chunk=3, width=16, images={"channels": [4], "features": 7}
+)
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
 
 

@@ -12,6 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
+from tests.builders import node_of
 
 pytest.importorskip("envpool")
 
@@ -39,11 +40,7 @@ def test_it_solves_its_task(file: Path) -> None:
 
 def test_a_puck_that_is_lost_is_reached_for_again() -> None:
     spec = Spec({"state": Leaf((39,))}, Leaf((4,), low=-1.0, high=1.0), 0.0125)
-    node = {
-        "_target_": "embodied.policies.scripted.metaworld.Scripted",
-        "task": "push",
-        "unsteady": 0.0,
-    }
+    node = node_of("policies.scripted.metaworld.Scripted", task="push", unsteady=0.0)
     policy = build(node, Policy, spec=spec)
     state = torch.zeros(2, 39)
     state[:, 4:7] = torch.tensor([0.0, 0.6, 0.02])  # the puck

@@ -14,6 +14,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.recurrent import Memory, Recurrent
+from tests.builders import node_of
 
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}
@@ -26,11 +27,9 @@ TARGETS = {
 
 def make(inner: str) -> Recurrent:
     torch.manual_seed(0)
-    node: dict[str, Any] = {
-        "_target_": "embodied.policies.recurrent.Recurrent",
-        "width": 6,
-        "inner": {"_target_": TARGETS[inner], "hidden": [5]},
-    }
+    node: dict[str, Any] = node_of(
+        "policies.recurrent.Recurrent", width=6, inner={"_target_": TARGETS[inner], "hidden": [5]}
+    )
     return build(node, Policy, spec=Spec(OBS, ACTS[inner], dt=0.1))
 
 
@@ -85,9 +84,8 @@ def test_gradients_reach_the_first_observation() -> None:
 
 
 def test_inner_policies_without_a_density_are_refused() -> None:
-    node = {
-        "_target_": "embodied.policies.recurrent.Recurrent",
-        "inner": {"_target_": "embodied.policies.generative.flow.Flow"},
-    }
+    node = node_of(
+        "policies.recurrent.Recurrent", inner={"_target_": "embodied.policies.generative.flow.Flow"}
+    )
     with pytest.raises(ConfigError, match="density"):
         build(node, Policy, spec=Spec(OBS, ACTS["normal"], dt=0.1))

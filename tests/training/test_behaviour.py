@@ -17,6 +17,7 @@ from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
+from tests.builders import node_of
 from tests.training.test_train import run, same, settings, weights
 
 SHIFT = 100.0  # of the behaviour policy's actions, before they are squashed or clipped
@@ -65,10 +66,7 @@ def on_policy(folder: Path, learner: str = f"{__name__}.Behaving", **more: Any) 
     made = settings(
         folder,
         "on_policy",
-        policy={
-            "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-            "hidden": [8],
-        },
+        policy=node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
         learner={"_target_": learner, "horizon": 5, "batch_size": 20, "epochs": 2},
         **more,
     )

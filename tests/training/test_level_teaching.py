@@ -23,30 +23,21 @@ from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
 from embodied.training.trainer import Every, Trainer
+from tests.builders import node_of
 from tests.training.test_teaching import run
 
-MEMORY = {
-    "_target_": "embodied.policies.recurrent.Recurrent",
-    "width": 8,
-    "inner": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
-}
+MEMORY = node_of(
+    "policies.recurrent.Recurrent",
+    width=8,
+    inner={"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
+)
 NODE: dict[str, Any] = {
     "name": "mazes",
-    "env": {
-        "_target_": "embodied.envs.maze.env.Maze",
-        "side": 5,
-        "blocks": 8,
-        "num_envs": 4,
-        "horizon": 9,
-    },
+    "env": node_of("envs.maze.env.Maze", side=5, blocks=8, num_envs=4, horizon=9),
     "policy": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
-    "learner": {
-        "_target_": "embodied.learners.on_policy.ppo.Ppo",
-        "horizon": 12,
-        "batch_size": 16,
-        "epochs": 1,
-        "normalize": False,
-    },
+    "learner": node_of(
+        "learners.on_policy.ppo.Ppo", horizon=12, batch_size=16, epochs=1, normalize=False
+    ),
     "steps": 960,
     "eval": {"episodes": 6, "num_envs": 4},
     "video": False,

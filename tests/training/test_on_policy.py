@@ -20,6 +20,7 @@ from embodied.training.logger import Log
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.reward_pipeline import RewardPipeline
 from embodied.training.trainer import Every, Trainer
+from tests.builders import node_of
 from tests.toy_envs import Config, Counter
 from tests.training.test_train import flat, run, same, settings, weights
 
@@ -70,11 +71,7 @@ def listen(
 ) -> tuple[list[Tensors], OnPolicyLoop]:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "chunk": chunk,
-        "hidden": [4],
-    }
+    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=chunk, hidden=[4])
     learner = Listener(build(node, Policy, spec=env.spec), horizon)
     collector = Collector(env, learner.policy, learner.gamma)
     loop = OnPolicyLoop(collector, learner, RewardPipeline(env, reward))
@@ -146,22 +143,13 @@ def test_the_batch_is_what_the_policy_did() -> None:
 
 KINDS: list[dict[str, Any]] = [
     {"policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]}},
+    {"policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], chunk=3)},
     {
-        "policy": {
-            "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-            "hidden": [8],
-            "chunk": 3,
-        }
-    },
-    {
-        "policy": {
-            "_target_": "embodied.policies.recurrent.Recurrent",
-            "width": 8,
-            "inner": {
-                "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-                "hidden": [],
-            },
-        }
+        "policy": node_of(
+            "policies.recurrent.Recurrent",
+            width=8,
+            inner=node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[]),
+        )
     },
 ]
 
@@ -169,14 +157,14 @@ KINDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("kind", KINDS, ids=("single", "chunks", "memory"))
 def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
     """train(2N) == train(N) + resume(N), stopped in the middle of a segment."""
-    learner = {
-        "_target_": "embodied.learners.on_policy.ppo.Ppo",
-        "horizon": 7,
-        "epochs": 2,
-        "batch_size": 14,
-        "scale_rewards": True,
-        "schedule": "adaptive",
-    }
+    learner = node_of(
+        "learners.on_policy.ppo.Ppo",
+        horizon=7,
+        epochs=2,
+        batch_size=14,
+        scale_rewards=True,
+        schedule="adaptive",
+    )
 
     def node(folder: str, **changes: Any) -> dict[str, Any]:
         return settings(tmp_path / folder, learner=learner, **kind, **changes)

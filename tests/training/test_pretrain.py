@@ -17,6 +17,7 @@ from embodied.training.config import read_config
 from embodied.training.logger import read_metrics
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.trainer import Trainer
+from tests.builders import node_of
 from tests.training.test_train import flat, run, same, settings, weights
 
 
@@ -154,9 +155,7 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
         (
             {
                 "data": "off_policy",
-                "learner": {
-                    "_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning"
-                },
+                "learner": node_of("learners.imitation.behavior_cloning.BehaviorCloning"),
             },
             "cannot use a replay buffer",
         ),

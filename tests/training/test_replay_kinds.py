@@ -13,6 +13,7 @@ from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.learners.off_policy.sac import Sac
 from embodied.training.collector import Collector
+from tests.builders import node_of
 from tests.contract.test_learner import batch_for, make
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
@@ -46,11 +47,7 @@ class Near(Reach):
 def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
     node = settings(tmp_path / "run", **KINDS["prioritized"])
     node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
-    node["learner"] = {
-        "_target_": "embodied.learners.off_policy.td3.Td3",
-        "hidden": [8],
-        "batch_size": 8,
-    }
+    node["learner"] = node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8)
     with pytest.raises(ConfigError, match="no TD error"):
         run(node)
 

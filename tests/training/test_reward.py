@@ -21,6 +21,7 @@ from embodied.training.config import read_config
 from embodied.training.demonstrations import rows_for
 from embodied.training.logger import read_metrics
 from embodied.training.off_policy import OffPolicyLoop
+from tests.builders import node_of
 from tests.training.test_train import flat, run, same, settings, weights
 
 allow("tests")
@@ -134,9 +135,6 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="embodied reward label"):
         offline = {key: value for key, value in more.items() if key != "demo_fraction"}
         run(settings(tmp_path / "off", **offline, data="offline"))
-    looks = {
-        "_target_": "embodied.rewards.vision_language.clip.Clip",
-        "prompt": "the ball is there",
-    }
+    looks = node_of("rewards.vision_language.clip.Clip", prompt="the ball is there")
     with pytest.raises(ConfigError, match="which this reward observes"):
         run(settings(tmp_path / "clip", **{**more, "reward": looks}))

@@ -18,6 +18,7 @@ from embodied.training.config import read_config
 from embodied.training.logger import Log
 from embodied.training.train import train
 from embodied.training.trainer import Every, Trainer
+from tests.builders import node_of
 from tests.training.test_level_teaching import MEMORY, NODE, node
 from tests.training.test_teaching import run
 
@@ -76,23 +77,15 @@ def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
 
 ROOMS: dict[str, Any] = {
     **NODE,
-    "env": {
-        "_target_": "embodied.envs.wrappers.stack.Wrapped",
-        "num_envs": 4,
-        "env": {
-            "_target_": "embodied.envs.toy.rooms.Rooms",
-            "rooms": 2,
-            "size": 2,
-            "noisy": 1,
-            "horizon": 30,
-        },
-        "wrappers": [{"_target_": "embodied.envs.wrappers.episodic_density.EpisodicDensity"}],
-    },
-    "teacher": {
-        "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",
-        "turns": 4,
-        "steps": 5,
-    },
+    "env": node_of(
+        "envs.wrappers.stack.Wrapped",
+        num_envs=4,
+        env=node_of("envs.toy.rooms.Rooms", rooms=2, size=2, noisy=1, horizon=30),
+        wrappers=[{"_target_": "embodied.envs.wrappers.episodic_density.EpisodicDensity"}],
+    ),
+    "teacher": node_of(
+        "teachers.exploration.adversarial_surprise.AdversarialSurprise", turns=4, steps=5
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from embodied.training.config import (
     settings_of,
 )
 from embodied.training.trainer import Every, intervals
+from tests.builders import node_of
 from tests.training.test_train import run
 
 ENV = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
@@ -30,10 +31,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
 POLICIES = {
     "offline": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "off_policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
-    "on_policy": {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "hidden": [8],
-    },
+    "on_policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
 }
 REWARD = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}

@@ -13,18 +13,16 @@ from embodied.core.build import ConfigError
 from embodied.teachers import episode_log
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import node_of
 
 NODE: dict[str, Any] = {
     "name": "taught",
     "env": {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 4, "horizon": 8},
     "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
-    "teacher": {
-        "_target_": "embodied.teachers.tasks.gmm_teacher.AlpGmm",
-        "box": {"goal_x": [0.1, 0.3]},
-        "signal": "return",
-        "every": 20,
-    },
+    "teacher": node_of(
+        "teachers.tasks.gmm_teacher.AlpGmm", box={"goal_x": [0.1, 0.3]}, signal="return", every=20
+    ),
     "steps": 480,
     "data": {"warmup_steps": 32, "utd_ratio": 0.1},
     "eval": {"episodes": 4, "num_envs": 4},
@@ -32,12 +30,7 @@ NODE: dict[str, Any] = {
 }
 PPO = {
     "policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]},
-    "learner": {
-        "_target_": "embodied.learners.on_policy.ppo.Ppo",
-        "horizon": 12,
-        "batch_size": 16,
-        "epochs": 1,
-    },
+    "learner": node_of("learners.on_policy.ppo.Ppo", horizon=12, batch_size=16, epochs=1),
     "data": "on_policy",
 }
 

@@ -29,6 +29,7 @@ from embodied.training.config import OffPolicy, regime_of, settings_of
 from embodied.training.logger import Log
 from embodied.training.train import train
 from embodied.training.trainer import Trainer
+from tests.builders import node_of
 from tests.toy_envs import Reach
 
 allow("tests")
@@ -43,11 +44,7 @@ def settings(folder: Path, data: str | None = None, **changes: Any) -> dict[str,
     node: dict[str, Any] = {
         "env": {"_target_": "tests.toy_envs.Reach", "num_envs": 4},
         "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32, 32]},
-        "learner": {
-            "_target_": "embodied.learners.off_policy.sac.Sac",
-            "hidden": [32, 32],
-            "batch_size": 32,
-        },
+        "learner": node_of("learners.off_policy.sac.Sac", hidden=[32, 32], batch_size=32),
         "name": "reach",
         "out": str(folder),
         "steps": 400,
@@ -86,12 +83,7 @@ def test_resume_is_exact(tmp_path: Path, extra: dict[str, Any]) -> None:
         made["learner"]["n_step"] = extra.get("learner_n_step", 1)
         made["policy"]["chunk"] = extra.get("chunk", 1)
         if "fr3" in extra:
-            made["env"] = {
-                "_target_": "embodied.envs.fr3.env.Fr3",
-                "task": "reach",
-                "num_envs": 4,
-                "horizon": 9,
-            }
+            made["env"] = node_of("envs.fr3.env.Fr3", task="reach", num_envs=4, horizon=9)
         return made
 
     run(node("whole", steps=400))

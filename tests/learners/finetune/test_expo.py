@@ -13,8 +13,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.finetune.expo import Expo
-from embodied.learners.learner import Learner
-from tests.builders import make_learner, make_policy
+from tests.builders import make_learner, make_policy, still
 from tests.learners.bandit import slopes
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -41,13 +40,7 @@ def rows(n: int) -> Tensors:
     """Actions around 0; the world ends, and pays up to 1 at 0.4."""
     action = 0.15 * torch.randn(n, 1)
     zeros = torch.zeros(n, 1)
-    return {
-        "obs/state": zeros,
-        "action": action,
-        "reward": 1 - (action[:, 0] - 0.4).square(),
-        "discount": torch.zeros(n),
-        "next_obs/state": zeros,
-    }
+    return still(zeros, action, 1 - (action[:, 0] - 0.4).square())
 
 
 def copies(weights: Any) -> list[torch.Tensor]:
@@ -195,10 +188,6 @@ def test_climbs_beyond_what_it_imitates() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="policy=edit"):
-        build(
-            {"_target_": "embodied.learners.finetune.expo.Expo"},
-            Learner,
-            policy=build(FLOW, Policy, spec=SPEC),
-        )
+        make_learner("finetune.expo.Expo", build(FLOW, Policy, spec=SPEC))
     with pytest.raises(ConfigError, match=r"subset=3 is not in 1\.\.2"):
         make(subset=3)

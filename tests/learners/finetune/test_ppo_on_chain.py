@@ -28,30 +28,21 @@ from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import node_of
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPECS = {
     "state": Spec({"state": Leaf((3,))}, ACT, dt=0.1),
     "camera": Spec({"state": Leaf((3,)), "front": Leaf((12, 12, 3), "uint8")}, ACT, dt=0.1),
 }
-FLOW: dict[str, Any] = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 3,
-    "steps": 4,
-    "width": 16,
-}
-DIFFUSION: dict[str, Any] = {
-    "_target_": "embodied.policies.generative.diffusion.Diffusion",
-    "chunk": 3,
-    "steps": 5,
-    "width": 16,
-}
+FLOW: dict[str, Any] = node_of("policies.generative.flow.Flow", chunk=3, steps=4, width=16)
+DIFFUSION: dict[str, Any] = node_of(
+    "policies.generative.diffusion.Diffusion", chunk=3, steps=5, width=16
+)
 POLICIES: dict[str, dict[str, Any]] = {
-    "dppo": {
-        "_target_": "embodied.policies.denoising_mdp.noisy_diffusion.NoisyDiffusion",
-        "base": DIFFUSION,
-        "last": 3,
-    },
+    "dppo": node_of(
+        "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion", base=DIFFUSION, last=3
+    ),
     "reinflow": {"_target_": "embodied.policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
 }
 LEARNERS = {
