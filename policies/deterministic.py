@@ -20,8 +20,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import Feedforward, mlp, per_row
 from embodied.policies.gaussian import require_squashed
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
 

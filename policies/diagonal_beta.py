@@ -27,8 +27,7 @@ from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, orthogonal, per_row
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 TRIES = 6
 EDGE = 1e-6  # least distance of x to 0 and 1 at which densities are evaluated

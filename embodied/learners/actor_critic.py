@@ -22,7 +22,7 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 

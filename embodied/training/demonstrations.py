@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embodied.buffers.mixture import Mixture
-from embodied.buffers.source import Source
+from embodied.buffers.source import Mixture, Source
 from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embodied.buffers.augment import augmented
-from embodied.buffers.mixture import Mixture
-from embodied.buffers.source import Source
+from embodied.buffers.source import Mixture, Source
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy

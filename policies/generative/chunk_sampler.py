@@ -8,6 +8,7 @@ the network gets them side by side, oldest first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,16 +16,43 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import Node
-from embodied.core.history import HISTORY
+from embodied.core.history import FRESH, HISTORY, with_history
 from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
 from embodied.nn.networks import sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.generative.denoisers import denoiser
-from embodied.policies.generative.observation_history import ObservesHistory
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
+from embodied.policies.wrappers.real_time_chunking import GuidedSampler
+
+
+class ObservesHistory(GuidedSampler):
+    """A sampler whose decisions use the `past` observations `names` before the present one; they
+    are in the carry (`core.history`). Diffusion Policy (Chi et al., 2023) uses 2 steps, DPPO,
+    ReinFlow and Q-chunking 1."""
+
+    past: int = 0
+    names: Sequence[str] = ()
+
+    def initial(self, n: int) -> Tensors:
+        if not self.past:
+            return {}
+        device = next(self.parameters()).device
+        kept = {HISTORY + name: self._zeros(name, n, device) for name in self.names}
+        return {**kept, FRESH: torch.ones(n, dtype=torch.bool, device=device)}
+
+    def _zeros(self, name: str, n: int, device: torch.device) -> Tensor:
+        leaf = self.spec.obs[name]
+        zeros = leaf.zeros(n, device)[:, None]
+        return zeros.repeat(1, self.past, *[1] * len(leaf.shape))
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return with_history(obs, carry), carry
+
+    @property
+    def augments(self) -> bool:
+        return self.past > 0
 
 
 @dataclass(frozen=True)

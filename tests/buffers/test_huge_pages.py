@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.buffers.huge_pages import LEAST, empty
-from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.replay import LEAST, ReplayBuffer, empty
 
 ROWS = LEAST // 4 // 16  # of 16 floats
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.buffers.mixture import Mixture
 from embodied.buffers.replay import ReplayBuffer
-from embodied.buffers.source import Relabel
+from embodied.buffers.source import Mixture, Relabel
 from embodied.core.tensors import Tensors
 
 

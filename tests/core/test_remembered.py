@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from embodied.core.remembered import Remembered
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from embodied.core.build import build
 from embodied.core.tensors import Tensors
 from embodied.learners import acceleration
 from embodied.learners.acceleration import accelerate, native_obstacle
-from embodied.learners.gradient_learner import GradientLearner, frozen
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import GradientLearner, Learner, RunPlan, frozen
 from tests.contract.test_learner import batch_for, make, node
 
 RECORDED = ["sac", "td3", "dsac_t", "flashsac", "expo", "fql", "iql", "qchunking", "ppo", "bresa"]

@@ -6,8 +6,15 @@ import pytest
 import torch
 
 from embodied.core.spec import Leaf
-from embodied.learners.on_policy.gae import clip_loss, gae, normalized, variance
-from embodied.learners.on_policy.running_stats import Moments, ObservationStats, RewardScaler
+from embodied.learners.on_policy.ppo_parts import (
+    Moments,
+    ObservationStats,
+    RewardScaler,
+    clip_loss,
+    gae,
+    normalized,
+    variance,
+)
 from embodied.policies.networks.encoders import Encoder
 
 

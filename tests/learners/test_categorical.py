@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from embodied.learners.distributional import Support, cross_entropy
+from embodied.learners.critics import Support, cross_entropy
 
 SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
 

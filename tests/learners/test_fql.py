@@ -11,7 +11,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import under
-from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.offline.fql import Fql, value_loss
 from tests.builders import make_learner, make_policy, node_of
 from tests.learners.bandit import slopes, two_modes

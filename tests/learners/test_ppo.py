@@ -19,10 +19,13 @@ from embodied.core.tensors import Tensors, each, nest, take
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
 from embodied.learners.learner import Learner, RunPlan
-from embodied.learners.on_policy.gae import value_loss
-from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
-from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPolicy
+from embodied.learners.on_policy.ppo_parts import (
+    RecurrentPolicy,
+    StochasticPolicy,
+    clip_norm,
+    value_loss,
+)
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer

@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
-from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
 from embodied.learners.learner import Learner
 from embodied.learners.offline.qchunking import QChunking
 from embodied.training.collector import Collector

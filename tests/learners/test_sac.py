@@ -18,7 +18,7 @@ from embodied.learners.acceleration import accelerate
 from embodied.learners.actor_critic import actor_loss, temperature_gradient
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.sac import Sac, critic_loss
-from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, still, transitions

@@ -15,8 +15,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
-from embodied.nn.ensemble import Ensemble
-from embodied.nn.networks import ACTIVATIONS
+from embodied.nn.networks import ACTIVATIONS, Ensemble
 from embodied.nn.optim import Adam
 from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, still, transitions

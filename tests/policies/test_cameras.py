@@ -15,7 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 from embodied.export.torchscript import write_torchscript
-from embodied.policies.networks.image_encoders import (
+from embodied.policies.networks.encoders import (
     Camera,
     ImageConfig,
     Residual,

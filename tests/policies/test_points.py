@@ -8,8 +8,7 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.generative.flow import Config, Flow
-from embodied.policies.networks.encoders import Encoder
-from embodied.policies.networks.pointnet import PointConfig, PointNet
+from embodied.policies.networks.encoders import Encoder, PointConfig, PointNet
 
 OBS = {"points": Leaf((20, 6), unit="points"), "state": Leaf((3,))}
 ACT = Leaf((2,), low=-1.0, high=1.0)

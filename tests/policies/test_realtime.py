@@ -19,11 +19,12 @@ from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
-from embodied.policies.generative.guidance import SamplerStep, sample
 from embodied.policies.wrappers.real_time_chunking import (
     PreviousPlan,
     RealTimeChunking,
+    SamplerStep,
     guided_step,
+    sample,
     weights,
 )
 from tests.builders import node_of

@@ -11,8 +11,7 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.policies.networks.sequence import CausalTransformer
-from embodied.policies.transformer import Transformer
+from embodied.policies.transformer import CausalTransformer, Transformer
 
 OBS = {"state": Leaf((3,))}
 ACTS = {"normal": Leaf((2,), low=-1.0, high=1.0), "categorical": Leaf((), "int64", 0, 3)}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.buffers.mixture import Mixture
+from embodied.buffers.source import Mixture
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect

@@ -15,7 +15,7 @@ from embodied.core.env import VecEnv
 from embodied.core.seeding import seed_everything
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
-from embodied.training.value_query import SEED, TaskValueEstimator, task_value_estimator
+from embodied.training.task_sampling import SEED, TaskValueEstimator, task_value_estimator
 from tests.training.test_level_teaching import MEMORY
 from tests.training.test_level_teaching import NODE as MAZES
 from tests.training.test_teaching import NODE, PPO, run

@@ -44,7 +44,7 @@ from embodied.learners.actor_critic import (
     draw,
 )
 from embodied.learners.critics import Critic
-from embodied.learners.gradient_learner import soft_update
+from embodied.learners.learner import soft_update
 from embodied.policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite

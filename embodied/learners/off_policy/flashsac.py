@@ -41,11 +41,10 @@ from embodied.learners.actor_critic import (
     actor_loss,
     draw,
 )
-from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import soft_update
-from embodied.policies.block_gaussian import BlockGaussian
+from embodied.learners.critics import Support, cross_entropy
+from embodied.learners.learner import soft_update
+from embodied.policies.block_gaussian import BlockGaussian, Blocks
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.networks.residual_blocks import Blocks
 
 
 @dataclass(frozen=True)

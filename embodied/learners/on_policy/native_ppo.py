@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied.core import distributed
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import RecurrentValue, Value
-from embodied.learners.on_policy.learning_rates import LearningRates
+from embodied.learners.on_policy.ppo_parts import LearningRates
 from embodied.nn import native
 from embodied.nn.native.networks import Moments, activation_of, dense, moments, parameter, plain
 from embodied.nn.optim import Adam

@@ -29,8 +29,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, take
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.learning_rates import clip_norm
 from embodied.learners.on_policy.ppo import Ppo
+from embodied.learners.on_policy.ppo_parts import clip_norm
 from embodied.nn.optim import Adam, Optimizer
 
 

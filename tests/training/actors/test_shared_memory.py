@@ -12,9 +12,8 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from embodied.core.env import Step
-from embodied.training.actors.byte_ring import ByteRing
-from embodied.training.actors.collected import Collected, decode, encode, joined
-from embodied.training.actors.shared_weights import SharedWeights, learned
+from embodied.training.actors.shared_memory import ByteRing, SharedWeights, learned
+from embodied.training.actors.transport import Collected, decode, encode, joined
 
 
 def test_messages_come_out_in_order_and_wrap_round() -> None:

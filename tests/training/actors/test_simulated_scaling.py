@@ -17,11 +17,11 @@ from embodied.core.build import build
 from embodied.core.env import Step
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.training.actors.collected import Collected
 from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.actors.transport import (
     ActorSettings,
     ActorWeights,
+    Collected,
     RemoteActor,
     Transport,
     Weights,
