@@ -1,7 +1,7 @@
 """PPO's epochs in native code (ppo.cpp): small MLPs spend most of an update between the operations.
 
 The reference is `Ppo._step`; parameters agree to 1e-5 after 300 updates
-(tests/learners/test_native_ppo.py). What it does not support is trained by the reference.
+(tests/learners/test_native.py). What it does not support is trained by the reference.
 """
 
 from __future__ import annotations

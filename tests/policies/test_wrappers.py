@@ -1,4 +1,4 @@
-"""Best of N and edited candidates: choices by hand, and what stays as the base does it."""
+"""Best of N, edits, features of a base and physical units: choices and values by hand."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from torch.distributions import AffineTransform, Normal, TanhTransform, Transfor
 
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
+from embodied.core.affine import Affine
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import QFunction
+from embodied.policies.steering.dsrl_features import DsrlFeatures
 from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
 from embodied.policies.wrappers.edit import Edit
-from tests.builders import node_of
+from embodied.policies.wrappers.physical_units import PhysicalUnits
+from tests.builders import make_policy, node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 2}
@@ -29,8 +32,8 @@ LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
 
 def best(**settings: Any) -> BestOfN:
     torch.manual_seed(0)
-    node = node_of("policies.wrappers.best_of_n.BestOfN", base=FLOW, critic=LINEAR, n=4, **settings)
-    return build(node, Policy, spec=SPEC)
+    given = {"base": FLOW, "critic": LINEAR, "n": 4, **settings}
+    return make_policy("wrappers.best_of_n.BestOfN", SPEC, **given)
 
 
 def edit(**settings: Any) -> Edit:
@@ -198,3 +201,205 @@ def test_values_of_many_actions_are_those_of_each() -> None:
     torch.testing.assert_close(critic.each(obs, actions), expected)
     some = torch.tensor([2, 0])
     torch.testing.assert_close(critic.each(obs, actions, some), expected[some])
+
+
+FEATURED_SPEC = Spec(
+    {
+        "state": Leaf((3,)),
+        "wrist": Leaf((16, 16, 3), "uint8"),
+        "privileged/state": Leaf((5,)),
+    },
+    Leaf((2,), low=-1.0, high=1.0),
+    dt=0.1,
+)
+BASE = node_of(
+    "policies.generative.flow.Flow", chunk=3, width=16, images={"channels": [4], "features": 7}
+)
+
+
+def made(**base: Any) -> DsrlFeatures:
+    torch.manual_seed(0)
+    node = {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
+    policy = DsrlFeatures.wrap(build(BASE | base, Policy, spec=FEATURED_SPEC), node, GAUSSIAN)
+    assert isinstance(policy, DsrlFeatures)
+    return policy
+
+
+def seen(n: int) -> Tensors:
+    return {
+        "state": torch.randn(n, 3),
+        "wrist": torch.randint(256, (n, 16, 16, 3), dtype=torch.uint8),
+        "privileged/state": torch.randn(n, 5),
+    }
+
+
+def test_rows_hold_features_and_what_critics_see_and_no_picture() -> None:
+    policy, obs = made(), seen(4)
+    actor = Actor(policy, 4, explore=True)
+    actor(obs, torch.ones(4, dtype=torch.bool))
+    assert set(actor.decision_obs) == {"features", "privileged/state"} == set(policy.inner.spec.obs)
+    assert actor.decision_obs["features"].shape == (4, 3 + 7)
+    assert torch.equal(actor.decision_obs["features"], policy.base.get_submodule("encoder")(obs))
+    assert actor.stored_action.shape == (4, 6)
+    assert not any("sight" in key for key in actor.carry), "pictures stay in the carry"
+    assert set(actor.preview(obs)) == {"features", "privileged/state"}
+
+
+def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
+    policy, obs = made(), seen(4)
+    actor = Actor(policy, 4)
+    one = actor(obs, torch.ones(4, dtype=torch.bool))
+    u = actor.stored_action
+    expected = policy.base.act(obs, {}, 2.0 * u)[0]
+    assert torch.allclose(one, expected[:, 0], atol=1e-6)
+    other = {key: value.roll(1, 0) for key, value in obs.items()}
+    again = actor(other, torch.tensor([True, False, False, False]))
+    assert torch.allclose(again[1:], expected[1:, 1], atol=1e-6), "these go on with their chunks"
+    fresh = policy.base.act(other, {}, 2.0 * actor.stored_action)[0]
+    assert torch.allclose(again[0], fresh[0, 0], atol=1e-6)
+
+
+def test_a_base_without_an_encoder_is_refused() -> None:
+    base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=FEATURED_SPEC)
+    with pytest.raises(ConfigError, match="no encoder"):
+        DsrlFeatures.wrap(
+            base, {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures"}, GAUSSIAN
+        )
+
+
+DEGREES = Leaf((2,), unit="deg", names=("shoulder", "elbow"))
+ARM = Spec({"state": Leaf((3,), unit="deg")}, DEGREES, dt=0.1)
+ACTION = Affine((-90.0, 0.0), (90.0, 100.0))
+STATE = Affine((-10.0,) * 3, (10.0,) * 3)
+DEEP_FLOW = {
+    "_target_": "embodied.policies.generative.flow.Flow",
+    "chunk": 4,
+    "width": 16,
+    "depth": 1,
+}
+
+
+def arm(reach: float | None = None) -> PhysicalUnits:
+    node = {
+        "_target_": "embodied.policies.wrappers.physical_units.PhysicalUnits",
+        "base": DEEP_FLOW,
+        "action": ACTION.to_json(),
+        "obs": {"state": STATE.to_json()},
+        "reach": reach,
+    }
+    return build(node, PhysicalUnits, spec=ARM)
+
+
+def test_actions_and_observations_are_physical() -> None:
+    policy = arm()
+    noise, state = policy.sample_noise(5), torch.randn(5, 3) * 10
+    actions, _ = policy.act({"state": state}, {}, noise)
+    inner, _ = policy.base.act({"state": state / 10}, {}, noise)
+    assert actions.shape == (5, 4, 2) and policy.chunk == 4
+    torch.testing.assert_close(actions, ACTION.to_physical(inner))
+
+
+def test_the_base_sees_a_spec_in_normalised_values() -> None:
+    inner = arm().base.spec
+    assert (inner.act.low, inner.act.high) == (-1.0, 1.0)
+    assert inner.obs["state"].is_normalized and inner.act.names == DEGREES.names
+    assert arm(reach=3.0).base.spec.act.is_normalized
+
+
+def test_a_loss_in_physical_units_is_the_bases() -> None:
+    policy = arm()
+    batch = {
+        "obs/state": torch.randn(6, 3) * 10,
+        "action": torch.randn(6, 4, 2) * 50,
+        "valid": torch.ones(6, 4, dtype=torch.bool),
+    }
+    normalised = {
+        **batch,
+        "obs/state": batch["obs/state"] / 10,
+        "action": ACTION.to_unit(batch["action"]),
+    }
+    torch.manual_seed(0)
+    here = policy.loss(batch)
+    torch.manual_seed(0)
+    torch.testing.assert_close(here, policy.base.loss(normalised))
+
+
+def test_it_is_put_around_a_trained_policy_and_saved(tmp_path: Path) -> None:
+    base = arm().base
+    policy = PhysicalUnits.of(base, ARM, ACTION, {"state": STATE})
+    loaded = checkpoint.load_policy(checkpoint.save(tmp_path / "1", policy, 1), ARM)
+    noise, obs = policy.sample_noise(3), {"state": torch.randn(3, 3)}
+    assert torch.equal(loaded.act(obs, {}, noise)[0], policy.act(obs, {}, noise)[0])
+    assert isinstance(loaded, Policy) and loaded.spec == ARM
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"action": {"low": [0], "high": [1]}}, "action.low has 1 numbers"),
+        ({"obs": {"stat": STATE.to_json()}}, "obs.stat has 3 numbers.*absent"),
+        ({"action": {"low": [0, 0], "high": [0, 1]}}, "equal in element 0"),
+    ],
+)
+def test_maps_that_do_not_fit_are_refused(change: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        build({**arm().node, **change}, PhysicalUnits, spec=ARM)
+
+
+WIDE = arm(reach=4.0)
+
+
+def networks() -> list[dict]:
+    small = {"hidden": [16]}
+    flow = {"chunk": 2, "width": 16, "depth": 1}
+    where = "embodied.policies.generative"
+    return [
+        {"_target_": "embodied.policies.gaussian.Gaussian", **small},
+        {"_target_": "embodied.policies.gaussian.Gaussian", "imitate": "nll", **small},
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", **small},
+        {"_target_": "embodied.policies.deterministic.Deterministic", **small},
+        {"_target_": f"{where}.flow.Flow", **flow},
+        {"_target_": f"{where}.shortcut.Shortcut", **flow},
+        {"_target_": f"{where}.consistency.Consistency", "steps": 2, **flow},
+        {"_target_": f"{where}.diffusion.Diffusion", **flow},
+        {
+            "_target_": f"{where}.one_step.OneStep",
+            "hidden": [16],
+            "flow": {"_target_": f"{where}.flow.Flow", **flow},
+        },
+        {"_target_": f"{where}.act.Act", "chunk": 2, "width": 16, "heads": 2, "style": 4},
+    ]
+
+
+@pytest.mark.parametrize("node", networks(), ids=lambda node: node["_target_"].rpartition(".")[2])
+def test_every_imitating_policy_reaches_beyond_the_quantiles(node: dict) -> None:
+    """2% of the data lie outside of the quantiles: an action there is learned, not clamped."""
+    torch.manual_seed(0)
+    policy = build({**WIDE.node, "base": node}, PhysicalUnits, spec=ARM)
+    target = ACTION.to_physical(torch.tensor([2.5, -2.5]))
+    rows = {
+        "obs/state": torch.randn(64, 3) * 10,
+        "action": target.expand(64, policy.chunk, 2),
+        "valid": torch.ones(64, policy.chunk, dtype=torch.bool),
+    }
+    policy.fit(rows)
+    adam = torch.optim.Adam(policy.parameters(), lr=0.02)
+    for _ in range(200):
+        loss = policy.loss(rows).mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    policy.eval()
+    obs = {"state": rows["obs/state"][:16]}
+    with torch.no_grad():
+        actions, _ = policy.act(obs, policy.initial(16), policy.sample_noise(16))
+    found = ACTION.to_unit(actions).mean((0, 1))
+    assert found[0] > 1.1 and found[1] < -1.1
+
+
+def test_observations_are_normalised_once() -> None:
+    base = WIDE.base
+    rows = {"obs/state": torch.randn(100, 3) * 1000, "action": torch.zeros(100, 4, 2)}
+    WIDE.fit(rows)
+    values = torch.full((1, 3), 50.0)
+    assert torch.equal(base.encoder({"state": values}), values)

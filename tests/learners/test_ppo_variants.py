@@ -1,4 +1,4 @@
-"""PPO that imitates its own best episodes: scores, order and what is kept by hand, exact resume."""
+"""PPO with one GRU, with demonstrations, and that imitates its own best episodes (RAPID)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest
+from embodied.learners.critics import ValueConfig
 from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.on_policy.ppo import Ppo
+from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
 from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
+from embodied.learners.on_policy.ppo_shared import Config, PpoShared
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import node_of
-from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, played
+from tests.builders import make_learner, node_of
+from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, carry_of, played
 from tests.learners.test_ppo import make as make_ppo
+from tests.learners.test_ppo import make as make_ppo_shared
+from tests.training.test_teaching import NODE, PPO
 
 TARGET = "embodied.learners.on_policy.ppo_rapid.PpoRapid"
 
@@ -240,3 +246,202 @@ def test_what_it_does_not_take() -> None:
             policy=build(NODES["normal"], Policy, spec=spec),
             spec=spec,
         )
+
+
+CLONE = {
+    "bc_pretrain_steps": 30,
+    "critic_warmup": 1,
+    "bc_steps": 2,
+    "bc_batch_size": 8,
+    "bc_lr": 0.02,
+}
+
+
+def make_shown(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos:
+    torch.manual_seed(0)
+    spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
+    given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **CLONE}
+    node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", **given, **settings}
+    learner: PpoDemos = build(
+        node,
+        PpoDemos,
+        policy=build(NODES[name], Policy, spec=spec),
+        spec=spec,
+        run=RunPlan(decisions=240),
+    )
+    if rows:
+        learner.set_demonstrations(demos(name, rows))
+    return learner
+
+
+def demos(name: str, rows: int) -> Tensors:
+    """Who shows does what the sign of the first number says."""
+    random = torch.Generator().manual_seed(3)
+    state = torch.randn(rows, 3, generator=random)
+    sign = state[:, :1] > 0
+    action = (
+        sign.long() if name == "categorical" else (sign.float() - 0.5)[:, None].expand(-1, 1, 2)
+    )
+    valid = torch.ones(rows, 1, dtype=torch.bool)
+    truth = torch.zeros(rows, 2)
+    shown = {"obs/state": state, "obs/critic/truth": truth, "action": action, "valid": valid}
+    return {**shown, "episode": torch.zeros(rows, dtype=torch.int64)}
+
+
+def moved(learner: PpoDemos, batch: Tensors) -> tuple[bool, bool]:
+    """Whether the policy's and the critic's weights move in an update."""
+    parts = (learner.policy, learner.value)
+    before = [[p.clone() for p in part.parameters()] for part in parts]
+    learner.update(batch)
+    policy, value = (
+        any(not torch.equal(p, q) for p, q in zip(part.parameters(), old, strict=True))
+        for part, old in zip(parts, before, strict=True)
+    )
+    return policy, value
+
+
+@pytest.mark.parametrize("name", ["categorical", "normal"])
+def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
+    learner = make_shown(name)
+    shown = demos(name, 40)
+    with torch.no_grad():
+        before = learner.policy.loss(shown).mean()  # type: ignore[attr-defined]
+    assert moved(learner, played(learner)) == (True, False)
+    with torch.no_grad():
+        assert learner.policy.loss(shown).mean() < before - 0.1  # type: ignore[attr-defined]
+    assert moved(learner, played(learner)) == (False, True)  # warm
+    assert moved(learner, played(learner)) == (True, True)
+
+
+def test_cloning_fades() -> None:
+    learner = make_shown(bc_decay=0.5, bc_steps=4, bc_pretrain_steps=0, critic_warmup=0)
+    steps = []
+    clone = learner._clone
+
+    def counted(count: int) -> torch.Tensor:
+        steps.append(count)
+        return clone(count)
+
+    learner._clone = counted  # type: ignore[method-assign]
+    for _ in range(6):  # each batch is 24 of 240 decisions
+        learner.update(played(learner))
+    assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120)): 3.2, 2.4, 1.6, 0.8, and none
+    assert remaining(100, fade=0.0, total=0) == 1
+
+
+def test_shown_nothing_it_is_ppo() -> None:
+    learner, plain = make_shown(rows=0), make_ppo("categorical")
+    for _ in range(3):
+        batch = played(plain)
+        torch.manual_seed(5)
+        plain.update(batch)
+        torch.manual_seed(5)
+        learner.update(batch)
+    for one, other in zip(learner.policy.parameters(), plain.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_shown_it_goes_on_exactly() -> None:
+    """From a state in the middle of its warm-up, which another learner takes over."""
+    learner, other = make_shown(), make_shown()
+    batches = [played(make_shown()) for _ in range(4)]
+    learner.update(batches[0])
+    other.set_state(copy.deepcopy(learner.get_state()))
+    for each in (learner, other):
+        for seed, batch in enumerate(batches[1:]):
+            torch.manual_seed(seed)
+            each.update(batch)
+    assert learner.updates == other.updates == 4
+    mine, theirs = learner.state_dict(), other.state_dict()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_shown_what_it_does_not_take() -> None:
+    spec = Spec(OBS, BOX, dt=0.1)
+    policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
+    with pytest.raises(ConfigError, match="without memory"):
+        make_learner("on_policy.ppo_demos.PpoDemos", policy)
+    with pytest.raises(ConfigError, match="length of the run"):
+        node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "bc_decay": 0.5}
+        build(node, Learner, policy=build(NODES["normal"], Policy, spec=spec), spec=spec)
+
+
+def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:
+    node = {**NODE, **PPO, "teacher": None, "out": str(tmp_path / "run")}
+    shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="demos=DIR"):
+        train({**node, "learner": shown}, Log(tmp_path, silent=True))
+
+
+SETTINGS: dict[str, Any] = {"normalize": False, "batch_size": 24}
+
+
+def pair() -> tuple[Ppo, PpoShared]:
+    """The same policy; the other's critic has a copy of the policy's GRU and the same MLP."""
+    other = make_ppo_shared(memory=True, value={"hidden": [8], "obs": ["state"]}, **SETTINGS)
+    config = Config(**SETTINGS, horizon=other.horizon, value=ValueConfig(hidden=(8,)))
+    learner = PpoShared(config, other.policy, other.policy.spec)
+    other.value.memory.load_state_dict(other.policy.memory.state_dict())  # type: ignore[operator,union-attr]
+    other.value.net.load_state_dict(learner.value.net.state_dict())
+    return other, learner
+
+
+def batches(learner: Ppo) -> tuple[Tensors, Tensors, Tensors]:
+    """A batch, with the carry, and the table of its minibatches."""
+    batch = played(learner)
+    carry = carry_of(batch)
+    kept = {key: value for key, value in batch.items() if not key.startswith("carry/")}
+    learner.memory = carry["h"]  # the hidden state of its critic
+    return kept, carry, learner._table(kept, carry)[0]
+
+
+def test_tables_and_losses_are_those_of_a_copied_gru() -> None:
+    other, learner = pair()
+    batch, carry, theirs = batches(other)
+    ours = learner._table(batch, carry)[0]
+    assert set(theirs) - set(ours) == {"memory"}
+    for key in ours:
+        torch.testing.assert_close(ours[key], theirs[key], msg=key)
+    one, said = learner._loss(ours)
+    two, heard = other._loss(theirs)
+    torch.testing.assert_close(one, two)
+    for key in said:
+        torch.testing.assert_close(said[key], heard[key], msg=key)
+
+
+def test_the_gru_has_the_gradients_of_both_losses() -> None:
+    other, learner = pair()
+    batch, carry, theirs = batches(other)
+    ours = learner._table(batch, carry)[0]
+    other._loss(theirs)[0].backward()
+    memories = (other.policy.memory, other.value.memory)  # type: ignore[union-attr]
+    summed = [
+        sum(p.grad for p in pair)
+        for pair in zip(*(memory.parameters() for memory in memories), strict=True)
+    ]
+    other.policy.zero_grad()
+    learner._loss(ours)[0].backward()
+    for gradient, parameter in zip(summed, learner.actor.memory.parameters(), strict=True):  # type: ignore[attr-defined]
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_an_update_moves_all_and_nothing_is_there_twice() -> None:
+    _, learner = pair()
+    parameters = list(learner.parameters())
+    assert len({id(p) for p in parameters}) == len(parameters)
+    before = [p.clone() for p in parameters]
+    metrics = learner.update(played(learner))
+    assert all(torch.isfinite(value) for value in metrics.values())
+    assert all(not torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+    values = learner.state_values({"state": torch.zeros(3, 3)})
+    assert values.shape == (3,)
+
+
+def test_what_does_not_fit_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="needs a recurrent policy"):
+        flat = make_ppo_shared(memory=False, **SETTINGS)
+        PpoShared(Config(), flat.policy, flat.policy.spec)
+    _, learner = pair()
+    with pytest.raises(ConfigError, match=r"value\.obs has no effect"):
+        config = Config(value=ValueConfig(obs=("state",)))
+        PpoShared(config, learner.policy, learner.policy.spec)
