@@ -18,7 +18,7 @@ ones. Components from SimBa (Lee et al., 2024), CrossQ (Bhatt et al., 2024) and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
@@ -27,12 +27,12 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Number
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy, require_continuous
+from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.networks import Feedforward
+from embodied.policies.encoded import EncodedConfig, EncodedPolicy
 from embodied.policies.gaussian import Gaussian
-from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
 class Blocks(nn.Module):
@@ -133,18 +133,15 @@ def _directions(n: int, size: int, out: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(EncodedConfig):
     """Settings of the policy; FlashSAC uses `log_std` -10 and 2, which gives less initial noise."""
 
-    chunk: Count = 1  # actions of one decision
     width: Count = 128  # units of a residual block
     depth: Count = 2  # residual blocks
     expansion: Count = 4  # a block widens by this factor
     hold: Count = 16  # most decisions with the same noise sample (1: new for each decision)
     log_std: tuple[Number, Number] = (-5.0, 2.0)  # soft bounds of log std
     imitate: Literal["mse", "nll"] = "mse"  # imitation loss; nll also trains the std
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
 class BlockGaussian(Gaussian):
@@ -156,18 +153,11 @@ class BlockGaussian(Gaussian):
     Held noise is stored in the carry under `explore/`; without a carry every decision uses its own.
     """
 
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     net: Blocks  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        Policy.__init__(self)
         require_continuous(spec)
-        self.spec = spec
-        self.chunk = config.chunk
-        self.config = config
-        self.size = config.chunk * spec.act.size
-        self.squashes = not spec.act.is_normalized
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+        EncodedPolicy.__init__(self, config, spec)
         self.net = Blocks(
             1, self.encoder.size, config.width, config.depth, 2 * self.size, config.expansion
         )
@@ -192,16 +182,14 @@ class BlockGaussian(Gaussian):
         }
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        device = self.encoder.norm.mean.device
-        make = torch.randn if explore else torch.zeros
-        return make(n, self.size + 1, device=device)
+        return self.normal_noise(n, self.size + 1, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         carry = self._hold(carry, noise)
         mean, log_std = self(obs)
         used = carry.get("explore/noise", noise[:, : self.size])
         action = self.squash(mean + log_std.exp() * used)
-        return action.view(-1, self.chunk, *self.spec.act.shape), carry
+        return self.in_steps(action), carry
 
     def _hold(self, carry: Tensors, noise: Tensor) -> Tensors:
         """The carry, with new noise for environments whose held noise has expired."""

@@ -32,9 +32,10 @@ class Clock:
         return self.now
 
 
-def make_policy(target: str, spec: Spec, seed: int = 0, **settings: Any) -> Any:
-    """`embodied.policies.TARGET` with `settings`, initialised from `seed`."""
-    torch.manual_seed(seed)
+def make_policy(target: str, spec: Spec, seed: int | None = 0, **settings: Any) -> Any:
+    """`embodied.policies.TARGET` with `settings`, initialised from `seed` (None: as torch is)."""
+    if seed is not None:
+        torch.manual_seed(seed)
     return build(node_of(f"policies.{target}", **settings), Policy, spec=spec)
 
 

@@ -133,11 +133,7 @@ class ActorCritic(GradientLearner):
             self.descend("actor", loss)
         self.log_alpha.grad = temperature_gradient(log_prob, self.entropy)
         self.optims["temperature"].step()
-        return {
-            "actor_loss": loss.detach(),
-            "entropy": -log_prob.mean(),
-            "temperature": self.alpha,
-        }
+        return {"actor_loss": loss.detach(), "entropy": -log_prob.mean(), "temperature": self.alpha}
 
     def slices(self, batch: Tensors, size: int) -> Iterator[Tensors]:
         """`batch` in parts of `size` transitions, for several critic steps per update."""

@@ -25,11 +25,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def mlp(
-    size: int,
-    hidden: Sequence[int],
-    out: int,
-    activation: str = "relu",
-    layer_norm: bool = False,
+    size: int, hidden: Sequence[int], out: int, activation: str = "relu", layer_norm: bool = False
 ) -> nn.Sequential:
     """An MLP: linear layers, each but the last followed by LayerNorm (optional) and an
     activation."""

@@ -112,10 +112,7 @@ def build_buffers(
 
 
 def _replay_and_demos(
-    config: RunConfig,
-    data: OffPolicy,
-    demonstrations: Demonstrations | None,
-    device: torch.device,
+    config: RunConfig, data: OffPolicy, demonstrations: Demonstrations | None, device: torch.device
 ) -> tuple[ReplayBuffer, Source, Source]:
     """The replay buffer, and the sources of updates and of pretraining updates."""
     if demonstrations is None:

@@ -16,13 +16,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner
 from embodied.training.config import Offline, RunConfig
-from embodied.training.demonstrations import (
-    imitated,
-    metrics_of,
-    pairs_of,
-    rows_for,
-    source_of,
-)
+from embodied.training.demonstrations import imitated, metrics_of, pairs_of, rows_for, source_of
 from embodied.training.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError
 from embodied.core.env import Step
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
@@ -28,6 +27,7 @@ from embodied.evaluation.statistics import (
 from embodied.evaluation.task_grid import FILE, TaskGridEval, grid
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import make_policy
 from tests.training.test_teaching import NODE
 
 
@@ -156,9 +156,7 @@ def test_every_task_is_played_once_and_listed_in_order() -> None:
     """Five tasks in two rows: the sixth episode is not counted."""
     env = Telling(Fr3(Config(task="reach", num_envs=2, threads=1, horizon=3)))
     tasks = torch.tensor([[0.1, 0.5, 0.5], [0.3] * 3, [0.5] * 3, [0.7] * 3, [0.9] * 3])
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=env.spec
-    )
+    policy = make_policy("gaussian.Gaussian", env.spec, seed=None, hidden=[8])
     result = evaluate(policy, TaskGridEval(env, tasks), 5, 0)
     assert result.returns.tolist() == pytest.approx([1, 3, 5, 7, 9])
 

@@ -35,8 +35,7 @@ def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **setti
     torch.manual_seed(0)
     made = build({"_target_": f"embodied.policies.{policy}", "hidden": [32]}, Policy, spec=spec)
     given = {"hidden": [32], "batch_size": 4, **settings}
-    node = {"_target_": "embodied.learners.offline.iql.Iql", **given}
-    return build(node, Learner, policy=made, spec=spec, run=RunPlan(100))
+    return make_learner("offline.iql.Iql", made, run=RunPlan(100), **given)
 
 
 def batch_of(n: int) -> Tensors:
@@ -124,9 +123,7 @@ def test_each_loss_moves_its_own_part() -> None:
 
 def test_the_gaussian_likelihood_is_weighted() -> None:
     """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [32], "imitate": "nll"}
-    policy = build(node, Policy, spec=SPEC)
+    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32], imitate="nll")
     learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[32], beta=0.1)
     constant(learner, [3.0, 3.0], 1.0)
     batch = batch_of(4)
@@ -136,9 +133,7 @@ def test_the_gaussian_likelihood_is_weighted() -> None:
 
 
 def test_a_flow_policy_can_be_extracted() -> None:
-    torch.manual_seed(0)
-    node = node_of("policies.generative.flow.Flow", chunk=3, width=16, depth=1)
-    policy = build(node, Policy, spec=SPEC)
+    policy = make_policy("generative.flow.Flow", SPEC, chunk=3, width=16, depth=1)
     learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[16])
     steps = {"executed_steps": torch.tensor([3, 3, 2, 1])}
     batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1} | steps

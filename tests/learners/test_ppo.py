@@ -18,7 +18,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_parts import (
     RecurrentPolicy,
@@ -29,7 +29,7 @@ from embodied.learners.on_policy.ppo_parts import (
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
-from tests.builders import make_learner, node_of
+from tests.builders import make_learner, make_policy, node_of
 from tests.toy_envs import Config, Counter, Reach
 from tests.training.test_on_policy import Silent
 
@@ -48,13 +48,8 @@ def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: 
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     node = {**MEMORY, "inner": NODES[name]} if memory else NODES[name]
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
-    learner = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **given}
-    return build(
-        learner,
-        Learner,
-        policy=build(node, Policy, spec=spec),
-        spec=spec,
-        run=RunPlan(decisions=240),
+    return make_learner(
+        "on_policy.ppo.Ppo", build(node, Policy, spec=spec), run=RunPlan(decisions=240), **given
     )
 
 
@@ -389,9 +384,7 @@ def steps(loop: OnPolicyLoop, count: int) -> None:
 
 def test_policies_without_a_density_are_refused() -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "width": 8}, Policy, spec=spec
-    )
+    policy = make_policy("generative.flow.Flow", spec, seed=None, width=8)
     with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
         make_learner("on_policy.ppo.Ppo", policy)
     with pytest.raises(ConfigError, match='no observation "truth"'):

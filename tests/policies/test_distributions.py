@@ -22,13 +22,12 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
 from embodied.learners.learner import RunPlan
-from embodied.learners.on_policy.ppo import Ppo
 from embodied.policies.categorical import Categorical
 from embodied.policies.categorical import Config as CategoricalConfig
 from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
 from embodied.policies.diagonal_gaussian import DiagonalGaussian
 from embodied.policies.gaussian import Config, Gaussian
-from tests.builders import make_policy
+from tests.builders import make_learner, make_policy
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -95,11 +94,7 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
     }
     deviations = {}
     for kind in ("nll", "mse"):
-        policy = build(
-            {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8], "imitate": kind},
-            Policy,
-            spec=SPEC,
-        )
+        policy = make_policy("gaussian.Gaussian", SPEC, seed=None, hidden=[8], imitate=kind)
         adam = torch.optim.Adam(policy.parameters(), lr=0.02)
         for _ in range(200):
             adam.zero_grad()
@@ -303,8 +298,7 @@ def test_ppo_trains_it_without_native_code() -> None:
     """Rewarded for actions near (0.5, -0.5), its mean goes there; the report names the reason."""
     policy = make_beta()
     settings = {"horizon": 1, "batch_size": 256, "epochs": 4, "lr": 0.01, "value": {"hidden": [8]}}
-    node = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **settings}
-    learner = build(node, Ppo, policy=policy, spec=NORMAL_SPEC, run=RunPlan(decisions=1))
+    learner = make_learner("on_policy.ppo.Ppo", policy, run=RunPlan(decisions=1), **settings)
     accelerate(learner, native=True)
     assert native_obstacle(learner) == "the policy is DiagonalBeta, not DiagonalGaussian"
     obs = torch.zeros(1, 256, 3)

@@ -204,11 +204,7 @@ def test_values_of_many_actions_are_those_of_each() -> None:
 
 
 FEATURED_SPEC = Spec(
-    {
-        "state": Leaf((3,)),
-        "wrist": Leaf((16, 16, 3), "uint8"),
-        "privileged/state": Leaf((5,)),
-    },
+    {"state": Leaf((3,)), "wrist": Leaf((16, 16, 3), "uint8"), "privileged/state": Leaf((5,))},
     Leaf((2,), low=-1.0, high=1.0),
     dt=0.1,
 )

@@ -27,7 +27,7 @@ from embodied.training.logger import Log
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.reward_pipeline import RewardPipeline
 from embodied.training.trainer import Every, Trainer
-from tests.builders import node_of
+from tests.builders import make_policy, node_of
 from tests.toy_envs import Config, Counter
 from tests.training.test_train import flat, run, same, settings, weights
 
@@ -315,9 +315,7 @@ GAMMA = 0.5
 
 def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
     env = Counter(Config(num_envs=rows))
-    policy = build(
-        {"_target_": "embodied.policies.random.Random", "chunk": chunk}, Policy, spec=env.spec
-    )
+    policy = make_policy("random.Random", env.spec, seed=None, chunk=chunk)
     return Collector(env, policy, GAMMA, n_step)
 
 

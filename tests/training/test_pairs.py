@@ -19,12 +19,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
-from embodied.rewards.preferences.labellers import (
-    ABSTAIN,
-    FIRST,
-    SECOND,
-    CountingLabeller,
-)
+from embodied.rewards.preferences.labellers import ABSTAIN, FIRST, SECOND, CountingLabeller
 from embodied.rewards.preferences.offline import SegmentPairs
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config

@@ -12,12 +12,7 @@ from embodied.compose import PACKAGED, compose
 from embodied.core.build import ConfigError
 from embodied.datasets.collect import CollectConfig, collect
 from embodied.training.components import RunComponents
-from embodied.training.config import (
-    REGIMES,
-    RunConfig,
-    read_config,
-    settings_of,
-)
+from embodied.training.config import REGIMES, RunConfig, read_config, settings_of
 from embodied.training.trainer import Every, intervals
 from tests.builders import node_of
 from tests.training.test_train import run

@@ -74,12 +74,7 @@ class BlockCritic(nn.Module):
         super().__init__()
         self.encoder = Encoder(spec.obs, asymmetric=True)
         self.net = Blocks(
-            n,
-            self.encoder.size + size,
-            config.width,
-            config.depth,
-            config.atoms,
-            config.expansion,
+            n, self.encoder.size + size, config.width, config.depth, config.atoms, config.expansion
         )
         with torch.no_grad():
             z = torch.linspace(-5, 5, config.atoms)  # in units of the standard deviation

@@ -28,7 +28,7 @@ from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import node_of
+from tests.builders import make_policy, node_of
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPECS = {
@@ -281,9 +281,7 @@ def test_they_learn(name: str) -> None:
 
 def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
-    normal = build(
-        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec
-    )
+    normal = make_policy("diagonal_gaussian.DiagonalGaussian", spec, seed=None)
     flow = build(POLICIES["reinflow"], Policy, spec=spec)
     diffusion = build(POLICIES["dppo"], Policy, spec=spec)
     for name, policy, says in (

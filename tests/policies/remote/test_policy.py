@@ -144,9 +144,7 @@ def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
         remote_policy(flow[1], SPEC)
 
 
-def test_another_policy_than_the_one_that_was_steered_is_refused(
-    flow: tuple[Policy, str],
-) -> None:
+def test_another_policy_than_the_one_that_was_steered_is_refused(flow: tuple[Policy, str]) -> None:
     with pytest.raises(ConfigError, match="serves another policy"):
         remote_policy(flow[1], SPEC, policy_hash="0" * 64)
 

@@ -132,7 +132,4 @@ def test_the_envs_of_several_actors_are_numbered_one_after_the_other() -> None:
     )
     assert made.finished is not None and made.finished.tolist() == [0, 4] and made.version == 1
     assert made.step.reward.tolist() == [1, 0, 2, 0, 5, 0]
-    assert made.rows["reward"].tolist() == [
-        1,
-        5,
-    ]
+    assert made.rows["reward"].tolist() == [1, 5]

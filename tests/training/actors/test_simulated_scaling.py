@@ -13,9 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from embodied.core.build import build
 from embodied.core.env import Step
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.actors.transport import (
@@ -26,6 +24,7 @@ from embodied.training.actors.transport import (
     Transport,
     Weights,
 )
+from tests.builders import make_policy
 
 # ms of CPU time of a vector step of 16 Ants with a policy of 256 x 256: 40 quantiles of 250 steps.
 STEP = [
@@ -150,9 +149,7 @@ def pace(actors: int, lag: int, steps: int = 200) -> float:
     """Steps of all actors together, per ms."""
     transport = Simulated()
     env = ActorEnv(ActorSettings({}, (), actors, 0, lag, "torch"), actors, transport)
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [4]}, Policy, spec=SPEC
-    )
+    policy = make_policy("gaussian.Gaussian", SPEC, seed=None, hidden=[4])
     pool = ActorPool(env, policy, False, {}, torch.device("cpu"), lag)
     for _ in range(steps):
         pool.step()
