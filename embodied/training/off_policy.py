@@ -375,6 +375,11 @@ def build_off_policy(
     acting = behaviour_of(learner, policy)
     if data.actors and acting is not policy:
         raise ConfigError("this learner collects with a policy of its own: data.actors=0")
+    schedule: UpdateRatio | None = None
+    if isinstance(data.utd_ratio, dict):
+        from embodied.training.update_ratio import UpdateRatio
+
+        schedule = build(data.utd_ratio, UpdateRatio)
     return OffPolicyLoop(
         data,
         collector=_collector(config, env, rewards, acting, learner, device),
@@ -384,16 +389,8 @@ def build_off_policy(
         rewards=rewards,
         stateful=stateful,
         fit_after_warmup=data.normalize and episodes is None,
-        schedule=_schedule(data),
+        schedule=schedule,
     )
-
-
-def _schedule(data: OffPolicy) -> UpdateRatio | None:
-    if not isinstance(data.utd_ratio, dict):
-        return None
-    from embodied.training.update_ratio import UpdateRatio
-
-    return build(data.utd_ratio, UpdateRatio)
 
 
 def _demonstrations(

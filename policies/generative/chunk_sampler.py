@@ -39,13 +39,12 @@ class ObservesHistory(GuidedSampler):
         if not self.past:
             return {}
         device = next(self.parameters()).device
-        kept = {HISTORY + name: self._zeros(name, n, device) for name in self.names}
-        return {**kept, FRESH: torch.ones(n, dtype=torch.bool, device=device)}
-
-    def _zeros(self, name: str, n: int, device: torch.device) -> Tensor:
-        leaf = self.spec.obs[name]
-        zeros = leaf.zeros(n, device)[:, None]
-        return zeros.repeat(1, self.past, *[1] * len(leaf.shape))
+        carry: Tensors = {FRESH: torch.ones(n, dtype=torch.bool, device=device)}
+        for name in self.names:
+            leaf = self.spec.obs[name]
+            zeros = leaf.zeros(n, device)[:, None]
+            carry[HISTORY + name] = zeros.repeat(1, self.past, *[1] * len(leaf.shape))
+        return carry
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         return with_history(obs, carry), carry
@@ -118,15 +117,13 @@ class ChunkSampler(ObservesHistory):
         past steps; without them, those of the present one repeated."""
         if not self.past:
             return self.encoder(obs)
-        steps = {name: self._steps(obs, name) for name in self.names}
+        steps: Tensors = {}  # [n, past + 1, ...], oldest first
+        for name in self.names:
+            now = obs[name][:, None]
+            copies = now.expand(-1, self.past, *now.shape[2:])
+            steps[name] = torch.cat([obs.get(HISTORY + name, copies).to(now.dtype), now], 1)
         encoded = self.encoder(each(steps, lambda leaf: leaf.flatten(0, 1)))
         return encoded.view(-1, self.feature_size)
-
-    def _steps(self, obs: Tensors, name: str) -> Tensor:
-        """The observations NAME [n, past + 1, ...], oldest first."""
-        now = obs[name][:, None]
-        copies = now.expand(-1, self.past, *now.shape[2:])
-        return torch.cat([obs.get(HISTORY + name, copies).to(now.dtype), now], 1)
 
     def to_actions(self, x: Tensor) -> Tensor:
         """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1] (not clamped

@@ -8,20 +8,12 @@ import math
 import pytest
 import torch
 
-from embodied.buffers.replay import ReplayBuffer
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import under
-from embodied.learners.acceleration import accelerate
 from embodied.learners.critics import Critic, Support, cross_entropy
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
 from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
-from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, node_of, still, transitions
-from tests.learners.test_sac import score
-from tests.toy_envs import Reach
+from tests.builders import make_learner, make_policy, still, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -200,32 +192,6 @@ def test_the_huber_form_learns_two_thirds_of_it() -> None:
     assert sigma == pytest.approx(2 * 0.68, rel=0.05)
 
 
-def test_bandit_is_solved() -> None:
-    """The best action of 1 - (a - 0.5)^2, when every decision ends the world, is 0.5."""
-    learner = make(
-        Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1),
-        batch_size=64,
-        critic_lr=3e-3,
-        actor_lr=3e-3,
-        temperature_lr=1e-2,
-        initial_temperature=0.05,
-        target_entropy=-3.0,
-    )
-    for _ in range(800):
-        action, zeros = torch.rand(64, 1) * 2 - 1, torch.zeros(64, 1)
-        learner.update(still(zeros, action, 1 - (action[:, 0] - 0.5).square()))
-    best = learner.policy.act({"state": torch.zeros(1, 1)}, {}, torch.zeros(1, 1))[0].item()
-    assert best == pytest.approx(0.5, abs=0.12)
-
-
-def test_refusals() -> None:
-    policy = build({"_target_": "embodied.policies.deterministic.Deterministic"}, Policy, spec=SPEC)
-    with pytest.raises(ConfigError, match="log-prob"):
-        make_learner("off_policy.dsac_t.DsacT", policy)
-    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        accelerate(make(cuda_graph=True)).update(transitions(4, SPEC))
-
-
 def make_flashsac(spec: Spec = SPEC, **settings: object) -> Flashsac:
     policy = make_policy("block_gaussian.BlockGaussian", spec, width=16, depth=1)
     given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
@@ -336,33 +302,6 @@ def test_flashsac_bandit_is_solved() -> None:
         obs = {"state": torch.randn(200, 1)}
         best = learner.policy.act(obs, {}, torch.zeros(200, 2))[0].mean().item()
     assert best == pytest.approx(0.5, abs=0.2)
-
-
-def test_learns_to_reach() -> None:
-    """The real collector, replay and update; a policy that stands still scores about -15."""
-    torch.manual_seed(0)
-    env = Reach(8)
-    node = {"_target_": "embodied.policies.block_gaussian.BlockGaussian", "width": 32}
-    policy = build(node, Policy, spec=env.spec)
-    rates = {"critic_lr": 1e-3, "actor_lr": 1e-3, "temperature_lr": 1e-3}
-    node = node_of("learners.off_policy.flashsac.Flashsac", width=32, batch_size=128)
-    learner = build(node | rates, Learner, policy=policy, spec=env.spec)
-    replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
-    for step in range(1000):
-        if step == 50:
-            rollout.act_with(policy)
-        replay.add(rollout.step()[0])
-        if step >= 50:
-            learner.update(replay.sample(128))
-    assert score(policy, Reach(50)) > -7.0  # full speed from everywhere scores about -3.5
-
-
-def test_flashsac_refusals() -> None:
-    policy = build({"_target_": "embodied.policies.gaussian.Gaussian"}, Policy, spec=SPEC)
-    with pytest.raises(ConfigError, match="block_gaussian"):
-        make_learner("off_policy.flashsac.Flashsac", policy)
-    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        accelerate(make_flashsac(cuda_graph=True)).update(transitions(4, SPEC))
 
 
 SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2

@@ -25,7 +25,6 @@ from embodied.training.train import train
 from tests.builders import make_learner, node_of
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, carry_of, played
 from tests.learners.test_ppo import make as make_ppo
-from tests.learners.test_ppo import make as make_ppo_shared
 from tests.training.test_teaching import NODE, PPO
 
 TARGET = "embodied.learners.on_policy.ppo_rapid.PpoRapid"
@@ -168,14 +167,16 @@ def test_what_was_best_becomes_likelier(name: str) -> None:
     table = learner.best.table
     with torch.no_grad():
         before = learner._evaluate_actions(table)[0].mean()
-    loss = learner._imitate(30)
+    loss = learner._clone(30)
     with torch.no_grad():
         assert learner._evaluate_actions(table)[0].mean() > before + 0.1
     assert torch.isfinite(loss)
 
 
-def test_imitating_nothing_it_is_ppo() -> None:
-    learner, plain = make(bc_steps=0), make_ppo("categorical")
+@pytest.mark.parametrize("kind", ["rapid", "demos"])
+def test_imitating_nothing_it_is_ppo(kind: str) -> None:
+    learner = make(bc_steps=0) if kind == "rapid" else make_shown(rows=0)
+    plain = make_ppo("categorical")
     for _ in range(3):
         batch = played(plain)
         for each in (plain, learner):
@@ -185,21 +186,23 @@ def test_imitating_nothing_it_is_ppo() -> None:
         assert torch.equal(one, other)
 
 
-def test_it_fades() -> None:
-    learner, steps = make(bc_decay=0.5, bc_steps=4), []
-    imitate = learner._imitate
-    learner._imitate = lambda count: (steps.append(count), imitate(count))[1]  # type: ignore
+@pytest.mark.parametrize("kind", ["rapid", "demos"])
+def test_cloning_fades(kind: str) -> None:
+    fading: dict[str, Any] = {"bc_decay": 0.5, "bc_steps": 4}
+    at_once: dict[str, Any] = {"bc_pretrain_steps": 0, "critic_warmup": 0}
+    learner: Any = make(**fading) if kind == "rapid" else make_shown(**fading, **at_once)
+    steps, clone = [], learner._clone
+    learner._clone = lambda count: (steps.append(count), clone(count))[1]
     for _ in range(6):  # each batch is 24 of 240 decisions
         learner.update(played(learner))
-    assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120))
+    assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120)): 3.2, 2.4, 1.6, 0.8, and none
+    assert remaining(100, fade=0.0, total=0) == 1
 
 
-def test_it_goes_on_exactly() -> None:
-    """With episodes in the air, as a checkpoint keeps it, into a learner of another seed."""
-    learner, other = make(), make(seed=3)
+def go_on(learner: Any, other: Any) -> None:
+    """Take over the state after an update; then the same updates lead to the same state."""
     batches = [played(make()) for _ in range(4)]
     learner.update(batches[0])
-    assert any(map(len, learner.open)) and len(learner.best)
     other.set_state(copy.deepcopy(learner.get_state()))
     for each in (learner, other):
         for seed, batch in enumerate(batches[1:]):
@@ -207,8 +210,18 @@ def test_it_goes_on_exactly() -> None:
             each.update(batch)
     mine, theirs = learner.state_dict(), other.state_dict()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_it_goes_on_exactly() -> None:
+    """With episodes in the air, as a checkpoint keeps it, into a learner of another seed."""
+    learner, other = make(), make(seed=3)
+    go_on(learner, other)
+    assert any(map(len, learner.open)) and len(learner.best)
     assert learner.best.scores == other.best.scores and learner.best.number == other.best.number
     assert str(learner.get_state()["best"]) == str(other.get_state()["best"])
+    learner, other = make_shown(), make_shown()  # in the middle of its warm-up
+    go_on(learner, other)
+    assert learner.updates == other.updates == 4
 
 
 def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
@@ -234,18 +247,14 @@ def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
     assert len(whole["best"]["scores"]) > 1 and str(again) == str(whole)
 
 
-def test_what_it_does_not_take() -> None:
+@pytest.mark.parametrize("target", ["ppo_rapid.PpoRapid", "ppo_demos.PpoDemos"])
+def test_what_it_does_not_take(target: str) -> None:
     spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
     with pytest.raises(ConfigError, match="without memory"):
-        build({"_target_": TARGET}, Learner, policy=policy, spec=spec)
+        policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
+        make_learner(f"on_policy.{target}", policy)
     with pytest.raises(ConfigError, match="length of the run"):
-        build(
-            {"_target_": TARGET, "bc_decay": 0.5},
-            Learner,
-            policy=build(NODES["normal"], Policy, spec=spec),
-            spec=spec,
-        )
+        make_learner(f"on_policy.{target}", build(NODES["normal"], Policy, spec=spec), bc_decay=0.5)
 
 
 CLONE = {
@@ -313,59 +322,6 @@ def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
     assert moved(learner, played(learner)) == (True, True)
 
 
-def test_cloning_fades() -> None:
-    learner = make_shown(bc_decay=0.5, bc_steps=4, bc_pretrain_steps=0, critic_warmup=0)
-    steps = []
-    clone = learner._clone
-
-    def counted(count: int) -> torch.Tensor:
-        steps.append(count)
-        return clone(count)
-
-    learner._clone = counted  # type: ignore[method-assign]
-    for _ in range(6):  # each batch is 24 of 240 decisions
-        learner.update(played(learner))
-    assert steps == [3, 2, 2, 1]  # round(4 (1 - 24 k / 120)): 3.2, 2.4, 1.6, 0.8, and none
-    assert remaining(100, fade=0.0, total=0) == 1
-
-
-def test_shown_nothing_it_is_ppo() -> None:
-    learner, plain = make_shown(rows=0), make_ppo("categorical")
-    for _ in range(3):
-        batch = played(plain)
-        torch.manual_seed(5)
-        plain.update(batch)
-        torch.manual_seed(5)
-        learner.update(batch)
-    for one, other in zip(learner.policy.parameters(), plain.policy.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_shown_it_goes_on_exactly() -> None:
-    """From a state in the middle of its warm-up, which another learner takes over."""
-    learner, other = make_shown(), make_shown()
-    batches = [played(make_shown()) for _ in range(4)]
-    learner.update(batches[0])
-    other.set_state(copy.deepcopy(learner.get_state()))
-    for each in (learner, other):
-        for seed, batch in enumerate(batches[1:]):
-            torch.manual_seed(seed)
-            each.update(batch)
-    assert learner.updates == other.updates == 4
-    mine, theirs = learner.state_dict(), other.state_dict()
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def test_shown_what_it_does_not_take() -> None:
-    spec = Spec(OBS, BOX, dt=0.1)
-    policy = build({**MEMORY, "inner": NODES["normal"]}, Policy, spec=spec)
-    with pytest.raises(ConfigError, match="without memory"):
-        make_learner("on_policy.ppo_demos.PpoDemos", policy)
-    with pytest.raises(ConfigError, match="length of the run"):
-        node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", "bc_decay": 0.5}
-        build(node, Learner, policy=build(NODES["normal"], Policy, spec=spec), spec=spec)
-
-
 def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:
     node = {**NODE, **PPO, "teacher": None, "out": str(tmp_path / "run")}
     shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
@@ -378,7 +334,7 @@ SETTINGS: dict[str, Any] = {"normalize": False, "batch_size": 24}
 
 def pair() -> tuple[Ppo, PpoShared]:
     """The same policy; the other's critic has a copy of the policy's GRU and the same MLP."""
-    other = make_ppo_shared(memory=True, value={"hidden": [8], "obs": ["state"]}, **SETTINGS)
+    other = make_ppo(memory=True, value={"hidden": [8], "obs": ["state"]}, **SETTINGS)
     config = Config(**SETTINGS, horizon=other.horizon, value=ValueConfig(hidden=(8,)))
     learner = PpoShared(config, other.policy, other.policy.spec)
     other.value.memory.load_state_dict(other.policy.memory.state_dict())  # type: ignore[operator,union-attr]
@@ -439,7 +395,7 @@ def test_an_update_moves_all_and_nothing_is_there_twice() -> None:
 
 def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(ConfigError, match="needs a recurrent policy"):
-        flat = make_ppo_shared(memory=False, **SETTINGS)
+        flat = make_ppo(memory=False, **SETTINGS)
         PpoShared(Config(), flat.policy, flat.policy.spec)
     _, learner = pair()
     with pytest.raises(ConfigError, match=r"value\.obs has no effect"):

@@ -10,20 +10,16 @@ import pytest
 import torch
 import yaml
 
-from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.acceleration import accelerate
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
 from embodied.nn.networks import ACTIVATIONS, Ensemble
 from embodied.nn.optim import Adam
-from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, still, transitions
-from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -188,52 +184,6 @@ def test_normalisers_are_the_same_everywhere() -> None:
     assert torch.equal(learner.policy(obs), learner.target_policy(obs))
     assert torch.equal(learner.critic(obs, rows["action"]), learner.target(obs, rows["action"]))
     assert learner.critic.encoder(obs).std(0).sub(1).abs().max() < 0.01
-
-
-def test_bandit_is_solved() -> None:
-    """Q(a) = 1 - (a - 0.5)^2 when every decision ends the world; the best action is 0.5."""
-    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-    learner = make(spec, batch_size=64, critic_lr=3e-3, actor_lr=3e-3)
-    zeros = torch.zeros(64, 1)
-    for _ in range(600):
-        action = torch.rand(64, 1) * 2 - 1
-        learner.update(still(zeros, action, 1 - (action[:, 0] - 0.5).square()))
-    grid = torch.linspace(-0.9, 0.9, 7)[:, None]
-    with torch.no_grad():
-        q = learner.critic({"state": torch.zeros(7, 1)}, grid)
-    torch.testing.assert_close(q, (1 - (grid[:, 0] - 0.5).square()).expand(2, 7), atol=0.06, rtol=0)
-    assert learner.policy({"state": torch.zeros(1, 1)}).item() == pytest.approx(0.5, abs=0.1)
-
-
-def test_learns_to_reach() -> None:
-    """The real collector, replay and update; a policy that stands still scores about -15."""
-    torch.manual_seed(0)
-    env = Reach(8)
-    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [64, 64]}
-    policy = build(node, Policy, spec=env.spec)
-    lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
-    node = {"_target_": "embodied.learners.off_policy.td3.Td3", **lrs}
-    learner = build(node, Learner, policy=policy, spec=env.spec)
-    replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
-    for step in range(700):
-        if step == 50:
-            rollout.act_with(policy)
-        replay.add(rollout.step()[0])
-        if step >= 50:
-            learner.update(replay.sample(128))
-    obs, total = (test := Reach(50)).reset(seed=1), torch.zeros(50)
-    for _ in range(20):
-        step = test.step(policy(obs).detach())
-        obs, total = step.obs, total + step.reward
-    assert total.mean().item() > -5.5  # full speed from everywhere scores about -3.5
-
-
-def test_refusals() -> None:
-    policy = build({"_target_": "embodied.policies.gaussian.Gaussian"}, Policy, spec=SPEC)
-    with pytest.raises(ConfigError, match="policy=deterministic"):
-        make_learner("off_policy.td3.Td3", policy)
-    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        accelerate(make(cuda_graph=True)).update(batch_of(4))
 
 
 @pytest.mark.parametrize("activation", ["tanh", "silu"])

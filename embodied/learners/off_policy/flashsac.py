@@ -115,7 +115,8 @@ class Flashsac(DelayedActorCritic):
         self.critic.net.project()
         metrics["scale"] = self.scale.clone()
         if act:
-            metrics |= self._actor_step(batch)
+            metrics |= self.soft_actor_step(batch)
+            self.policy.project()
         soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics
 
@@ -150,11 +151,6 @@ class Flashsac(DelayedActorCritic):
         entropy = self.log_alpha.exp() * log_prob
         reward = reward / self.scale.clamp(min=1e-6) - discount * entropy
         return self.support.back_up(self.support.lowest(logits), reward, discount)
-
-    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        metrics = self.soft_actor_step(batch)
-        self.policy.project()
-        return metrics
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")

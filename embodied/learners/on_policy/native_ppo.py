@@ -97,17 +97,12 @@ class NativePpo:
             ctypes.byref(scale),
             ctypes.c_void_p(metrics.data_ptr()),
         )
-        self._finish(count, scale.value)
+        for adam in learner.optims.values():  # what the reference does after each step
+            adam.advance(count)
+        learner.lr.lr_scale.fill_(scale.value)
+        learner.lr.write(learner.optims.values())
         found: Tensors = dict(zip(METRICS, metrics.unbind(1), strict=True))
         return found if learner.config.grad_clip else {k: found[k] for k in METRICS[:-1]}
-
-    def _finish(self, count: int, scale: float) -> None:
-        """Set Adam's count and the learning rates, which the reference does after each step."""
-        learner = self.learner
-        for adam in learner.optims.values():
-            adam.advance(count)
-        learner.lr.lr_scale.fill_(scale)
-        learner.lr.write(learner.optims.values())
 
     def _settings(self, size: int, count: int) -> Settings:
         config = self.learner.config

@@ -47,7 +47,6 @@ from embodied.nn.optim import Adam
 PIECE = 8192  # decisions evaluated at once
 LEAST = 0.25  # share of a minibatch's decisions below which a batch is not learned from
 EPS = 1e-5  # of Adam, as usual for PPO
-STATS = {"actor_seen": "actor_stats", "critic_seen": "critic_stats"}
 Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
@@ -134,18 +133,15 @@ class Ppo(GradientLearner):
             self._observe(batch)
         self._set_rates()
         table, metrics = self._table(batch, carry)
-        metrics |= self._learn(table, self._size(batch))
+        steps, envs = batch["valid"].shape
+        size = min(self.batch_size, self.horizon * envs)  # of a minibatch: decisions, or envs
+        if self.recurrent:
+            size = min(max(self.batch_size // steps, 1), envs)
+        metrics |= self._learn(table, size)
         if not new:
             self._observe(batch)
         self.done += batch["valid"].numel()
         return metrics
-
-    def _size(self, batch: Tensors) -> int:
-        """Size of a minibatch: decisions, or parallel environments if recurrent."""
-        steps, envs = batch["valid"].shape
-        if self.recurrent:
-            return min(max(self.batch_size // steps, 1), envs)
-        return min(self.batch_size, self.horizon * envs)
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:

@@ -171,7 +171,10 @@ class ActorPool:
     def _take(self, index: int) -> Collected:
         while True:
             if (left := self.inherited.pop(index, None)) == 0:
-                self._lose(index)
+                # The running episodes of the actor's parallel envs ended with it.
+                lost = torch.arange(self.env.each, device=self.device) + index * self.env.each
+                before = [] if self.restarted is None else [self.restarted]
+                self.restarted = torch.cat([*before, lost])
             elif left is not None:
                 self.inherited[index] = left - 1
             try:
@@ -200,11 +203,6 @@ class ActorPool:
         self._begin(actor)
         actor.put_back(messages)
         self.inherited[index] = len(messages)
-
-    def _lose(self, index: int) -> None:
-        """The running episodes of an actor's parallel envs ended with it."""
-        lost = torch.arange(self.env.each, device=self.device) + index * self.env.each
-        self.restarted = lost if self.restarted is None else torch.cat([self.restarted, lost])
 
     @property
     def behind(self) -> bool:

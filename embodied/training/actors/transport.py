@@ -67,10 +67,10 @@ def joined(parts: list[Collected], starts: list[int], counts: list[int]) -> Coll
     if len(parts) == 1:
         return parts[0]
     rows = [part.rows for part in parts if part.rows]
-    who = [
-        start + _finished(part, count)
-        for part, start, count in zip(parts, starts, counts, strict=True)
-    ]
+    who: list[Tensor] = []
+    for part, start, count in zip(parts, starts, counts, strict=True):
+        every = torch.arange(count if part.rows else 0)
+        who.append(start + (every if part.finished is None else part.finished))
     steps = [part.step for part in parts]
     obs, following, log = (
         tt.cat([getattr(step, name) for step in steps]) for name in ("obs", "next_obs", "log")
@@ -81,13 +81,6 @@ def joined(parts: list[Collected], starts: list[int], counts: list[int]) -> Coll
     together = Step(obs, following, reward, terminated, truncated, log)
     oldest = min(part.version for part in parts)
     return Collected(tt.cat(rows) if rows else {}, together, torch.cat(who), oldest)
-
-
-def _finished(part: Collected, count: int) -> Tensor:
-    """The parallel envs of its rows, numbered by itself."""
-    if part.finished is not None:
-        return part.finished
-    return torch.arange(count if part.rows else 0)
 
 
 LOOK = 0.1  # s between two looks at whether the other side lives

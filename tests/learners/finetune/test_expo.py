@@ -193,8 +193,6 @@ def test_climbs_beyond_what_it_imitates() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="policy=edit"):
-        make_learner("finetune.expo.Expo", build(FLOW, Policy, spec=SPEC))
     with pytest.raises(ConfigError, match=r"subset=3 is not in 1\.\.2"):
         make(subset=3)
 
@@ -302,8 +300,3 @@ def test_a_base_that_ignores_its_noise_is_refused() -> None:
     learner.policy.base.get_buffer("range.radius").zero_()
     with pytest.raises(ConfigError, match="nothing to steer"):
         learner.fit(rows_of_actions(torch.zeros(64, 2), torch.zeros(64)))
-
-
-def test_other_policies_are_refused() -> None:
-    with pytest.raises(ConfigError, match="finetune=dsrl_na"):
-        build(LEARNER, Learner, policy=build(INNER, Policy, spec=ALIASED_SPEC))

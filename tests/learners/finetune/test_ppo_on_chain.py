@@ -28,7 +28,7 @@ from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import make_policy, node_of
+from tests.builders import make_learner, node_of
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPECS = {
@@ -281,18 +281,10 @@ def test_they_learn(name: str) -> None:
 
 def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
-    normal = make_policy("diagonal_gaussian.DiagonalGaussian", spec, seed=None)
-    flow = build(POLICIES["reinflow"], Policy, spec=spec)
-    diffusion = build(POLICIES["dppo"], Policy, spec=spec)
-    for name, policy, says in (
-        ("dppo", normal, "policy=noisy_diffusion"),
-        ("reinflow", diffusion, "policy=noisy_flow"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            build({"_target_": LEARNERS[name]}, Learner, policy=policy, spec=spec)
-    assert isinstance(
-        build({"_target_": LEARNERS["dppo"]}, Learner, policy=flow, spec=spec), PpoOnChain
-    )
+    flow, diffusion = (build(POLICIES[name], Policy, spec=spec) for name in ("reinflow", "dppo"))
+    with pytest.raises(ConfigError, match="policy=noisy_flow"):
+        make_learner("finetune.reinflow.Reinflow", diffusion)
+    assert isinstance(make_learner("finetune.dppo.Dppo", flow), PpoOnChain)
 
 
 def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]:
