@@ -19,6 +19,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.collect import CollectConfig, collect
 from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 
 
@@ -83,6 +84,14 @@ def still(state: Tensor, action: Tensor, reward: Tensor, discount: Tensor | None
     kept = {"action": action, "reward": reward}
     kept["discount"] = torch.zeros_like(reward) if discount is None else discount
     return {"obs/state": state, **kept, "next_obs/state": state}
+
+
+def random_demos(folder: Path, episodes: int, seed: int = 0) -> str:
+    """A dataset in `folder`: episodes of 20 random steps in the toy world `Reach`."""
+    env, random = {"_target_": "tests.toy_envs.Reach"}, node_of("policies.random.Random")
+    how = CollectConfig(env, random, episodes, str(folder), 4, seed=seed, success_only=False)
+    collect(how, lambda kept, played: None)
+    return str(folder)
 
 
 def run_folder(folder: Path, env: Node, policy: Node, steps: tuple[int, ...]) -> Path:

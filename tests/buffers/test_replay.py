@@ -354,31 +354,27 @@ def paid(reward: float) -> Tensors:
     return {"reward": torch.full((2,), reward), "discount": torch.full((2,), 0.5)}
 
 
-def forget_flags(*values: bool) -> torch.Tensor:
-    return torch.tensor(values)
-
-
 def test_returns_do_not_reach_back_into_a_lost_episode() -> None:
     columns = TrajectoryColumns(["returns"])
-    columns.push(paid(8.0), None, forget_flags(False, False))
+    columns.push(paid(8.0), None, flags(False, False))
     columns.forget(LOST)
     last = paid(1.0) | {"discount": torch.zeros(2)}
-    done = columns.push(last, None, forget_flags(True, True))
+    done = columns.push(last, None, flags(True, True))
     assert done["reward"].tolist() == [8, 1, 1] and done["returns"].tolist() == [8.5, 1, 1]
 
 
 def test_a_lost_episode_is_no_success() -> None:
     buffer = SuccessBuffer(10, ReplayBuffer(10))
-    buffer.push(paid(8.0), None, forget_flags(True, True), forget_flags(False, False))
+    buffer.push(paid(8.0), None, flags(True, True), flags(False, False))
     buffer.forget(LOST)
-    buffer.push(paid(1.0), None, forget_flags(False, False), forget_flags(True, True))
+    buffer.push(paid(1.0), None, flags(False, False), flags(True, True))
     assert buffer.kept.sample(100)["reward"].unique().tolist() == [1, 8] and len(buffer) == 2
 
 
 def test_a_lost_episode_is_not_in_the_means() -> None:
     means, obs = EpisodeMeans(), {"state": torch.zeros(2, 1)}
     for reward, ended in ((5.0, False), (1.0, True)):
-        late = forget_flags(ended, ended)
+        late = flags(ended, ended)
         means.add(Step(obs, obs, torch.full((2,), reward), late & False, late, {}))
         if not ended:
             means.forget(LOST)

@@ -23,6 +23,7 @@ from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
 from embodied.learners.offline.fql import Fql, value_loss
 from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
 from embodied.learners.offline.qchunking import QChunking
+from embodied.nn.fit import fit
 from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, node_of, still, transitions
 from tests.learners.bandit import slopes, two_modes
@@ -359,11 +360,9 @@ def test_without_values_it_distils_the_flow() -> None:
     """Cloning alone: the one-step network follows the flow through noise."""
     torch.manual_seed(0)
     policy = make_fql().policy
-    adam = torch.optim.Adam(policy.parameters(), 3e-3)
-    for _ in range(400):
-        adam.zero_grad()
-        policy.loss(behaviour(two_modes(64), policy)).mean().backward()
-        adam.step()
+    fit(
+        policy.parameters(), lambda: policy.loss(behaviour(two_modes(64), policy)).mean(), 400, 3e-3
+    )
     obs, noise = {"state": torch.zeros(200, 1)}, policy.sample_noise(200)
     gap = policy.act(obs, {}, noise)[0].flatten(1) - policy.teacher(obs, noise)
     assert gap.square().mean() < 0.02

@@ -22,6 +22,7 @@ from embodied.learners.acceleration import accelerate, native_obstacle
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
 from embodied.learners.learner import RunPlan
+from embodied.nn.fit import fit
 from embodied.policies.categorical import Categorical
 from embodied.policies.categorical import Config as CategoricalConfig
 from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
@@ -95,11 +96,7 @@ def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
     deviations = {}
     for kind in ("nll", "mse"):
         policy = make_policy("gaussian.Gaussian", SPEC, seed=None, hidden=[8], imitate=kind)
-        adam = torch.optim.Adam(policy.parameters(), lr=0.02)
-        for _ in range(200):
-            adam.zero_grad()
-            policy.loss(batch).mean().backward()
-            adam.step()
+        fit(policy.parameters(), lambda: policy.loss(batch).mean(), 200, lr=0.02)  # noqa: B023
         mean, log_std = policy({"state": torch.zeros(1, 4)})
         assert (mean - 0.2).abs().max() < 0.05
         deviations[kind] = log_std.exp()

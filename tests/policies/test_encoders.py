@@ -16,6 +16,7 @@ from embodied.core.text import encode, text_leaf
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
 from embodied.export.torchscript import write_torchscript
+from embodied.nn.fit import fit
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.generative.flow import Config, Flow
 from embodied.policies.networks.encoders import (
@@ -307,11 +308,7 @@ def test_a_policy_learns_from_points() -> None:
     cloud[..., :2] += middle[:, None]
     batch = {"obs/points": cloud, "action": middle[:, None], "valid": torch.ones(256, 1).bool()}
     policy.fit(batch)
-    adam = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    for _ in range(150):
-        adam.zero_grad()
-        policy.loss(batch).mean().backward()
-        adam.step()
+    fit(policy.parameters(), lambda: policy.loss(batch).mean(), 150, lr=3e-3)
     fresh = torch.rand(100, 2) * 1.2 - 0.6
     seen = torch.randn(100, 16, 3) * 0.1
     seen[..., :2] += fresh[:, None]

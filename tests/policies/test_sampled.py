@@ -17,6 +17,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, take, under
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import past_observations
+from embodied.nn.fit import fit
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.generative.consistency import Config as ConsistencyConfig
@@ -413,7 +414,6 @@ def test_it_learns_what_depends_on_the_past_alone() -> None:
     """The action is the first element of the state two steps ago."""
     policy = make_sampler("flow.Flow", chunk=1, width=64)
     torch.manual_seed(1)
-    adam = torch.optim.Adam(policy.parameters(), 3e-3)
 
     def batch(n: int) -> Tensors:
         past = torch.rand(n, 2, 2) - 0.5
@@ -421,10 +421,7 @@ def test_it_learns_what_depends_on_the_past_alone() -> None:
         obs = {"obs/state": torch.rand(n, 2) - 0.5, "obs/history/state": past}
         return {**obs, "action": past[:, :1, :1], "valid": valid}
 
-    for _ in range(400):
-        adam.zero_grad()
-        policy.loss(batch(128)).mean().backward()
-        adam.step()
+    fit(policy.parameters(), lambda: policy.loss(batch(128)).mean(), 400, lr=3e-3)
     test = batch(300)
     actions, _ = policy.act(under(test, "obs"), {}, policy.sample_noise(300))
     assert (actions - test["action"]).abs().mean() < 0.1  # without the past: 0.25

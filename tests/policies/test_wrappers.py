@@ -17,6 +17,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.nn.fit import fit
 from embodied.nn.networks import QFunction
 from embodied.policies.steering.dsrl_features import DsrlFeatures
 from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
@@ -379,12 +380,7 @@ def test_every_imitating_policy_reaches_beyond_the_quantiles(node: dict) -> None
         "valid": torch.ones(64, policy.chunk, dtype=torch.bool),
     }
     policy.fit(rows)
-    adam = torch.optim.Adam(policy.parameters(), lr=0.02)
-    for _ in range(200):
-        loss = policy.loss(rows).mean()
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
+    fit(policy.parameters(), lambda: policy.loss(rows).mean(), 200, lr=0.02)
     policy.eval()
     obs = {"state": rows["obs/state"][:16]}
     with torch.no_grad():

@@ -12,7 +12,6 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.learners.imitation.hg_dagger import HgDagger
 from embodied.learners.on_policy.ppo_demos import PpoDemos
@@ -21,6 +20,7 @@ from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.offline import OfflineLoop
+from tests.builders import random_demos
 from tests.toy_envs import Reach
 from tests.training.test_train import run, settings
 
@@ -194,7 +194,6 @@ def test_the_setting_is_refused_where_it_has_no_effect(tmp_path: Path, mixed: st
         made(tmp_path / "run", "offline", learner=BC, demos=whole, demo_policy_steps=True)
 
 
-WORLD = {"_target_": "tests.toy_envs.Reach"}
 BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16}
 SAC = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 32}
 ALIASED = {"_target_": "embodied.learners.finetune.dsrl_na.DsrlNa", "batch_size": 32}
@@ -206,10 +205,8 @@ def given(tmp_path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     base = build(BASE, Policy, spec=Reach().spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
-    random = {"_target_": "embodied.policies.random.Random"}
-    out = str(tmp_path / "demos")
-    collect(CollectConfig(WORLD, random, 4, out, 4, success_only=False), lambda kept, played: None)
-    return {"init": str(tmp_path / "base"), "demos": out, "normalize": True}
+    demos = random_demos(tmp_path / "demos", 4)
+    return {"init": str(tmp_path / "base"), "demos": demos, "normalize": True}
 
 
 def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:

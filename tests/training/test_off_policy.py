@@ -26,7 +26,7 @@ from tests.builders import node_of
 from tests.contract.test_learner import batch_for, make
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
-from tests.training.test_train import run, same, settings, weights
+from tests.training.test_train import resumed, run, same, settings, weights
 
 KINDS: dict[str, dict[str, Any]] = {
     "prioritized": {"replay": {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}},
@@ -38,10 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
     changes = KINDS[kind] | {"replay_size": 1000, "env": {"_target_": f"{__name__}.Near"}}
-    run(settings(tmp_path / "whole", **changes))
-    run(settings(tmp_path / "half", **changes, steps=200))
-    run(settings(tmp_path / "half", **changes, resume=str(tmp_path / "half")))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
+    resumed(settings(tmp_path, **changes, steps=240), 120)
 
 
 class Near(Reach):
@@ -192,14 +189,10 @@ def test_a_run_switches(tmp_path: Path) -> None:
 def test_update_ratio_resume_is_exact(tmp_path: Path) -> None:
     """Before and after the switch."""
     ratio = QUICK | {"every": 20, "window": 7, "threshold": 0.02}  # at step 320
-    run(probed(tmp_path / "whole", ratio))
-    for steps in (148, 360):
-        half = tmp_path / f"half-{steps}"
-        run(probed(half, ratio, steps=steps))
-        run(probed(half, ratio, resume=str(half)))
-        assert same(weights(tmp_path / "whole"), weights(half))
+    for cut in (148, 360):
+        whole = weights(resumed(probed(tmp_path / f"at-{cut}", ratio), cut))
     run(probed(tmp_path / "never", ratio | {"threshold": 0.0}))
-    assert not same(weights(tmp_path / "whole"), weights(tmp_path / "never"))
+    assert not same(whole, weights(tmp_path / "never"))
 
 
 class Constant:

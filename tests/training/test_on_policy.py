@@ -10,13 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
-from embodied.datasets.collect import CollectConfig, collect
 from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 from embodied.learners.off_policy import sac
 from embodied.learners.on_policy import ppo
@@ -27,9 +25,9 @@ from embodied.training.logger import Log
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.reward_pipeline import RewardPipeline
 from embodied.training.trainer import Every, Trainer
-from tests.builders import make_policy, node_of
+from tests.builders import make_policy, node_of, random_demos
 from tests.toy_envs import Config, Counter
-from tests.training.test_train import flat, run, same, settings, weights
+from tests.training.test_train import resumed, run, same, settings, weights
 
 allow("tests")
 
@@ -172,32 +170,11 @@ def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
         scale_rewards=True,
         schedule="adaptive",
     )
-
-    def node(folder: str, **changes: Any) -> dict[str, Any]:
-        return settings(tmp_path / folder, learner=learner, **kind, **changes)
-
-    run(node("whole", steps=400))
-    run(node("half", steps=200))
-    run(node("half", steps=400, resume=str(tmp_path / "half")))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    for name in ("learner", "loop"):
-        whole = checkpoint.load_state(tmp_path / "whole", name)
-        half = checkpoint.load_state(tmp_path / "half", name)
-        assert flat(whole) == flat(half)
-
-
-def _recorded(folder: Path) -> Path:
-    env, random = (
-        {"_target_": "tests.toy_envs.Reach"},
-        {"_target_": "embodied.policies.random.Random"},
-    )
-    out = str(folder / "demos")
-    collect(CollectConfig(env, random, 4, out, 4, success_only=False), lambda kept, played: None)
-    return folder / "demos"
+    resumed(settings(tmp_path, learner=learner, **kind, steps=240), 120)
 
 
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
-    node = settings(tmp_path / "run", demos=str(_recorded(tmp_path)))
+    node = settings(tmp_path / "run", demos=random_demos(tmp_path / "demos", 4))
     node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     node["data"] = "on_policy"
@@ -278,12 +255,9 @@ def test_the_behaviour_policy_collects_and_batches_are_kept(tmp_path: Path) -> N
 
 def test_on_policy_resume_is_exact(tmp_path: Path) -> None:
     """In the middle of a batch, with two batches before it."""
-    run(on_policy(tmp_path / "whole", steps=120))
-    run(on_policy(tmp_path / "half", steps=52))
-    run(on_policy(tmp_path / "half", steps=120, resume=str(tmp_path / "half")))
+    whole = weights(resumed(on_policy(tmp_path, steps=120), 52))
     run(on_policy(tmp_path / "usual", f"{ppo.__name__}.Ppo", steps=120))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    assert not same(weights(tmp_path / "whole"), weights(tmp_path / "usual"))
+    assert not same(whole, weights(tmp_path / "usual"))
 
 
 def off_policy(folder: Path, **more: Any) -> Any:
@@ -297,12 +271,9 @@ def test_off_policy_after_the_warm_up(tmp_path: Path) -> None:
     loop: Any = components.loop
     learner: Any = components.learner
     assert loop.collector.actor.policy is learner.behaviour is not components.policy
-    run(off_policy(tmp_path / "whole"))
-    run(off_policy(tmp_path / "half", steps=200))
-    run(off_policy(tmp_path / "half", resume=str(tmp_path / "half")))
-    run(settings(tmp_path / "usual"))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    assert not same(weights(tmp_path / "whole"), weights(tmp_path / "usual"))
+    whole = weights(resumed(off_policy(tmp_path, steps=240), 120))
+    run(settings(tmp_path / "usual", steps=240))
+    assert not same(whole, weights(tmp_path / "usual"))
 
 
 def test_actors_are_refused(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from embodied.compose import compose
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, allow, parse
+from embodied.core.build import ConfigError, allow
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
-from embodied.datasets.collect import CollectConfig, collect
 from embodied.reports import run_report
 from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
@@ -24,8 +23,8 @@ from embodied.training.demonstrations import rows_for
 from embodied.training.logger import Log, read_metrics
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.reward_hacking import diverging, evaluations, ever_diverged, log_evaluation
-from tests.builders import node_of
-from tests.training.test_train import flat, run, same, settings, weights
+from tests.builders import node_of, random_demos
+from tests.training.test_train import resumed, run, settings
 
 allow("tests")
 
@@ -86,49 +85,23 @@ def test_rewards_learn_from_what_the_world_paid(tmp_path: Path) -> None:
 
 def test_a_reward_with_a_state_is_resumed_exactly(tmp_path: Path) -> None:
     reward = {"_target_": "tests.training.test_reward.Growing"}
-    run(settings(tmp_path / "whole", steps=400, reward=reward))
-    run(settings(tmp_path / "half", steps=200, reward=reward))
-    run(settings(tmp_path / "half", steps=400, reward=reward, resume=str(tmp_path / "half")))
-    whole, half = (checkpoint.load_state(tmp_path / name, "loop") for name in ("whole", "half"))
+    whole = checkpoint.load_state(resumed(settings(tmp_path, reward=reward), 200), "loop")
     assert whole["loop"]["reward"]["factor"] > 1.5
     assert whole["loop"]["reward"]["told"] == list(range(4, 401, 4))
-    assert flat(whole) == flat(half)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
 
 
 def test_a_flight_school_is_resumed_exactly(tmp_path: Path) -> None:
     """The quadrotor's experiment, interrupted before its weights grow and ended after."""
-
-    def node(folder: str, *more: str) -> dict[str, Any]:
-        words = [
-            "experiment=quadrotor_hover",
-            "size=debug",
-            "reward.every=150",
-            "data.utd_ratio=0.2",
-        ]
-        return compose("train", [*words, f"out={tmp_path / folder}", "name=x", *more]).node
-
-    run(node("whole", "steps=240"))
-    run(node("half", "steps=120"))
-    run(node("half", "steps=240", f"resume={tmp_path / 'half'}"))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    whole, half = (checkpoint.load_state(tmp_path / name, "loop") for name in ("whole", "half"))
-    assert flat(whole) == flat(half)
+    words = ["experiment=quadrotor_hover", "size=debug", "reward.every=150", "steps=240"]
+    words += ["data.utd_ratio=0.2", f"out={tmp_path}", "name=x"]
+    resumed(compose("train", words).node, 120)
 
 
 def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     """A reward that stands in for the world's own pays their rows too; offline it has to be asked
     for a labelled copy; what it cannot see in them is one line."""
-    env = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
-    collected = {
-        "env": env,
-        "demonstrator": {"_target_": "embodied.policies.random.Random"},
-        "episodes": 4,
-    }
-    collected |= {"out": str(tmp_path / "demos"), "num_envs": 4, "success_only": False}
-    collect(parse(CollectConfig, collected, "collect"), lambda kept, played: None)
     double = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
-    more = {"demos": str(tmp_path / "demos"), "demo_fraction": None, "reward": double}
+    more = {"demos": random_demos(tmp_path / "demos", 4), "demo_fraction": None, "reward": double}
     node = settings(tmp_path / "run", **more)
     made = RunComponents(read_config(node))
     assert made.episodes is not None and isinstance(made.loop, OffPolicyLoop)

@@ -59,19 +59,24 @@ def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[s
     ]
 
 
+def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str, Any]], Any]:
+    """The episodes and the state of a run, which are those of one that is resumed at `cut` too."""
+    whole, state = run(folder / "whole", node)
+    run(folder / "parts", {**node, "steps": cut})
+    with (folder / "parts" / episode_log.FILE).open("a") as late:
+        late.write('{"half a li')  # what came after the checkpoint is cut off
+    again, other = run(folder / "parts", node, resume=str(folder / "parts"))
+    assert again == whole
+    assert str(other) == str(state)
+    return whole, state
+
+
 @pytest.mark.parametrize("more", [{}, PPO], ids=["replay", "rollout"])
 def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict[str, Any]) -> None:
-    node = {**NODE, **more}
-    whole, state = run(tmp_path / "whole", node)
+    whole, _ = resumed(tmp_path, {**NODE, **more}, 240)
     assert len(whole) >= 40 and len({row["episode"] for row in whole}) == len(whole)
     assert all(0.1 <= row["task"][0] <= 0.3 for row in whole)
     assert {row["length"] for row in whole} <= set(range(1, 9))
-    run(tmp_path / "parts", {**node, "steps": 240})
-    with (tmp_path / "parts" / episode_log.FILE).open("a") as late:
-        late.write('{"half a li')  # what came after the checkpoint is cut off
-    again, other = run(tmp_path / "parts", node, resume=str(tmp_path / "parts"))
-    assert again == whole
-    assert str(other) == str(state)
 
 
 def test_an_offline_learner_has_no_use_for_a_teacher(tmp_path: Path) -> None:
@@ -117,23 +122,24 @@ def maze_node(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])
-@pytest.mark.parametrize("name", ["domain_randomization", "plr", "accel"])
+@pytest.mark.parametrize("name", ["domain_randomization", "plr", "accel", "paired"])
 def test_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
-    """In the middle of a batch, with episodes whose outcome is known and whose steps are not."""
-    taught = maze_node(name, policy=policy)
-    whole, state = run(tmp_path / "whole", taught)
-    assert len(whole) >= 80 and {len(row["task"]) for row in whole} == {28}
-    run(tmp_path / "parts", {**taught, "steps": 560})
-    again, other = run(tmp_path / "parts", taught, resume=str(tmp_path / "parts"))
-    assert again == whole
-    assert str(other) == str(state)
+    """In the middle of a batch (and of a round of two students), with episodes whose outcome is
+    known and whose steps are not."""
+    whole, _ = resumed(tmp_path, maze_node(name, policy=policy), 560)
+    assert len(whole) >= (40 if name == "paired" else 80)
+    assert {len(row["task"]) for row in whole} == {28}
+
+
+def parts_of(tmp_path: Path, taught: dict[str, Any]) -> RunComponents:
+    seed_everything(0)
+    return RunComponents(read_config({**taught, "out": str(tmp_path)}))
 
 
 @pytest.mark.parametrize("name", ["plr", "accel"])
 def test_every_step_is_told_of_once(tmp_path: Path, name: str) -> None:
     """After an update, running episodes have as many steps as the world has counted."""
-    seed_everything(0)
-    parts = RunComponents(read_config({**maze_node(name), "out": str(tmp_path)}))
+    parts = parts_of(tmp_path, maze_node(name))
     log = Log(tmp_path, silent=True)
     with Trainer(log, 960, Every(0, 0, 0), lambda step: None, lambda step: None) as keeper:
         parts.loop.run(keeper)
@@ -160,17 +166,24 @@ def test_a_world_without_levels_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "a", {**NODE, **PPO}, teacher=maze_node("plr")["teacher"])
 
 
-def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
-    run(tmp_path / "run", maze_node("domain_randomization"))
-    lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
-    parts = RunComponents(read_config({**maze_node("domain_randomization"), "out": str(tmp_path)}))
+@pytest.fixture(scope="module")
+def mazes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in random mazes."""
+    folder = tmp_path_factory.mktemp("mazes") / "run"
+    run(folder, maze_node("domain_randomization"))
+    return folder
+
+
+def test_evaluation_is_on_the_held_out_mazes(mazes: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (mazes / FILE).read_text().splitlines()]
+    parts = parts_of(tmp_path, maze_node("domain_randomization"))
     assert isinstance(parts.evaluation.env, TaskGridEval)
     held: Any = parts.evaluation.env.held_out
     tasks = torch.tensor([line["task"] for line in lines])
     torch.testing.assert_close(tasks, held[:6], atol=1e-4, rtol=0)
 
 
-def test_the_report_shows_levels(tmp_path: Path) -> None:
+def test_the_report_shows_levels(mazes: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
     from embodied.reports import task_sampling
@@ -178,12 +191,11 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
     from embodied.teachers import episode_log
     from embodied.teachers.plots.level_gallery import chosen
 
-    run(tmp_path / "run", maze_node("domain_randomization"))
-    assert "that the teacher sampled" in write(tmp_path / "run").read_text()
-    picture = np.asarray(decode_image((tmp_path / "run" / task_sampling.FILE).read_bytes()))
+    assert "that the teacher sampled" in write(mazes).read_text()
+    picture = np.asarray(decode_image((mazes / task_sampling.FILE).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
     assert goals.sum() > 36 * 20
-    past = episode_log.read_episode_log(tmp_path / "run")
+    past = episode_log.read_episode_log(mazes)
     assert past is not None and past.task.shape[1] == 28
     assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
 
@@ -213,31 +225,9 @@ def test_how_the_teacher_does_is_in_the_log(
     assert 0 <= seen[0]["train/teacher_walls"] <= 8 and seen[0]["train/teacher_way"] >= 1
 
 
-RIVALS = ("paired",)
-
-
-def parts_of(tmp_path: Path, taught: dict[str, Any]) -> RunComponents:
-    seed_everything(0)
-    return RunComponents(read_config({**taught, "out": str(tmp_path)}))
-
-
-@pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])
-@pytest.mark.parametrize("name", RIVALS)
-def test_second_agent_a_resume_is_exact(tmp_path: Path, name: str, policy: dict[str, Any]) -> None:
-    """In the middle of a batch and of a round."""
-    taught = maze_node(name, policy=policy)
-    whole, state = run(tmp_path / "whole", taught)
-    assert len(whole) >= 40
-    run(tmp_path / "parts", {**taught, "steps": 560})
-    again, other = run(tmp_path / "parts", taught, resume=str(tmp_path / "parts"))
-    assert again == whole
-    assert str(other) == str(state)
-
-
-@pytest.mark.parametrize("name", RIVALS)
-def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
+def test_both_are_counted_and_both_learn(tmp_path: Path) -> None:
     """960 steps are 120 of each of the two students' four rows."""
-    parts = parts_of(tmp_path, maze_node(name))
+    parts = parts_of(tmp_path, maze_node("paired"))
     loop: Any = parts.loop
     rival = loop.second_agent
     assert rival is not None
@@ -332,17 +322,12 @@ SPDL = yaml.safe_load(Path("configs/teacher/selfpaced.yaml").read_text())
 ASKING = {**NODE, **PPO, "teacher": {**SPDL, "value": "critic", "every": 20, "signal": "return"}}
 
 
-def value_query_parts_of(folder: Path, node: dict[str, Any]) -> RunComponents:
-    seed_everything(0)
-    return RunComponents(read_config({**node, "out": str(folder)}))
-
-
 @pytest.mark.parametrize("policy", [MAZES["policy"], MEMORY], ids=["plain", "memory"])
 def test_values_are_the_critics_of_first_observations(
     tmp_path: Path, policy: dict[str, Any]
 ) -> None:
     """More tasks than rows; with memory, of one that has seen nothing yet."""
-    parts = value_query_parts_of(tmp_path, {**MAZES, "policy": policy})
+    parts = parts_of(tmp_path, {**MAZES, "policy": policy})
     student = task_value_estimator(MAZES["env"], parts.learner, parts.device)
     assert isinstance(student, TaskValueEstimator)
     env: Any = build(MAZES["env"], VecEnv)
@@ -361,13 +346,10 @@ def test_values_are_the_critics_of_first_observations(
 
 
 def test_a_teacher_asks_in_a_run_and_a_resume_is_exact(tmp_path: Path) -> None:
-    whole, state = run(tmp_path / "whole", ASKING)
+    _, state = resumed(tmp_path, ASKING, 280)
     assert state["teacher"]["updates"] >= 2
-    run(tmp_path / "parts", {**ASKING, "steps": 280})
-    again, other = run(tmp_path / "parts", ASKING, resume=str(tmp_path / "parts"))
-    assert again == whole and str(other) == str(state)
 
 
 def test_who_does_not_know_is_not_asked(tmp_path: Path) -> None:
-    parts = value_query_parts_of(tmp_path, NODE | {"teacher": None})
+    parts = parts_of(tmp_path, NODE | {"teacher": None})
     assert task_value_estimator(NODE["env"], parts.learner, parts.device) is None
