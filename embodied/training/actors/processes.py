@@ -1,15 +1,16 @@
-"""Actors in processes of this machine: steps and weights go through shared memory.
+"""Actors in processes of this machine: weights go through shared memory, steps through a pipe.
 
-Commands and their answers go through a pipe between the two; transitions through a `ByteRing`.
-`credits` counts the steps that the actor may still make, `items` the messages in the ring. An actor
-process steps where steps are allowed, and answers commands in between.
+Commands and their answers go through a pipe of their own. `credits` counts the steps that the actor
+may still make. An actor process steps where steps are allowed, and answers commands in between.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from embodied.core.children import safe_path
 from embodied.training.actors.actor import EnvActor, sendable
-from embodied.training.actors.shared_memory import ByteRing, SharedWeights
+from embodied.training.actors.shared_memory import SharedWeights
 from embodied.training.actors.transport import (
     END,
     LOOK,
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Links:
-    """What both processes share. `rng` [n] (uint8): the state of torch's generator in lockstep."""
+    """`steps`: the end of the pipe that takes messages; `rng` [n] (uint8), in shared memory: the
+    state of torch's generator in lockstep."""
 
-    ring: ByteRing
+    steps: Connection
     credits: Semaphore
-    items: Semaphore
     rng: Tensor
 
 
@@ -70,20 +71,22 @@ class ProcessLoop:
     def __init__(self, actor: EnvActor, lag: int | None, links: Links, pipe: Connection) -> None:
         self.actor, self.links, self.pipe = actor, links, pipe
         self.lockstep, self.never_waits, self.begun = lag == 0, lag is None, False
+        self.sent = 0
 
     def serve(self) -> None:
         while True:
             while self.pipe.poll(0 if self.actor.collector else None):
                 command, arguments = self.pipe.recv()
                 value = getattr(self.actor, command)(*arguments)
-                self.pipe.send(("answer", value, self.links.ring.put_count))
+                self.pipe.send(("answer", value, self.sent))
             if self.actor.collector is not None and self._allowed():
                 if self.lockstep:
                     torch.set_rng_state(self.links.rng.clone())
                 message = self.actor.step()
                 if self.lockstep:
                     self.links.rng.copy_(torch.get_rng_state())
-                self._send(message)
+                self.links.steps.send_bytes(message)
+                self.sent += 1
 
     def _allowed(self) -> bool:
         if self.never_waits and self.begun:
@@ -91,17 +94,28 @@ class ProcessLoop:
         self.begun = self.links.credits.acquire(timeout=LOOK / 10)
         return self.begun
 
-    def _send(self, message: bytes) -> None:
-        """Wait while the ring is full."""
-        while not self.links.ring.put(message):
-            time.sleep(LOOK / 10)
-            parent = mp.parent_process()
-            if parent is None or not parent.is_alive():
-                raise EOFError
-        self.links.items.release()
 
+class Inbox:
+    """Receives an actor's messages as they come, so that the actor never waits for room in `pipe`.
 
-RING = 64 * 2**20  # bytes
+    `queue`: those that were not used yet; `received`: all since the start; `arrived` guards both.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.queue, self.received = pipe, deque[bytes](), 0
+        self.arrived = threading.Condition()
+        self.thread = threading.Thread(target=self._receive, daemon=True)
+        self.thread.start()
+
+    def _receive(self) -> None:
+        """Until the actor has gone; a message that it did not finish is none."""
+        with self.pipe, suppress(EOFError, OSError):
+            while True:
+                message = self.pipe.recv_bytes()
+                with self.arrived:
+                    self.queue.append(message)
+                    self.received += 1
+                    self.arrived.notify()
 
 
 class ActorProcess(RemoteActor):
@@ -112,14 +126,15 @@ class ActorProcess(RemoteActor):
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["embodied.training.actors.processes"])
         rng = torch.get_rng_state().share_memory_()
-        self.links = Links(ByteRing(RING), context.Semaphore(0), context.Semaphore(0), rng)
-        self.lockstep = settings.lag == 0
+        received, steps = context.Pipe(duplex=False)
         self.pipe, theirs = context.Pipe()
+        self.lockstep, self.links = settings.lag == 0, Links(steps, context.Semaphore(0), rng)
         self.process: Any = context.Process(target=run, args=(settings, self.links, theirs))
         with safe_path():
             self.process.start()
-        self.queue = deque[bytes]()  # taken out of the ring, and not yet used
         theirs.close()
+        steps.close()  # the actor's is the only one, so that its death ends the inbox
+        self.inbox, self.count = Inbox(received), 0
         # Before this process waits for its children at its end, also after an error.
         self.finalize = Finalize(self, end, (self.pipe, self.process), exitpriority=10)
 
@@ -131,16 +146,18 @@ class ActorProcess(RemoteActor):
 
     def answer(self) -> Any:
         while not self.pipe.poll(LOOK):
-            self._drain(self.links.ring.put_count)  # a full ring would block the actor
             if not self.process.is_alive() and not self.pipe.poll(0):
                 raise self._death()
         try:
-            kind, value, count = self.pipe.recv()
+            kind, value, self.count = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self._death() from error
         if kind == "error":
             raise value
-        self._drain(count)
+        inbox = self.inbox
+        with inbox.arrived:
+            while inbox.received < self.count and inbox.thread.is_alive():
+                inbox.arrived.wait(LOOK)
         return value
 
     def allow(self, steps: int) -> None:
@@ -150,40 +167,34 @@ class ActorProcess(RemoteActor):
             self.links.credits.release()
 
     def take(self) -> Collected:
-        if not self.queue:
-            while not self.links.items.acquire(timeout=LOOK):
+        inbox = self.inbox
+        with inbox.arrived:
+            while not inbox.arrived.wait_for(lambda: inbox.queue, LOOK):
                 if self.pipe.poll(0):
                     self.answer()  # nothing was asked: it is an error
                 elif not self.process.is_alive():
                     raise self._death()
-            self.links.items.release()
-            self._drain(self.links.ring.taken_count + 1)
+            message = inbox.queue.popleft()
         if self.lockstep:
             torch.set_rng_state(self.links.rng.clone())
-        return decode(self.queue.popleft())
+        return decode(message)
 
     @property
     def waiting(self) -> int:
-        return len(self.queue) + len(self.links.ring)
+        return len(self.inbox.queue)
 
-    def messages(self) -> deque[bytes]:
-        return self.queue
+    def messages(self) -> list[bytes]:
+        inbox = self.inbox
+        with inbox.arrived:
+            late = inbox.received - self.count
+            return list(inbox.queue)[: len(inbox.queue) - late]
 
     def remaining(self) -> list[bytes]:
-        self._drain(self.links.ring.put_count)
-        return list(self.queue)
+        self.inbox.thread.join(END)
+        return list(self.inbox.queue)
 
     def put_back(self, messages: list[bytes]) -> None:
-        self.queue = deque(messages)
-
-    def _drain(self, count: int) -> None:
-        """Move messages out of the ring until `count` of them were taken."""
-        while self.links.ring.taken_count < count:
-            # An actor may die between a message and its release.
-            self.links.items.acquire(timeout=LOOK)
-            message = self.links.ring.take()
-            assert message is not None, "they were counted"
-            self.queue.append(message)
+        self.inbox.queue = deque(messages)
 
     def close(self) -> None:
         self.finalize()
