@@ -221,10 +221,8 @@ def test_without_an_environment_and_without_data_it_says_what_to_give() -> None:
         train(["policy=flow", "learner=imitate"])
 
 
-pytest.importorskip("av")
-
-
 def test_imitation_is_the_same_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
     filmed = foreign_two_gap(tmp_path / "filmed", 4, camera=True)
     real, loads = lazy_pictures.load_all, []
 

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 import torch.multiprocessing as mp
@@ -23,16 +24,20 @@ from torch import Tensor, nn
 
 from embodied.core.children import safe_path
 from embodied.training.actors.actor import EnvActor, sendable
-from embodied.training.actors.shared_memory import SharedWeights
 from embodied.training.actors.transport import (
     END,
     LOOK,
     ActorDied,
     ActorSettings,
+    ActorWeights,
     Collected,
     RemoteActor,
     Transport,
+    Weights,
+    as_bytes,
     decode,
+    learned,
+    load_flat,
 )
 
 if TYPE_CHECKING:
@@ -213,6 +218,45 @@ def end(pipe: Connection, process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
         process.join()
+
+
+VERSION, SUMS = 0, 1  # the newest version, then one checksum for each slot
+
+
+class SharedWeights(Weights, ActorWeights):
+    """The learned tensors of `policy` in shared memory; pass it to a process as an argument.
+
+    Two slots are written in turn and a reader never waits: it checks its copy's checksum, which
+    depends on the version, and copies again where the writer was faster.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.version = 0  # of the writer
+        self.sizes = [each.nbytes for each in learned(policy).values()]
+        self.counters = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self.slots = torch.zeros(2, sum(self.sizes), dtype=torch.uint8).share_memory_()
+
+    def publish(self, policy: nn.Module) -> int:
+        version = self.version = self.version + 1
+        slot = self.slots[version % 2]
+        parts = slot.split(self.sizes)
+        for part, tensor in zip(parts, learned(policy).values(), strict=True):
+            part.copy_(as_bytes(tensor))
+        self.counters[SUMS + version % 2] = crc32(slot.numpy().data, version)
+        self.counters[VERSION] = version
+        return version
+
+    def for_actor(self) -> SharedWeights:
+        return self
+
+    def load_into(self, policy: nn.Module, held: int) -> int:
+        while (version := int(self.counters[VERSION])) != held:
+            copy = self.slots[version % 2].clone()
+            if crc32(copy.numpy().data, version) != int(self.counters[SUMS + version % 2]):
+                continue
+            load_flat(policy, copy)
+            return version
+        return held
 
 
 class Processes(Transport):

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from embodied.core.build import ConfigError
 from embodied.training.actors.actor import EnvActor, sendable
 from embodied.training.actors.ray_connection import connected, imported
-from embodied.training.actors.shared_memory import flat_weights, load_flat
 from embodied.training.actors.transport import (
     END,
     ActorDied,
@@ -34,6 +33,8 @@ from embodied.training.actors.transport import (
     Transport,
     Weights,
     decode,
+    flat_weights,
+    load_flat,
 )
 
 SLOW = 60.0  # s for an actor to begin before a warning

@@ -108,6 +108,30 @@ class ActorSettings:
     product: str
 
 
+def learned(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that training changes: parameters that need gradients, and all buffers."""
+    named = {name: p.data for name, p in module.named_parameters() if p.requires_grad}
+    return named | dict(module.named_buffers())
+
+
+def flat_weights(module: nn.Module) -> Tensor:
+    """The learned tensors as bytes [n] (uint8), one after the other."""
+    return torch.cat([as_bytes(each) for each in learned(module).values()])
+
+
+def load_flat(module: nn.Module, flat: Tensor) -> None:
+    """Copy `flat_weights` of an equal module into `module`."""
+    tensors = learned(module).values()
+    parts = flat.split([each.nbytes for each in tensors])
+    for part, tensor in zip(parts, tensors, strict=True):
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Its bytes [n] (uint8), on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
 class Weights(ABC):
     """What the learner publishes; `version` is the newest one, 0 before the first."""
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from embodied.core.env import Step
-from embodied.training.actors.processes import Inbox
-from embodied.training.actors.shared_memory import SharedWeights, learned
-from embodied.training.actors.transport import Collected, decode, encode, joined
+from embodied.training.actors.processes import Inbox, SharedWeights
+from embodied.training.actors.transport import Collected, decode, encode, joined, learned
 
 
 def test_a_writer_never_waits_and_its_end_is_that_of_the_inbox() -> None:
