@@ -95,7 +95,10 @@ class Gaussian(MlpPolicy):
         """log p of each element of the action of `u`, which is z standard deviations from its
         mean."""
         normal = 0.5 * z.square() + log_std + 0.5 * LOG_2PI
-        return -(normal + _log_slope(u)) if self.squashes else -normal
+        if not self.squashes:
+            return -normal
+        # log d tanh(u) / du = log(1 - tanh(u)^2); written so, it does not underflow.
+        return -(normal + 2 * (math.log(2) - u - functional.softplus(-2 * u)))
 
     def loss(self, batch: Tensors) -> Tensor:
         """Imitation loss (`imitate`) per action element, averaged over the valid steps, [n]."""
@@ -110,12 +113,6 @@ class Gaussian(MlpPolicy):
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions."""
         return self.uniform()
-
-
-def _log_slope(u: Tensor) -> Tensor:
-    """log d tanh(u) / du = log(1 - tanh(u)^2)."""
-    # = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
-    return 2 * (math.log(2) - u - functional.softplus(-2 * u))
 
 
 def require_squashed(act: Leaf) -> None:
