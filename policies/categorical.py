@@ -6,60 +6,39 @@ Maddison et al., 2014); without noise it is the most likely action.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import mlp, orthogonal, per_row
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
-from embodied.policies.random import Config as RandomConfig
-from embodied.policies.random import Random
+from embodied.nn.networks import orthogonal, per_row
+from embodied.policies.encoded import MlpConfig, MlpPolicy
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(MlpConfig):
     """Settings of the policy; the actions of a chunk are independent given the observation."""
 
-    chunk: Count = 1  # actions of one decision
-    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # layer normalisation in the hidden layers
     head: NonNegative | None = None  # gain of the last layer (0: all equally likely; null: torch's)
     sampled: bool = False  # sample in evaluation too, where the most likely action could loop
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
-class Categorical(Policy):
+class Categorical(MlpPolicy):
     """Categorical policy. Noise [n, chunk, K] is standard Gumbel to explore (`sampled`: always),
     zero for the most likely action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
         high = spec.act.high
         if spec.act.dtype != "int64" or spec.act.shape or not isinstance(high, int | float):
             raise ConfigError("this policy needs discrete actions, not continuous ones")
-        self.spec = spec
-        self.chunk = config.chunk
-        self.config = config
         self.count = int(high) + 1
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = mlp(
-            self.encoder.size,
-            config.hidden,
-            config.chunk * self.count,
-            config.activation,
-            config.layer_norm,
-        )
+        super().__init__(config, spec, config.chunk * self.count)
         if config.head is not None:
             orthogonal(self.net, config.head)
 
@@ -102,7 +81,4 @@ class Categorical(Policy):
 
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions."""
-        return Random(RandomConfig(chunk=self.chunk), self.spec)
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)
+        return self.uniform()

@@ -8,43 +8,34 @@ environments explore with different amounts of noise (FastTD3, Seo et al., 2025)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Count, NonNegative
+from embodied.core.bounds import NonNegative
 from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import Feedforward, mlp, per_row
+from embodied.nn.networks import Feedforward, per_row
+from embodied.policies.encoded import MlpConfig, MlpPolicy
 from embodied.policies.gaussian import require_squashed
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
-from embodied.policies.random import Config as RandomConfig
-from embodied.policies.random import Random
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(MlpConfig):
     """Settings of a deterministic policy; std in units of half the action range.
 
     `warmup`: before training starts, the untrained policy acts with its noise, or uniform noise.
     """
 
-    chunk: Count = 1  # actions of one decision
-    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # layer normalisation in the hidden layers
     std: NonNegative = 0.1  # std of the exploration noise
     std_range: tuple[NonNegative, NonNegative] | None = None  # of the std per episode (null: `std`)
     warmup: Literal["self", "uniform"] = "uniform"  # who acts before training starts
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
-class Deterministic(Policy):
+class Deterministic(MlpPolicy):
     """Deterministic policy. Noise [n, chunk * A] is standard normal to explore, otherwise zero.
 
     With `std_range` noise has one more column, from which the std is set in the first decision of
@@ -52,17 +43,8 @@ class Deterministic(Policy):
     """
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
         require_continuous(spec)
-        self.spec = spec
-        self.chunk = config.chunk
-        self.config = config
-        self.size = config.chunk * spec.act.size
-        self.squashes = not spec.act.is_normalized
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = mlp(
-            self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
-        )
+        super().__init__(config, spec, config.chunk * spec.act.size)
 
     def forward(self, obs: Tensors) -> Tensor:
         """The action [n, size] without noise; differentiable."""
@@ -75,9 +57,7 @@ class Deterministic(Policy):
         return {"explore/std": torch.full((n, 1), -1.0, device=self.encoder.norm.mean.device)}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        device = self.encoder.norm.mean.device
-        make = torch.randn if explore else torch.zeros
-        return make(n, self.size + (self.config.std_range is not None), device=device)
+        return self.normal_noise(n, self.size + (self.config.std_range is not None), explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         if self.config.std_range is None:
@@ -85,7 +65,7 @@ class Deterministic(Policy):
         else:
             carry, std = self._std(carry, noise[:, self.size :], *self.config.std_range)
             action = torch.addcmul(self(obs), noise[:, : self.size], std)
-        return self.spec.act.bounded(action).view(-1, self.chunk, *self.spec.act.shape), carry
+        return self.in_steps(self.spec.act.bounded(action)), carry
 
     def _std(self, carry: Tensors, e: Tensor, low: float, high: float) -> tuple[Tensors, Tensor]:
         """The carry and the std [n, 1]: that of the carry, or a new one from noise [n, 1]."""
@@ -108,9 +88,4 @@ class Deterministic(Policy):
 
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions, or this policy, as `warmup` says."""
-        if self.config.warmup == "self":
-            return self
-        return Random(RandomConfig(chunk=self.chunk), self.spec)
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)
+        return self if self.config.warmup == "self" else self.uniform()

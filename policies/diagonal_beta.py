@@ -14,7 +14,7 @@ with a probability above 95%, so that none is once in 10^8 variables, and the la
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,50 +23,37 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
-from embodied.core.policy import Policy, require_continuous
+from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import mlp, orthogonal, per_row
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.nn.networks import orthogonal, per_row
+from embodied.policies.encoded import MlpConfig, MlpPolicy
 
 TRIES = 6
 EDGE = 1e-6  # least distance of x to 0 and 1 at which densities are evaluated
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(MlpConfig):
     """Settings of a Beta policy."""
 
-    chunk: Count = 1  # actions of one decision
     hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
-    layer_norm: bool = False  # layer normalisation in the hidden layers
     head: NonNegative = 0.01  # gain of the last layer; small: near alpha = beta = 1.69, a wide hump
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
-class DiagonalBeta(Policy):
+class DiagonalBeta(MlpPolicy):
     """Beta policy. Noise [n, chunk * A, 2, TRIES, 2]: of both Gamma variables the proposals, each a
     normal and a uniform number; zero for the mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
         require_continuous(spec)
         if spec.act.is_normalized:
             raise ConfigError(
                 "this policy's actions have bounds, and normalised ones do not: "
                 "policy=diagonal_gaussian"
             )
-        self.spec = spec
-        self.chunk = config.chunk
-        self.config = config
-        self.size = config.chunk * spec.act.size
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = mlp(
-            self.encoder.size, config.hidden, 2 * self.size, config.activation, config.layer_norm
-        )
+        super().__init__(config, spec, 2 * config.chunk * spec.act.size)
         orthogonal(self.net, config.head)
 
     def forward(self, obs: Tensors) -> Tensor:
@@ -85,7 +72,7 @@ class DiagonalBeta(Policy):
         both = self(obs)
         drawn = torch.where(noise[..., 0, 1] > 0, gamma(both, noise), both)
         x = drawn[..., 0] / drawn.sum(2)
-        return (2 * x - 1).view(-1, self.chunk, *self.spec.act.shape), carry
+        return self.in_steps(2 * x - 1), carry
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats), [n] each, of actions [n, D] in [-1, 1].
@@ -111,9 +98,6 @@ class DiagonalBeta(Policy):
         both = self(under(batch, "obs"))
         mean = 2 * both[..., 0] / both.sum(2) - 1
         return per_row((mean.view_as(batch["action"]) - batch["action"]).square(), batch["valid"])
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)
 
 
 def gamma(shape: Tensor, noise: Tensor) -> Tensor:

@@ -8,54 +8,41 @@ Orthogonal weights with a small last layer give a mean near 0 (Andrychowicz et a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from embodied.core.bounds import Count, NonNegative, Number
-from embodied.core.policy import Policy, require_continuous
+from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import mlp, orthogonal, per_row
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.nn.networks import orthogonal, per_row
+from embodied.policies.encoded import MlpConfig, MlpPolicy
 
 LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(MlpConfig):
     """Settings of a Gaussian policy whose std does not depend on the observation."""
 
-    chunk: Count = 1  # actions of one decision
     hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
     activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "tanh"  # of the hidden layers
-    layer_norm: bool = False  # layer normalisation in the hidden layers
     log_std: Number = 0.0  # initial log std of all elements, of half the action range
     learn_std: bool = True  # train the std
     head: NonNegative = 0.01  # gain of the last layer
     zero_head: bool = False  # the initial mean is exactly 0
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
-class DiagonalGaussian(Policy):
+class DiagonalGaussian(MlpPolicy):
     """Diagonal Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for the
     mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
         require_continuous(spec)
-        self.spec = spec
-        self.chunk = config.chunk
-        self.config = config
-        self.size = config.chunk * spec.act.size
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = mlp(
-            self.encoder.size, config.hidden, self.size, config.activation, config.layer_norm
-        )
+        super().__init__(config, spec, config.chunk * spec.act.size)
         orthogonal(self.net, 0.0 if config.zero_head else config.head)
         start = torch.full((self.size,), config.log_std)
         self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
@@ -67,14 +54,9 @@ class DiagonalGaussian(Policy):
     def initial(self, n: int) -> Tensors:
         return {"row/action": torch.zeros(n, self.size, device=self.log_std.device)}
 
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        make = torch.randn if explore else torch.zeros
-        return make(n, self.size, device=self.log_std.device)
-
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         u = torch.addcmul(self(obs), self.log_std.exp(), noise)
-        action = self.spec.act.bounded(u).view(-1, self.chunk, *self.spec.act.shape)
-        return action, {**carry, "row/action": u}
+        return self.in_steps(self.spec.act.bounded(u)), {**carry, "row/action": u}
 
     def evaluate_actions(self, obs: Tensors, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats), [n] each, of unclipped actions [n, D].
@@ -102,6 +84,3 @@ class DiagonalGaussian(Policy):
         """Squared error of the mean per action element, averaged over the valid steps, [n]."""
         error = (self(under(batch, "obs")).view_as(batch["action"]) - batch["action"]).square()
         return per_row(error, batch["valid"])
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)

@@ -6,59 +6,41 @@ a = tanh(u), u ~ N(mean(o), std(o)^2);  log p(a) = log N(u) - sum log(1 - tanh(u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodied.core.bounds import Count, Number
+from embodied.core.bounds import Number
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy, require_continuous
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.nn.networks import Feedforward, mlp, per_row
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
-from embodied.policies.random import Config as RandomConfig
-from embodied.policies.random import Random
+from embodied.nn.networks import Feedforward, per_row
+from embodied.policies.encoded import MlpConfig, MlpPolicy
 
 LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(MlpConfig):
     """Settings of a squashed Gaussian policy."""
 
-    chunk: Count = 1  # actions of one decision
-    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
-    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
-    layer_norm: bool = False  # layer normalisation in the hidden layers
     log_std: tuple[Number, Number] = (-5.0, 2.0)  # bounds of log std
     soft: bool = True  # soft bounds, std starts in their middle (false: clamped, std starts at 1)
     zero_head: bool = False  # the initial mean is exactly 0
     imitate: Literal["mse", "nll"] = "mse"  # imitation loss; nll also trains the std
-    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
-    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
 
 
-class Gaussian(Policy):
+class Gaussian(MlpPolicy):
     """Tanh-squashed Gaussian policy. Noise [n, chunk * A] is standard normal to explore, zero for
     the mean action."""
 
     def __init__(self, config: Config, spec: Spec) -> None:
-        super().__init__()
         require_continuous(spec)
-        self.spec = spec
-        self.chunk = config.chunk
-        self.config = config
-        self.size = config.chunk * spec.act.size
-        self.squashes = not spec.act.is_normalized
-        self.encoder = Encoder(spec.obs, config.images, points=config.points)
-        self.net = mlp(
-            self.encoder.size, config.hidden, 2 * self.size, config.activation, config.layer_norm
-        )
+        super().__init__(config, spec, 2 * config.chunk * spec.act.size)
         if config.zero_head:
             head = self.net[-1]
             assert isinstance(head, torch.nn.Linear)
@@ -73,11 +55,6 @@ class Gaussian(Policy):
             return mean, raw.clamp(low, high)
         return mean, low + (high - low) / 2 * (torch.tanh(raw) + 1)
 
-    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
-        device = self.encoder.norm.mean.device
-        make = torch.randn if explore else torch.zeros
-        return make(n, self.size, device=device)
-
     def squash(self, u: Tensor) -> Tensor:
         """tanh(u); `u` itself where a wrapper normalises actions, some of which are beyond 1."""
         return torch.tanh(u) if self.squashes else u
@@ -85,7 +62,7 @@ class Gaussian(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         mean, log_std = self(obs)
         action = self.squash(mean + log_std.exp() * noise)
-        return action.view(-1, self.chunk, *self.spec.act.shape), carry
+        return self.in_steps(action), carry
 
     def feedforward(self) -> Feedforward:
         """The mean action as plain layers; ConfigError if an observation is no vector."""
@@ -118,7 +95,10 @@ class Gaussian(Policy):
         """log p of each element of the action of `u`, which is z standard deviations from its
         mean."""
         normal = 0.5 * z.square() + log_std + 0.5 * LOG_2PI
-        return -(normal + _log_slope(u)) if self.squashes else -normal
+        if not self.squashes:
+            return -normal
+        # log d tanh(u) / du = log(1 - tanh(u)^2); written so, it does not underflow.
+        return -(normal + 2 * (math.log(2) - u - functional.softplus(-2 * u)))
 
     def loss(self, batch: Tensors) -> Tensor:
         """Imitation loss (`imitate`) per action element, averaged over the valid steps, [n]."""
@@ -132,16 +112,7 @@ class Gaussian(Policy):
 
     def warmup_policy(self) -> Policy:
         """A policy with uniform actions."""
-        return Random(RandomConfig(chunk=self.chunk), self.spec)
-
-    def fit(self, rows: Tensors) -> None:
-        self.encoder.fit(rows)
-
-
-def _log_slope(u: Tensor) -> Tensor:
-    """log d tanh(u) / du = log(1 - tanh(u)^2)."""
-    # = 2 (log 2 - u - softplus(-2 u)), which does not underflow.
-    return 2 * (math.log(2) - u - functional.softplus(-2 * u))
+        return self.uniform()
 
 
 def require_squashed(act: Leaf) -> None:

@@ -20,8 +20,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.policies.networks import gru
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,144 @@
 """Transformer: a causal transformer over the past, with an inner policy on its output.
 
-The carry holds keys and values of the last `window` steps (embodied.policies.networks.sequence), so
-that a decision costs one step of attention. The output is the observation `memory` of the inner
+The carry holds keys and values of the last `window` steps, so that
+a decision costs one step of attention. The output is the observation `memory` of the inner
 policy, as in embodied.policies.recurrent, and the same learners train it. Keys that were cached
 before a batch are constants in it, as the first hidden state of a recurrent policy is.
+
+A step attends to itself and to at most `window` - 1 steps before it in the same episode (Vaswani et
+al., 2017). A learned bias per head and age takes the place of position embeddings, so keys do not
+depend on where in a sequence they stand:
+
+    weight(t, s) = softmax_s(q_t k_s / sqrt(d) + bias[t - s]),   0 <= t - s < window.
+
+A step with the cache and a whole sequence are the same function to rounding.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core.bounds import Count
-from embodied.core.build import Node
+from embodied.core.build import ConfigError, Node
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
-from embodied.policies.networks.sequence import CausalTransformer
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 from embodied.policies.recurrent import build_inner, evaluate_inner
+
+KEYS = "keys"
+VALUES = "values"
+KNOWN = "known"
+
+
+class CausalAttention(nn.Module):
+    """Multi-head attention of T steps to the `window` steps before them and to themselves."""
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.bias = nn.Parameter(torch.zeros(heads, window))
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The output [B, T, width], and the keys and values [B, W + T, width] with those of `x`.
+
+        `x` [B, T, width]: inputs; `keys`, `values` [B, W, width]: of the steps before; `age`
+        [T, W + T] (int64): how many steps ago; `seen` [B, T, W + T] (bool): what is attended to.
+        """
+        new_keys, new_values = self.key_value(x).chunk(2, 2)
+        keys = torch.cat([keys, new_keys], 1)
+        values = torch.cat([values, new_values], 1)
+        bias = self.bias[:, age.clamp(0, self.bias.shape[1] - 1)]
+        mask = bias.masked_fill(~seen[:, None], -torch.inf)
+        query = self._split(self.query(x))
+        found = functional.scaled_dot_product_attention(
+            query, self._split(keys), self._split(values), mask
+        )
+        return self.out(found.transpose(1, 2).flatten(2)), keys, values
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class CausalLayer(nn.Module):
+    """One pre-norm layer: causal attention, then an MLP on each step."""
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads, window)
+        self.last_norm = nn.LayerNorm(width)
+        self.each = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, age: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `CausalAttention`, with the residual connections."""
+        found, keys, values = self.attention(self.norm(x), keys, values, age, seen)
+        x = x + found
+        return x + self.each(self.last_norm(x)), keys, values
+
+
+class CausalTransformer(nn.Module):
+    """Layers over time. The cache has leaves `keys` and `values` [B, layers, window, width] and
+    `known` [B, window] (bool), oldest step first."""
+
+    def __init__(self, width: int, heads: int, layers: int, window: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ConfigError(f"width={width} must be a multiple of heads={heads}")
+        self.width = width
+        self.window = window
+        self.layers = nn.ModuleList(CausalLayer(width, heads, window) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def empty(self, n: int) -> Tensors:
+        """The cache of `n` episodes that begin."""
+        like = self.norm.weight
+        shape = (n, len(self.layers), self.window, self.width)
+        known = torch.zeros(n, self.window, dtype=torch.bool, device=like.device)
+        return {KEYS: like.new_zeros(shape), VALUES: like.new_zeros(shape), KNOWN: known}
+
+    def forward(self, x: Tensor, cache: Tensors, first: Tensor) -> tuple[Tensor, Tensors]:
+        """Outputs [B, T, width] of inputs `x` [B, T, width], and the cache after the last one.
+
+        `first` [B, T] (bool): the steps that begin an episode, which see nothing before them.
+        """
+        steps = x.shape[1]
+        at = torch.arange(self.window + steps, device=x.device)
+        age = at[self.window :, None] - at
+        # The number of episodes that began before a step; steps of the cache are of number 0.
+        number = first.long().cumsum(1)
+        past = torch.zeros(len(x), self.window, dtype=torch.int64, device=x.device)
+        of = torch.cat([past, number], 1)
+        known = torch.cat([cache[KNOWN], torch.ones_like(first)], 1)
+        near = (age >= 0) & (age < self.window)
+        seen = near & known[:, None] & (of[:, None] == number[:, :, None])
+        kept: dict[str, list[Tensor]] = {KEYS: [], VALUES: []}
+        for i, layer in enumerate(self.layers):
+            x, keys, values = layer(x, cache[KEYS][:, i], cache[VALUES][:, i], age, seen)
+            kept[KEYS].append(keys[:, steps:])
+            kept[VALUES].append(values[:, steps:])
+        ended = known & (of == number[:, -1:])
+        after = {key: torch.stack(parts, 1) for key, parts in kept.items()}
+        return self.norm(x), {**after, KNOWN: ended[:, steps:]}
+
+    def step(self, x: Tensor, cache: Tensors) -> tuple[Tensor, Tensors]:
+        """The output [B, width] of one step `x` [B, width], and the next cache."""
+        first = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
+        found, cache = self(x[:, None], cache, first)
+        return found[:, 0], each(cache, Tensor.detach)
 
 
 @dataclass(frozen=True)

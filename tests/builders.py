@@ -26,12 +26,13 @@ from embodied.core.policy import Policy
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.learners.learner import Learner
+from embodied.datasets.collect import CollectConfig, collect
+from embodied.learners.learner import UNPLANNED, Learner, RunPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def node(target: str, **settings: Any) -> Node:
+def node_of(target: str, **settings: Any) -> Node:
     """The node of `embodied.TARGET` with `settings`."""
     return {"_target_": f"embodied.{target}", **settings}
 
@@ -88,16 +89,19 @@ class Clock:
         return self.now
 
 
-def make_policy(target: str, spec: Spec, seed: int = 0, **settings: Any) -> Any:
-    """`embodied.policies.TARGET` with `settings`, initialised from `seed`."""
-    torch.manual_seed(seed)
-    return build(node(f"policies.{target}", **settings), Policy, spec=spec)
+def make_policy(target: str, spec: Spec, seed: int | None = 0, **settings: Any) -> Any:
+    """`embodied.policies.TARGET` with `settings`, initialised from `seed` (None: as torch is)."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return build(node_of(f"policies.{target}", **settings), Policy, spec=spec)
 
 
-def make_learner(target: str, policy: Policy, **settings: Any) -> Any:
-    """`embodied.learners.TARGET` of `policy` with `settings`."""
-    made = node(f"learners.{target}", **settings)
-    return build(made, Learner, policy=policy, spec=policy.spec)
+def make_learner(
+    target: str, policy: Policy, run: RunPlan = UNPLANNED, spec: Spec | None = None, **settings: Any
+) -> Any:
+    """`embodied.learners.TARGET` of `policy` with `settings`; `spec`: its policy's by default."""
+    made = node_of(f"learners.{target}", **settings)
+    return build(made, Learner, policy=policy, spec=spec or policy.spec, run=run)
 
 
 def make_reward(node: Node, spec: Spec, folder: Path) -> Any:
@@ -136,6 +140,21 @@ def recorded(obs: Tensors, action: Tensor, **more: Tensor) -> Tensors:
         **{"action": action, "reward": torch.zeros(len(action))},
         **{"terminated": never, "truncated": never, **more},
     }
+
+
+def still(state: Tensor, action: Tensor, reward: Tensor, discount: Tensor | None = None) -> Tensors:
+    """Transitions that leave `state` as it is; `discount`: 0 by default, which ends the episode."""
+    kept = {"action": action, "reward": reward}
+    kept["discount"] = torch.zeros_like(reward) if discount is None else discount
+    return {"obs/state": state, **kept, "next_obs/state": state}
+
+
+def random_demos(folder: Path, episodes: int, seed: int = 0) -> str:
+    """A dataset in `folder`: episodes of 20 random steps in the toy world `Reach`."""
+    env, random = {"_target_": "tests.toy_envs.Reach"}, node_of("policies.random.Random")
+    how = CollectConfig(env, random, episodes, str(folder), 4, seed=seed, success_only=False)
+    collect(how, lambda kept, played: None)
+    return str(folder)
 
 
 def run_folder(folder: Path, env: Node, policy: Node, steps: tuple[int, ...]) -> Path:

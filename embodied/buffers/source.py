@@ -1,8 +1,13 @@
-"""Source: the protocol of everything that learners sample batches from; Relabel is one."""
+"""Source: the protocol of everything that learners sample batches from; Relabel and Mixture."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Protocol
+
+import torch
 
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
@@ -44,4 +49,46 @@ class Relabel:
             **transitions,
             "reward": self.reward(transitions),
             ENV_REWARD: transitions["reward"],
+        }
+
+
+class Mixture:
+    """Interleaves transitions of several sources, so that minibatch slices keep the fractions.
+
+    With fractions (1/2, 1/2) the sources alternate; in general the pattern repeats every `period`
+    transitions, and any slice whose length is a multiple of `period` has the exact fractions.
+    """
+
+    def __init__(self, sources: Sequence[Source], fractions: Sequence[float]) -> None:
+        exact = [Fraction(f).limit_denominator(64) for f in fractions]
+        if len(sources) != len(exact) or sum(exact) != 1 or min(exact) < 0:
+            raise ValueError(f"fractions {list(fractions)} should be one per source and sum to 1")
+        self.period = math.lcm(*(f.denominator for f in exact))
+        self.counts = [int(f * self.period) for f in exact]
+        self.sources = list(sources)
+
+    def __len__(self) -> int:
+        return sum(len(source) for source in self.sources)
+
+    def sample(self, n: int) -> Tensors:
+        """`n` transitions; ValueError if `n` is not a multiple of the period or keys differ."""
+        if n % self.period:
+            raise ValueError(
+                f"batch size {n} should be a multiple of {self.period} to mix the sources exactly"
+            )
+        times = n // self.period
+        parts = [
+            source.sample(count * times)
+            for source, count in zip(self.sources, self.counts, strict=True)
+            if count
+        ]
+        keys = set(parts[0])
+        for part in parts[1:]:
+            if set(part) != keys:
+                raise ValueError(f"mixed sources differ in columns {sorted(keys ^ set(part))}")
+        return {
+            key: torch.cat(
+                [part[key].reshape(times, -1, *part[key].shape[1:]) for part in parts], 1
+            ).flatten(0, 1)
+            for key in parts[0]
         }

@@ -99,9 +99,7 @@ class TrajectoryColumns:
         mine = over.nonzero().flatten()
         order = mine[who[mine].argsort(stable=True)]  # by environment, then by time
         length = who[mine].bincount(minlength=len(ended))
-        return self._completed(tt.take(rows, order), length[length > 0])
-
-    def _completed(self, rows: Tensors, length: Tensor) -> Tensors:
+        rows, length = tt.take(rows, order), length[length > 0]
         if "returns" in self.columns:
             rows["returns"] = returns_to_go(rows["reward"], rows["discount"], length)
         if "next_action" in self.columns:

@@ -20,8 +20,7 @@ import torch
 
 from embodied.core.cuda_graph import Graph
 from embodied.core.tensors import Tensors
-from embodied.learners.gradient_learner import GradientLearner
-from embodied.learners.learner import Learner
+from embodied.learners.learner import GradientLearner, Learner
 
 NATIVE = {
     "embodied.learners.off_policy.td3.Td3": "embodied.learners.off_policy.native_td3",

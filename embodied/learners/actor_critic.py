@@ -22,7 +22,7 @@ from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import GradientLearner, frozen, soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
 
@@ -133,11 +133,7 @@ class ActorCritic(GradientLearner):
             self.descend("actor", loss)
         self.log_alpha.grad = temperature_gradient(log_prob, self.entropy)
         self.optims["temperature"].step()
-        return {
-            "actor_loss": loss.detach(),
-            "entropy": -log_prob.mean(),
-            "temperature": self.alpha,
-        }
+        return {"actor_loss": loss.detach(), "entropy": -log_prob.mean(), "temperature": self.alpha}
 
     def slices(self, batch: Tensors, size: int) -> Iterator[Tensors]:
         """`batch` in parts of `size` transitions, for several critic steps per update."""

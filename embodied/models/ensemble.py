@@ -25,7 +25,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.models.dynamics import Dynamics, Fit, OutputError, Prediction, Progress
-from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import Ensemble
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.nn.optim import Adam
 

@@ -73,8 +73,12 @@ class RunComponents:
         self.device = pick_device(config.device)
         self.kernels = choose(self.device, config.deterministic, saved_kernels(config))
         self.env = None if config.env is None else make_env(config, self.kernels)
-        self.episodes = self._read_demonstrations()
-        self.policy, trained = self._make_policy()
+        self.episodes: Episodes | None = None
+        if config.demos is not None:
+            from embodied.training.demonstrations import read_demonstrations
+
+            self.episodes = read_demonstrations(config, self.env)
+        self.policy, trained = make_policy(config, self.env, self.episodes)
         plan = config.plan(self.policy.chunk)
         learner = build(config.learner, Learner, policy=trained, spec=trained.spec, run=plan)
         self.learner = accelerate(learner.to(self.device), self.kernels.native)
@@ -108,22 +112,6 @@ class RunComponents:
                 how = "native code" if obstacle is None else f"PyTorch ({obstacle})"
                 parts.append(f"{name}: {how}")
         return "; ".join(parts)
-
-    def _make_policy(self) -> tuple[Policy, Policy]:
-        """The policy that acts, and the trainable part of it (the same without `finetune`)."""
-        if self.env is not None:
-            return make_policy(self.config, self.env)
-        from embodied.training.initial_policy import make_dataset_policy
-
-        policy = make_dataset_policy(self.config, self.episodes)
-        return policy, policy
-
-    def _read_demonstrations(self) -> Episodes | None:
-        if self.config.demos is None:
-            return None
-        from embodied.training.demonstrations import read_demonstrations
-
-        return read_demonstrations(self.config, self.env)
 
     def close(self) -> None:
         """Close the environment, if there is one."""
@@ -287,8 +275,15 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
     return make_actor_env(run, num_envs, data, seed, config.threads, kernels.product)
 
 
-def make_policy(config: RunConfig, env: VecEnv) -> tuple[Policy, Policy]:
+def make_policy(
+    config: RunConfig, env: VecEnv | None, episodes: Episodes | None
+) -> tuple[Policy, Policy]:
     """The policy that acts, and the trainable part of it (the same without `finetune`)."""
+    if env is None:
+        from embodied.training.initial_policy import make_dataset_policy
+
+        policy = make_dataset_policy(config, episodes)
+        return policy, policy
     if config.finetune is not None:
         from embodied.training.initial_policy import finetuned_policy
 

@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from embodied.core.bounds import (
-    Bound,
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    PositiveFraction,
-)
+from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegative, PositiveFraction
 from embodied.core.build import ConfigError, Node, nearest, parse, plain, resolve
 from embodied.core.device import pick_device, replaced
 from embodied.datasets.mapping import Statistics
@@ -125,7 +118,7 @@ ONLY: dict[str, tuple[Regime, ...]] = {
     "teacher": ("off_policy", "on_policy"),
 }
 INSTEAD = {
-    "reward": "embodied reward label DATASET reward=... out=DIR relabels a dataset, then demos=DIR",
+    "reward": "embodied reward label DATASET reward=... out=DIR relabels a dataset, then demos=DIR"
 }
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embodied.buffers.mixture import Mixture
-from embodied.buffers.source import Source
+from embodied.buffers.source import Mixture, Source
 from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed
@@ -163,7 +162,10 @@ def source_of(
         return Dataset(rows, device)
     each = kept.repeat_interleave(episodes.length) * own
     if config.weighting is not None:
-        each = each * _of_steps(build(config.weighting, Weights)(episodes), episodes)
+        weights = build(config.weighting, Weights)(episodes)  # of episodes [E], or of steps [N]
+        if len(weights) == len(episodes):
+            weights = weights.repeat_interleave(episodes.length)
+        each = each * weights
     if fractions is None:
         return Weighted(rows, each, device)
     numbers, parts = source_numbers(episodes), list[Source]()
@@ -218,13 +220,6 @@ def pairs_of(
         seed=config.seed,
         device=device,
     )
-
-
-def _of_steps(weights: Tensor, episodes: Episodes) -> Tensor:
-    """Weights [N] of steps, from those or from weights [E] of episodes."""
-    if len(weights) == len(episodes):
-        return weights.repeat_interleave(episodes.length)
-    return weights
 
 
 def metrics_of(source: Source | None, held: Tensor | None = None) -> dict[str, float]:

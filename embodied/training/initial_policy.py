@@ -1,24 +1,28 @@
 """The policy that a run begins with, where it is not a new one for the run's environment.
 
-It is saved in a run or a checkpoint, answered by a policy server, or made for a dataset.
+It is saved in a run or a checkpoint, answered by a policy server, or made for a dataset: then in
+physical units, normalised by the dataset.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
 from inspect import signature
-from typing import get_type_hints
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, Node, parse, resolve
+from embodied.core.build import ConfigError, Node, build, parse, resolve
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
+from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.mapping import Mapping
+from embodied.datasets.ranges import Statistics, measured, reach
 from embodied.policies.remote.address import is_address, remote_policy
 from embodied.policies.wrappers.mapped import load_mapped
+from embodied.policies.wrappers.physical_units import PhysicalUnits
 from embodied.training.config import Offline, RunConfig
-from embodied.training.dataset_policy import physical_policy, resumed_policy, saved_policy
 from embodied.training.demonstrations import is_same
 
 
@@ -95,3 +99,50 @@ def require_settings(policy: Policy, node: Node) -> None:
                 f"policy.{each.name}={given} has no effect: the policy that init holds has {has}; "
                 "set it to that, or train without init"
             )
+
+
+PHYSICAL = f"{PhysicalUnits.__module__}.{PhysicalUnits.__qualname__}"
+
+
+def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> Policy:
+    """The policy of `node` on values normalised by `statistics` of `episodes`, in physical units.
+
+    Images, symbols, points and observations of critics are not normalised.
+    """
+    if episodes.spec.act.dtype != "float32":
+        return build(node, Policy, spec=episodes.spec)  # discrete actions have no units
+    action = measured(episodes.steps["action"], statistics)
+    whole: dict[str, Any] = {
+        "_target_": PHYSICAL,
+        "base": node,
+        "action": action.to_json(),
+        "obs": {
+            name: measured(episodes.steps[f"obs/{name}"], statistics).to_json()
+            for name, leaf in episodes.spec.obs.items()
+            if not (leaf.is_image or leaf.is_symbol or leaf.is_points)
+        },
+        "reach": max(1.0, reach(episodes.steps["action"], action)),
+    }
+    return build(whole, Policy, spec=episodes.spec)
+
+
+def saved_policy(path: str, node: Node, episodes: Episodes) -> Policy:
+    """The policy of an earlier run without an environment, with its own statistics, to go on with.
+
+    SpecMismatch if its dataset had other observations or actions; ConfigError if `node`, the
+    configured policy, is another one.
+    """
+    policy = checkpoint.load_policy(path, episodes.spec)
+    held = policy.node.get("base", policy.node)["_target_"]
+    if held != node["_target_"]:
+        name = str(held).rpartition(".")[2]
+        raise ConfigError(f"init holds a {name}, not the configured policy: policy=NAME")
+    return policy.train()
+
+
+def resumed_policy(path: str, episodes: Episodes) -> Policy:
+    """The untrained policy of an interrupted run: the statistics are those that it began with."""
+    folder = checkpoint.find(Path(path))
+    node = read_saved(folder / "policy.yaml")
+    require_inside(node, folder / "policy.yaml")
+    return build(node, Policy, spec=episodes.spec)

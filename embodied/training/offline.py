@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embodied.buffers.augment import augmented
-from embodied.buffers.mixture import Mixture
-from embodied.buffers.source import Source
+from embodied.buffers.source import Mixture, Source
 from embodied.core.build import ConfigError
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -17,13 +16,7 @@ from embodied.datasets.lerobot.reader import Episodes
 from embodied.evaluation.held_out import HeldOut, held_out_episodes
 from embodied.learners.learner import Learner
 from embodied.training.config import Offline, RunConfig
-from embodied.training.demonstrations import (
-    imitated,
-    metrics_of,
-    pairs_of,
-    rows_for,
-    source_of,
-)
+from embodied.training.demonstrations import imitated, metrics_of, pairs_of, rows_for, source_of
 from embodied.training.trainer import Trainer
 
 if TYPE_CHECKING:

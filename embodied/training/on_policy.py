@@ -25,8 +25,7 @@ from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for
 from embodied.training.reward_pipeline import RewardPipeline, build_reward
-from embodied.training.second_agent import SecondAgent
-from embodied.training.task_sampling import build_task_sampling
+from embodied.training.task_sampling import SecondAgent, build_task_sampling
 from embodied.training.trainer import Trainer
 
 SEED_OFFSET = 1_000_003  # from the seed of the first agent's environment to that of the second's

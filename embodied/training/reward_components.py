@@ -51,19 +51,12 @@ def _episode(
         won: bool | None = None
         for _ in range(LONGEST):
             rows, step = rollout.step()
-            at = _first_of(rollout.finished, env.num_envs)
-            if rows and at is not None:
-                kept.append({key: value[at : at + 1] for key, value in rows.items()})
+            finished = rollout.finished
+            at = [0] if finished is None else (finished == 0).nonzero().flatten().tolist()
+            if rows and at:  # env 0 finished a decision
+                kept.append({key: value[at[0] : at[0] + 1] for key, value in rows.items()})
             if "success" in step.log:
                 won = bool(won) or bool(step.log["success"][0])
             if bool(step.ended[0]):
                 break
     return tt.cat(kept), won
-
-
-def _first_of(closed: torch.Tensor | None, count: int) -> int | None:
-    """The index of env 0's decision among the finished ones; None if it is pending."""
-    if closed is None:
-        return 0 if count else None
-    place = (closed == 0).nonzero().flatten()
-    return int(place[0]) if len(place) else None

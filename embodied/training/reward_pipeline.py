@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ from embodied.core.reward import (
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.training import reward_hacking
-from embodied.training.actors.remote_env import RemoteEnv
 from embodied.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -46,6 +45,15 @@ if TYPE_CHECKING:
 
 RECENT = 16  # steps of transitions for the mean components of a frozen reward
 PIECE = 4096  # transitions of demonstrations in one call of the reward
+
+
+@runtime_checkable
+class AugmentedElsewhere(Protocol):
+    """Parallel envs that other processes step."""
+
+    def augmented(self, gamma: float) -> VecEnv:
+        """The same envs with the observations that the run's reward adds (discount `gamma`)."""
+        ...
 
 
 class RewardPipeline:
@@ -230,7 +238,7 @@ def augment(env: VecEnv, reward: Reward, gamma: float) -> VecEnv:
     """`env` with the observations that `reward` needs, added where the environment runs."""
     if not isinstance(reward, AugmentsEnv):
         return env
-    if not isinstance(env, RemoteEnv):
+    if not isinstance(env, AugmentedElsewhere):
         return reward.augment_env(env)
     if needs_local_env(reward):
         raise ConfigError(

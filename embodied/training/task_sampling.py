@@ -1,26 +1,127 @@
-"""Task sampling: connects a teacher (curriculum) to the training environment and the learner."""
+"""Task sampling: connects a teacher (curriculum) to the training environment and the learner.
+
+The second agent of a two-agent teacher (PAIRED's antagonist) has a policy, a learner and a
+collector of its own, of the same kinds as the first agent's. The training loop steps it; its
+environment steps count as steps of the run, and its state is part of the loop's checkpoint. The
+first agent's policy is the one that is evaluated and deployed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
-from embodied.core.env import HasLevels, VecEnv
+from embodied.core.env import HasLevels, Step, VecEnv
 from embodied.core.reward import Stateful
+from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.resets.reset_distribution import ResetDistribution
+from embodied.teachers.task_space import Floats
 from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
 from embodied.teachers.teacher import Curriculum, Teacher, TwoAgentTeacher
+from embodied.training.collector import Collector
 from embodied.training.config import OnPolicy, RunConfig
-from embodied.training.second_agent import SecondAgent
-from embodied.training.value_query import task_value_estimator
+
+
+class SteppedLoop(Protocol):
+    """A training loop that is stepped from outside."""
+
+    collector: Collector
+
+    def advance(self) -> tuple[dict[str, Tensor], Step]: ...
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class SecondAgent:
+    """An agent that `loop` steps and updates with `learner`, when `teacher` decides."""
+
+    def __init__(self, teacher: TwoAgentTeacher, learner: Learner, loop: SteppedLoop) -> None:
+        self.teacher, self.learner, self.loop = teacher, learner, loop
+        self.new_steps = 0
+        self.metrics: dict[str, Tensor] = {}
+
+    def after_step(self, step: Step) -> Step:
+        """After `step` of the first agent, step the second one as often as the teacher decides.
+
+        Returns the step from which the first agent learns.
+        """
+        return self.teacher.after_step(step, self.step)
+
+    def step(self, obs: Tensors | None = None) -> None:
+        """One step of all parallel envs, and an update where one is due.
+
+        `obs`: the current observations, if the first agent changed the environment since the last
+        step (None: those of the last step).
+        """
+        if obs is not None:
+            self.loop.collector.obs = obs
+        metrics, step = self.loop.advance()
+        self.new_steps += len(step.reward)
+        if metrics:
+            self.metrics = {f"rival_{key}": value for key, value in metrics.items()}
+
+    def drain(self) -> int:
+        """The number of environment steps since the last call."""
+        steps, self.new_steps = self.new_steps, 0
+        return steps
+
+    def get_state(self) -> dict[str, Any]:
+        return {"learner": self.learner.get_state(), "loop": self.loop.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue exactly from `get_state`."""
+        device = self.loop.collector.actor.device
+        self.learner.set_state(tt.state_to(state["learner"], device))
+        self.loop.set_state(state["loop"])
+        if state["loop"]["collector"] is None:
+            self.loop.collector.restart()
+
+
+SEED = 20_000  # of the randomness in initial states; the same in every call
+
+
+class TaskValueEstimator:
+    """Resets an environment of its own (`node`) to tasks and evaluates the learner's values."""
+
+    def __init__(self, node: dict[str, Any], learner: Learner, device: torch.device) -> None:
+        self.node, self.learner, self.device = node, learner, device
+        self.env: VecEnv | None = None
+
+    def values(self, tasks: Floats) -> Floats:
+        """Values [n] of episodes with `tasks` [n, D]."""
+        env = build(self.node, VecEnv) if self.env is None else self.env
+        self.env, size = env, env.num_envs
+        parts = [self._some(env, tasks[at : at + size]) for at in range(0, len(tasks), size)]
+        return np.concatenate(parts)
+
+    @torch.no_grad()
+    def _some(self, env: VecEnv, tasks: Floats) -> Floats:
+        learner = self.learner
+        assert isinstance(learner, HasStateValues)
+        rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # fills the last batch
+        obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
+        values = learner.state_values(tt.to(obs, self.device))[: len(tasks)]
+        return values.double().cpu().numpy()
+
+
+def task_value_estimator(
+    node: dict[str, Any], learner: Learner, device: torch.device
+) -> TaskValueEstimator | None:
+    """The estimator; None if the learner has no values in units of the environment's reward."""
+    if not isinstance(learner, HasStateValues) or learner.estimates is None:
+        return None
+    return TaskValueEstimator(node, learner, device)
 
 
 @dataclass(frozen=True)

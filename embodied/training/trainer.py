@@ -147,7 +147,9 @@ class Trainer:
         self.throughput.count(updates)
         if self._due(self.every.log, before):
             rates = self.throughput.drain(self.step)
-            row = self._means() | self._teacher_metrics() | self.episodes.drain("train/") | rates
+            taught = {} if self.teacher is None else self.teacher.metrics()
+            row = self._means() | {f"train/teacher_{key}": value for key, value in taught.items()}
+            row |= self.episodes.drain("train/") | rates
             self.log.write(self.step, row)
         self.log.advance(self.step)
         if self._due(self.every.evaluate, before):
@@ -163,10 +165,6 @@ class Trainer:
         keys = dict.fromkeys(key for update in updates for key in update)
         stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
         return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
-
-    def _teacher_metrics(self) -> dict[str, float]:
-        metrics = {} if self.teacher is None else self.teacher.metrics()
-        return {f"train/teacher_{key}": value for key, value in metrics.items()}
 
     def save_now(self) -> None:
         """Save, unless this step is saved already."""

@@ -17,10 +17,10 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import MinMaxNormalizer
+from embodied.policies.generative.chunk_sampler import ObservesHistory
 from embodied.policies.generative.diffusion import Diffusion, steps
-from embodied.policies.generative.guidance import SamplerStep
-from embodied.policies.generative.observation_history import ObservesHistory
 from embodied.policies.networks.encoders import Encoder
+from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from embodied.core.tensors import Tensors, each, under
 from embodied.nn.networks import per_row
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.networks.attention import Layer
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
 @dataclass(frozen=True)

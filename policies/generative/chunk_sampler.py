@@ -8,6 +8,7 @@ the network gets them side by side, oldest first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,15 +16,42 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import Node
+from embodied.core.history import FRESH, HISTORY, with_history
 from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import HISTORY, Tensors, each
 from embodied.nn.networks import sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.generative.denoisers import denoiser
-from embodied.policies.generative.observation_history import ObservesHistory
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
+from embodied.policies.wrappers.real_time_chunking import GuidedSampler
+
+
+class ObservesHistory(GuidedSampler):
+    """A sampler whose decisions use the `past` observations `names` before the present one; they
+    are in the carry (`core.history`). Diffusion Policy (Chi et al., 2023) uses 2 steps, DPPO,
+    ReinFlow and Q-chunking 1."""
+
+    past: int = 0
+    names: Sequence[str] = ()
+
+    def initial(self, n: int) -> Tensors:
+        if not self.past:
+            return {}
+        device = next(self.parameters()).device
+        carry: Tensors = {FRESH: torch.ones(n, dtype=torch.bool, device=device)}
+        for name in self.names:
+            leaf = self.spec.obs[name]
+            zeros = leaf.zeros(n, device)[:, None]
+            carry[HISTORY + name] = zeros.repeat(1, self.past, *[1] * len(leaf.shape))
+        return carry
+
+    def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
+        return with_history(obs, carry), carry
+
+    @property
+    def augments(self) -> bool:
+        return self.past > 0
 
 
 @dataclass(frozen=True)
@@ -89,15 +117,13 @@ class ChunkSampler(ObservesHistory):
         past steps; without them, those of the present one repeated."""
         if not self.past:
             return self.encoder(obs)
-        steps = {name: self._steps(obs, name) for name in self.names}
+        steps: Tensors = {}  # [n, past + 1, ...], oldest first
+        for name in self.names:
+            now = obs[name][:, None]
+            copies = now.expand(-1, self.past, *now.shape[2:])
+            steps[name] = torch.cat([obs.get(HISTORY + name, copies).to(now.dtype), now], 1)
         encoded = self.encoder(each(steps, lambda leaf: leaf.flatten(0, 1)))
         return encoded.view(-1, self.feature_size)
-
-    def _steps(self, obs: Tensors, name: str) -> Tensor:
-        """The observations NAME [n, past + 1, ...], oldest first."""
-        now = obs[name][:, None]
-        copies = now.expand(-1, self.past, *now.shape[2:])
-        return torch.cat([obs.get(HISTORY + name, copies).to(now.dtype), now], 1)
 
     def to_actions(self, x: Tensor) -> Tensor:
         """Map normalised chunks [n, chunk * A] to actions [n, chunk, A] in [-1, 1] (not clamped

@@ -30,7 +30,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
 from embodied.policies.generative import flow
-from embodied.policies.generative.guidance import SamplerStep
+from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import per_row
 from embodied.policies.generative import chunk_sampler
 from embodied.policies.generative.chunk_sampler import ChunkSampler
-from embodied.policies.generative.guidance import SamplerStep
+from embodied.policies.wrappers.real_time_chunking import SamplerStep
 
 
 @dataclass(frozen=True)

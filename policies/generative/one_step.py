@@ -23,8 +23,7 @@ from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.nn.networks import mlp, per_row
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.policies.networks.pointnet import PointConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
 
 
 @dataclass(frozen=True, kw_only=True)

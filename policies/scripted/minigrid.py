@@ -113,21 +113,17 @@ def search(start: State, height: int, everything: bool) -> dict[State, int]:
     while queue and len(seen) < MOST:
         state = queue.popleft()
         if state.grid[3 * (state.x * height + state.y)] == GOAL:
-            return _shortest_way(came, state)
+            way: dict[State, int] = {}
+            while state in came:
+                state, action = came[state]
+                way[state] = action
+            return way
         for action, following in _successors(state, height, everything):
             if following not in seen:
                 seen.add(following)
                 came[following] = (state, action)
                 queue.append(following)
     return {}
-
-
-def _shortest_way(came: dict[State, tuple[State, int]], state: State) -> dict[State, int]:
-    way: dict[State, int] = {}
-    while state in came:
-        state, action = came[state]
-        way[state] = action
-    return way
 
 
 def _successors(state: State, height: int, everything: bool) -> Iterator[tuple[int, State]]:

@@ -84,7 +84,8 @@ class Mapped(Policy):
         """The base's carry, with past observations by the names and in the units of here."""
         carry = self.base.initial(n)
         past = under(carry, "history")
-        here = self.mapping.obs_here(past, [n for n in self.names if self._name_there(n) in past])
+        known = [name for name in self.names if self.mapping.source(name).name in past]
+        here = self.mapping.obs_here(past, known)
         return {**_without_history(carry), **nest(here, "history")}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
@@ -98,10 +99,8 @@ class Mapped(Policy):
         kept = {**_without_history(carry), **nest(there, "history")}
         seen, kept = self.base.observe(seen, kept, noise)
         actions, kept = self.base.act(seen, kept, noise)
-        return self._actions_here(actions), {**_without_history(kept), **nest(past, "history")}
-
-    def _name_there(self, name: str) -> str:
-        return self.mapping.source(name).name
+        unit = self.action.to_unit(actions).reshape(*actions.shape[:2], *self.spec.act.shape)
+        return unit, {**_without_history(kept), **nest(past, "history")}
 
     def loss(self, batch: Tensors) -> Tensor:
         """The base's imitation loss [n] of a batch of here."""
@@ -118,10 +117,6 @@ class Mapped(Policy):
 
     def with_real_time_chunking(self, mode: str) -> Policy:
         return self._around(with_real_time_chunking(self.base, mode))
-
-    def _actions_here(self, actions: Tensor) -> Tensor:
-        unit = self.action.to_unit(actions)
-        return unit.reshape(*actions.shape[:2], *self.spec.act.shape)
 
     def _around(self, base: Policy) -> Policy:
         """This policy around another base with the same spec."""

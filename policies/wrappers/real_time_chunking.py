@@ -19,6 +19,7 @@ simulates the delay exactly: the first d actions of a new plan are those of the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +31,28 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper, require_continuous
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, under
-from embodied.policies.generative.guidance import SamplerStep, sample
+
+
+class SamplerStep(NamedTuple):
+    """One sampler step, in a form that guidance can modify.
+
+    At a level with x = keep x_1 + remain z, chunk x_1 and noise z. `clean(x)`: the predicted chunk
+    [n, D], differentiable; `onward(x, x_1)`: x at the next level. A policy with `strides(obs,
+    noise) -> (x, strides)` and `range` (its action normaliser) supports guidance: x [n, D] is the
+    initial sample, and each step predicts the final normalised chunk.
+    """
+
+    keep: float
+    remain: float
+    clean: Callable[[Tensor], Tensor]
+    onward: Callable[[Tensor, Tensor], Tensor]
+
+
+def sample(x: Tensor, strides: list[SamplerStep]) -> Tensor:
+    """Run the sampler without guidance; returns the normalised chunk [n, D], not clipped."""
+    for stride in strides:
+        x = stride.onward(x, stride.clean(x))
+    return x
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.ensemble import Ensemble
-from embodied.nn.networks import mlp
+from embodied.nn.networks import Ensemble, mlp
 from embodied.policies.networks.encoders import Encoder
 from embodied.policies.wrappers.reflex_rule import reflexing
 

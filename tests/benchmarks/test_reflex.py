@@ -19,7 +19,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa
 from embodied.policies.wrappers.reflex_override import ReflexOverride
-from tests.builders import node
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
 N = 2000
@@ -28,9 +28,9 @@ OBS = {"state": torch.zeros(N, 2)}
 
 def overriding(rate: str) -> ReflexOverride:
     torch.manual_seed(0)
-    base = node("policies.gaussian.Gaussian", hidden=[8])
+    base = node_of("policies.gaussian.Gaussian", hidden=[8])
     steps = {"decision_steps": 5, "min_duration_steps": 3, "hidden": [8], "rate": rate}
-    made = node("policies.wrappers.reflex_override.ReflexOverride", base=base, **steps)
+    made = node_of("policies.wrappers.reflex_override.ReflexOverride", base=base, **steps)
     return build(made, ReflexOverride, spec=SPEC)
 
 

@@ -21,7 +21,7 @@ from embodied.rewards.language.caption_models import Classification
 from embodied.rewards.language.rule_reader import Config, RuleReader
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save
-from tests.builders import node
+from tests.builders import node_of
 
 
 def test_a_caption_is_positive_where_every_fact_holds() -> None:
@@ -78,7 +78,7 @@ def test_views_stand_side_by_side() -> None:
 
 
 def test_the_robot_is_photographed_from_the_front_and_the_wrist() -> None:
-    reach = node("envs.fr3.env.Fr3", task="reach", num_envs=2, drawing="light")
+    reach = node_of("envs.fr3.env.Fr3", task="reach", num_envs=2, drawing="light")
     env = build({**reach, "portraits": ["front", "wrist"]}, VecEnv)
     env.reset(0)
     shots = env.render_batch(torch.tensor([1, 0]), 24)

@@ -19,7 +19,7 @@ from embodied.core.cuda_graph import decision, inputs, outputs
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from tests.builders import node
+from tests.builders import node_of
 
 
 class Played:
@@ -64,15 +64,15 @@ def test_a_compiled_and_recorded_update_runs(name: str) -> None:
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 SMALL = {"chunk": 4, "width": 16}
 NODES = [
-    node("policies.generative.flow.Flow", **SMALL),
-    node("policies.generative.shortcut.Shortcut", **SMALL),
-    node("policies.generative.consistency.Consistency", **SMALL),
-    node("policies.generative.diffusion.Diffusion", **SMALL, eta=1.0),
-    node("policies.generative.act.Act", **SMALL, ensemble=True),
-    node(
+    node_of("policies.generative.flow.Flow", **SMALL),
+    node_of("policies.generative.shortcut.Shortcut", **SMALL),
+    node_of("policies.generative.consistency.Consistency", **SMALL),
+    node_of("policies.generative.diffusion.Diffusion", **SMALL, eta=1.0),
+    node_of("policies.generative.act.Act", **SMALL, ensemble=True),
+    node_of(
         "policies.steering.dsrl.Dsrl",
-        base=node("policies.generative.flow.Flow", width=16),
-        inner=node("policies.gaussian.Gaussian", hidden=[16]),
+        base=node_of("policies.generative.flow.Flow", width=16),
+        inner=node_of("policies.gaussian.Gaussian", hidden=[16]),
     ),
 ]
 each_policy = pytest.mark.parametrize("chosen", NODES, ids=lambda n: n["_target_"].split(".")[-1])

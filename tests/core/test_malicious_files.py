@@ -25,13 +25,13 @@ from embodied.policies.scripted.checkpoint import CheckpointDemonstrator
 from embodied.policies.scripted.checkpoint import Config as Trained
 from embodied.real_robot.policy import main
 from embodied.viewer.launch import open_session
-from tests.builders import node
+from tests.builders import node_of
 
 SPEC = two_gap.TwoGap(two_gap.Config(num_envs=1)).spec
-ENV = node("envs.toy.two_gap.TwoGap", num_envs=1)
-GAUSSIAN = node("policies.gaussian.Gaussian", hidden=[8])
-RANDOM = node("policies.random.Random")
-SAC = {"learner": node("learners.off_policy.sac.Sac"), "policy": GAUSSIAN}
+ENV = node_of("envs.toy.two_gap.TwoGap", num_envs=1)
+GAUSSIAN = node_of("policies.gaussian.Gaussian", hidden=[8])
+RANDOM = node_of("policies.random.Random")
+SAC = {"learner": node_of("learners.off_policy.sac.Sac"), "policy": GAUSSIAN}
 RESUMED = {**SAC, "data": {"regime": "off_policy"}}
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 WIRES = ("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request")
@@ -127,13 +127,13 @@ def collect_with_a_shell(marker: Path) -> Node:
     argv = ["demos", "collect", "env=contact_maze", "demonstrator=random"]
     argv += ["demonstrator._target_=subprocess.Popen", f"out={marker.parent / 'demos'}"]
     argv += [f"+demonstrator.args={json.dumps(shell(marker))}", "allow=[subprocess]"]
-    return node("cli.main", argv=argv)
+    return node_of("cli.main", argv=argv)
 
 
 def servo_arm() -> Node:
     joints = [{"name": "a", "id": 1, "low": 0, "high": 4095, "zero": 2048}]
     bus = {"protocol": "feetech", "port": "/dev/ttyACM0", "joints": joints}
-    return node("real_robot.drivers.servos.driver.ServoBus", **bus)
+    return node_of("real_robot.drivers.servos.driver.ServoBus", **bus)
 
 
 def popen(marker: Path) -> Node:
@@ -141,64 +141,64 @@ def popen(marker: Path) -> Node:
 
 
 def wrapped(base: Any) -> Node:
-    return node("policies.wrappers.real_time_chunking.RealTimeChunking", base=base)
+    return node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=base)
 
 
 def leader() -> Node:
     kinematics = "embodied.embodiments.so101.forward"
-    return node("real_robot.teleop.devices.Leader", arm=servo_arm(), kinematics=kinematics)
+    return node_of("real_robot.teleop.devices.Leader", arm=servo_arm(), kinematics=kinematics)
 
 
-EMULATOR = node("envs.hardware_sim.franka.Franky")
-CHAT = node("llm.client.ChatClient", url="http://127.9.9.9:1/v1", model="x", key="HOME")
-SERVER = node("policies.remote.policy.RemotePolicy", url="ws://127.9.9.9:1")
+EMULATOR = node_of("envs.hardware_sim.franka.Franky")
+CHAT = node_of("llm.client.ChatClient", url="http://127.9.9.9:1/v1", model="x", key="HOME")
+SERVER = node_of("policies.remote.policy.RemotePolicy", url="ws://127.9.9.9:1")
 POLICIES: dict[str, Callable[[Path], Any]] = {
     # the review's three
     "command line": collect_with_a_shell,
-    "extends the list": lambda m: node("core.build.allow", prefix="subprocess"),
-    "imports a module": lambda m: node(
+    "extends the list": lambda m: node_of("core.build.allow", prefix="subprocess"),
+    "imports a module": lambda m: node_of(
         "real_robot.drivers.franka.errors.import_module", name="antigravity"
     ),
     # functions and what modules have imported
-    "a function of ours": lambda m: node("core.atomic_write.write_json", path=str(m), value=1),
-    "a class of the standard library": lambda m: node(
+    "a function of ours": lambda m: node_of("core.atomic_write.write_json", path=str(m), value=1),
+    "a class of the standard library": lambda m: node_of(
         "real_robot.emulators.process.subprocess.Popen", args=shell(m)
     ),
-    "an imported module": lambda m: node("core.checkpoint.subprocess"),
-    "an imported class": lambda m: node("core.checkpoint.Path"),
-    "a library's function": lambda m: node("core.checkpoint.load_file"),
-    "torch.load": lambda m: node("core.checkpoint.torch.load", f=str(m)),
+    "an imported module": lambda m: node_of("core.checkpoint.subprocess"),
+    "an imported class": lambda m: node_of("core.checkpoint.Path"),
+    "a library's function": lambda m: node_of("core.checkpoint.load_file"),
+    "torch.load": lambda m: node_of("core.checkpoint.torch.load", f=str(m)),
     # other ways to name things
-    "a method": lambda m: node("policies.gaussian.Gaussian.load_state_dict"),
-    "a nested module": lambda m: node("core.checkpoint.os.system"),
-    "dunder": lambda m: node("policies.gaussian.__loader__.load_module"),
-    "builtins": lambda m: node("policies.gaussian.__builtins__.exec"),
+    "a method": lambda m: node_of("policies.gaussian.Gaussian.load_state_dict"),
+    "a nested module": lambda m: node_of("core.checkpoint.os.system"),
+    "dunder": lambda m: node_of("policies.gaussian.__loader__.load_module"),
+    "builtins": lambda m: node_of("policies.gaussian.__builtins__.exec"),
     "another package": popen,
     "a path": lambda m: {"_target_": f"policies./../..{m}.x"},
     "not a name": lambda m: {"_target_": ["os.system"]},
     "allow in the file": lambda m: popen(m) | {"allow": ["subprocess"]},
     # classes of ours in the wrong role
     "an emulator": lambda m: EMULATOR,
-    "any process": lambda m: node(
+    "any process": lambda m: node_of(
         "real_robot.emulators.process.Process", module="http.server", config={}, name="x"
     ),
-    "a daemon": lambda m: node("real_robot.daemon.client.DaemonProcess", folder=str(m)),
-    "a trainer": lambda m: node("training.components.RunComponents"),
+    "a daemon": lambda m: node_of("real_robot.daemon.client.DaemonProcess", folder=str(m)),
+    "a trainer": lambda m: node_of("training.components.RunComponents"),
     "an environment": lambda m: ENV,
     "a driver": lambda m: servo_arm(),
     "a chat": lambda m: CHAT,
     "a policy server": lambda m: SERVER,
     "a policy server as a base": lambda m: wrapped(SERVER),
-    "the role itself": lambda m: node("core.policy.VecEnv"),
+    "the role itself": lambda m: node_of("core.policy.VecEnv"),
     # in a policy's settings
     "a driver as a base": lambda m: wrapped(servo_arm()),
     "a command as a base": lambda m: wrapped(collect_with_a_shell(m)),
     "an emulator as a base of a base": lambda m: wrapped(wrapped(EMULATOR)),
-    "a network for a denoiser": lambda m: node("policies.generative.flow.Flow", net=popen(m)),
-    "a critic that is a policy's": lambda m: node(
+    "a network for a denoiser": lambda m: node_of("policies.generative.flow.Flow", net=popen(m)),
+    "a critic that is a policy's": lambda m: node_of(
         "policies.wrappers.best_of_n.BestOfN", base=GAUSSIAN, critic=EMULATOR
     ),
-    "a person's hand": lambda m: node("real_robot.teleop.teleop.Teleoperator", device=leader()),
+    "a person's hand": lambda m: node_of("real_robot.teleop.teleop.Teleoperator", device=leader()),
     # YAML
     "a YAML tag": lambda m: f"!!python/object/apply:os.system ['id > {m}']",
     "a YAML tag inside": lambda m: (
@@ -232,7 +232,7 @@ def code_beside(folder: Path, marker: Path) -> None:
 
 
 def gym(name: str, **kwargs: Any) -> Node:
-    return node("envs.gym.Gym", id=name, num_envs=1, kwargs=kwargs)
+    return node_of("envs.gym.Gym", id=name, num_envs=1, kwargs=kwargs)
 
 
 ENVS: dict[str, Callable[[Path], Any]] = {
@@ -242,8 +242,8 @@ ENVS: dict[str, Callable[[Path], Any]] = {
     "a function": lambda m: collect_with_a_shell(m),
     "a policy": lambda m: RANDOM,
     "a process": lambda m: EMULATOR,
-    "in a wrapper": lambda m: node("envs.wrappers.stack.Wrapped", env=ENV, wrappers=[popen(m)]),
-    "a robot": lambda m: node(
+    "in a wrapper": lambda m: node_of("envs.wrappers.stack.Wrapped", env=ENV, wrappers=[popen(m)]),
+    "a robot": lambda m: node_of(
         "real_robot.rl.robot_env.RealEnv", robot={"driver": servo_arm()}, world=ENV
     ),
     "the environment's variables": lambda m: ENV | {"text": "${oc.env:HOME}"},
@@ -331,9 +331,9 @@ def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, marker: Path, watched: li
     rewards = (
         collect_with_a_shell(marker),
         CHAT,
-        node("rewards.handcrafted.scheduled.ScheduledWeights", **revision),
-        node("rewards.handcrafted.factors.Shaping", potential=secret),
-        node("rewards.handcrafted.composite.CompositeReward", terms={"a": {"reward": EMULATOR}}),
+        node_of("rewards.handcrafted.scheduled.ScheduledWeights", **revision),
+        node_of("rewards.handcrafted.factors.Shaping", potential=secret),
+        node_of("rewards.handcrafted.composite.CompositeReward", terms={"a": {"reward": EMULATOR}}),
     )
     for number, reward in enumerate(rewards):
         run = run_of(tmp_path / str(number), GAUSSIAN, settings={"reward": reward})
@@ -357,7 +357,7 @@ def test_a_reference_leads_to_the_same_check(
         (tmp_path / "other").mkdir(exist_ok=True)
         run = run_of(
             tmp_path / "run",
-            node("policies.scripted.checkpoint.CheckpointDemonstrator", run=str(path)),
+            node_of("policies.scripted.checkpoint.CheckpointDemonstrator", run=str(path)),
         )
         DOORS["load"](run)
         assert not watched

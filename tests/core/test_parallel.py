@@ -24,16 +24,16 @@ from embodied.learners.learner import Learner
 from embodied.policies.gaussian import Gaussian
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import node, python
+from tests.builders import node_of, python
 from tests.contract import test_learner as contract
 from tests.training.test_train import settings
 
 allow("tests")
 
 ROWS = 16  # of one process
-SAC = node("learners.off_policy.sac.Sac", hidden=[32], batch_size=ROWS)
-PPO = node("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, advantage="raw")
-DIAGONAL = node("policies.diagonal_gaussian.DiagonalGaussian")
+SAC = node_of("learners.off_policy.sac.Sac", hidden=[32], batch_size=ROWS)
+PPO = node_of("learners.on_policy.ppo.Ppo", horizon=8, epochs=1, advantage="raw")
+DIAGONAL = node_of("policies.diagonal_gaussian.DiagonalGaussian")
 
 
 class Told(Gaussian):

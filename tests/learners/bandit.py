@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from embodied.core.tensors import Tensors
+from tests.builders import still
 
 
 def two_modes(n: int) -> Tensors:
@@ -14,13 +15,7 @@ def two_modes(n: int) -> Tensors:
     side = (torch.rand(n) > 0.5).float() * 2 - 1
     action = (0.5 * side + 0.05 * torch.randn(n))[:, None]
     zeros = torch.zeros(n, 1)
-    return {
-        "obs/state": zeros,
-        "action": action,
-        "reward": (action[:, 0] > 0).float(),
-        "discount": torch.zeros(n),
-        "next_obs/state": zeros,
-    }
+    return still(zeros, action, (action[:, 0] > 0).float())
 
 
 @torch.no_grad()

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.off_policy.bresa import Bresa, Held, risk_target
@@ -20,7 +19,7 @@ from embodied.policies.gaussian import Config as GaussianConfig
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
-from tests.builders import make_learner, make_policy
+from tests.builders import make_learner, make_policy, transitions
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
@@ -135,9 +134,9 @@ def test_the_risk_is_the_probability_of_a_violation() -> None:
     """Though 30% of the safety critic's batch come from the buffer of violations."""
     learner = made(violation_fraction=0.3, reflex=False, risk_lr=0.003, calibrated=True)
     predicted, obs = list[Tensor](), {"state": torch.tensor([[-1.0], [1.0]])}
-    for number in range(1200):
+    for number in range(800):
         learner.update(coin(64))
-        if number >= 800:  # the mean of many updates: one alone is noisy
+        if number >= 500:  # the mean of many updates: one alone is noisy
             with torch.no_grad():
                 predicted.append(learner.policy.risk(obs, torch.zeros(2, 1)))
     safe, risky = torch.stack(predicted).mean(0).tolist()
@@ -241,10 +240,7 @@ ARM = Spec(JOINTS, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
 
 
 def arm(**settings: object) -> Bresa:
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
-    learner = {
-        "_target_": "embodied.learners.off_policy.bresa.Bresa",
+    given = {
         "batch_size": 8,
         "hidden": [8],
         "task": {"hidden": [16], "n_step": 5},
@@ -252,7 +248,8 @@ def arm(**settings: object) -> Bresa:
         "held_stiffness": [1.0],
         **settings,
     }
-    return build(learner, Bresa, policy=build(node, Policy, spec=ARM), spec=ARM)
+    policy = make_policy("gaussian.Gaussian", ARM, hidden=[16])
+    return make_learner("off_policy.bresa.Bresa", policy, spec=ARM, **given)
 
 
 def test_the_reflex_sees_its_own_observation_and_alone_changes_the_stiffness() -> None:
@@ -270,14 +267,7 @@ def test_the_reflex_sees_its_own_observation_and_alone_changes_the_stiffness() -
 
 def test_n_steps_for_the_task_and_single_steps_for_the_risk() -> None:
     learner, n = arm(), 8
-    batch = {
-        **{f"obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
-        **{f"next_obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
-        "action": torch.rand(n, 3),
-        "reward": torch.zeros(n),
-        "discount": torch.full((n,), 0.95),
-        "violated": torch.zeros(n, dtype=torch.bool),
-    }
+    batch = transitions(n, ARM) | {"violated": torch.zeros(n, dtype=torch.bool)}
     with pytest.raises(ConfigError, match="demos=null"):
         learner.update(batch)
     single = {f"single/{k}": torch.randn_like(v) for k, v in batch.items() if "next_obs" in k}
@@ -294,15 +284,7 @@ def test_a_task_policy_that_is_trained_already_stays_as_it_is(tmp_path: Path) ->
     checkpoint.save(tmp_path / "checkpoints" / "00000001", arm().policy, 1)
     learner = arm(task_run=str(tmp_path), task={"hidden": [16], "n_step": 1}, hidden=[4])
     before = [p.clone() for p in learner.policy.base.parameters()]
-    n = 8
-    batch = {
-        **{f"obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
-        **{f"next_obs/{name}": torch.randn(n, leaf.size) for name, leaf in JOINTS.items()},
-        "action": torch.rand(n, 3),
-        "reward": torch.ones(n),
-        "discount": torch.full((n,), 0.95),
-        "violated": torch.zeros(n, dtype=torch.bool),
-    }
+    batch = transitions(8, ARM) | {"violated": torch.zeros(8, dtype=torch.bool)}
     learner.fit(batch)
     metrics = learner.update(batch)
     assert "risk_loss" in metrics and "critic_loss" not in metrics

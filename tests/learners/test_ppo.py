@@ -18,25 +18,25 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each, nest, take
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
-from embodied.learners.learner import Learner, RunPlan
-from embodied.learners.on_policy.gae import value_loss
-from embodied.learners.on_policy.learning_rates import clip_norm
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
-from embodied.learners.on_policy.protocols import RecurrentPolicy, StochasticPolicy
+from embodied.learners.on_policy.ppo_parts import (
+    RecurrentPolicy,
+    StochasticPolicy,
+    clip_norm,
+    value_loss,
+)
 from embodied.training.collector import Collector
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.trainer import Every, Trainer
+from tests.builders import make_learner, node_of
 from tests.toy_envs import Config, Counter, Reach
 from tests.training.test_on_policy import Silent
 
 BOX, CHOICE = Leaf((2,), low=-1.0, high=1.0), Leaf((), "int64", 0, 3)
 OBS = {"state": Leaf((3,)), "critic/truth": Leaf((2,))}
 NODES: dict[str, dict[str, Any]] = {
-    "normal": {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "hidden": [8],
-        "head": 1.0,
-    },
+    "normal": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], head=1.0),
     "categorical": {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]},
 }
 MEMORY = {"_target_": "embodied.policies.recurrent.Recurrent", "width": 5}
@@ -48,13 +48,8 @@ def make(name: str = "normal", memory: bool = False, seed: int = 0, **settings: 
     spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
     node = {**MEMORY, "inner": NODES[name]} if memory else NODES[name]
     given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **settings}
-    learner = {"_target_": "embodied.learners.on_policy.ppo.Ppo", **given}
-    return build(
-        learner,
-        Learner,
-        policy=build(node, Policy, spec=spec),
-        spec=spec,
-        run=RunPlan(decisions=240),
+    return make_learner(
+        "on_policy.ppo.Ppo", build(node, Policy, spec=spec), run=RunPlan(decisions=240), **given
     )
 
 
@@ -353,16 +348,8 @@ def test_deviation_that_does_not_learn() -> None:
     learner = make(normalize=False)
     node = {**NODES["normal"], "learn_std": False, "log_std": -1.0}
     spec = learner.policy.spec
-    fixed = build(
-        {
-            "_target_": "embodied.learners.on_policy.ppo.Ppo",
-            "horizon": 6,
-            "batch_size": 12,
-            "epochs": 1,
-        },
-        Learner,
-        policy=build(node, Policy, spec=spec),
-        spec=spec,
+    fixed = make_learner(
+        "on_policy.ppo.Ppo", build(node, Policy, spec=spec), horizon=6, batch_size=12, epochs=1
     )
     fixed.update(played(fixed))
     assert (fixed.policy.log_std == -1).all()
@@ -371,22 +358,14 @@ def test_deviation_that_does_not_learn() -> None:
 def test_only_the_played_part_of_a_chunk_counts() -> None:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "chunk": 3,
-        "hidden": [4],
-    }
-    learner = build(
-        {
-            "_target_": "embodied.learners.on_policy.ppo.Ppo",
-            "horizon": 4,
-            "batch_size": 4,
-            "epochs": 1,
-        },
-        Learner,
-        policy=build(node, Policy, spec=env.spec),
-        spec=env.spec,
+    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=3, hidden=[4])
+    learner = make_learner(
+        "on_policy.ppo.Ppo",
+        build(node, Policy, spec=env.spec),
         run=RunPlan(execute=2),
+        horizon=4,
+        batch_size=4,
+        epochs=1,
     )
     loop = OnPolicyLoop(Collector(env, learner.policy, learner.gamma, execute=2), learner)
     table: list[Tensors] = []
@@ -403,27 +382,14 @@ def steps(loop: OnPolicyLoop, count: int) -> None:
     loop.run(keeper)
 
 
-def test_policies_without_a_density_are_refused() -> None:
-    spec = Spec(OBS, BOX, dt=0.1)
-    policy = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "width": 8}, Policy, spec=spec
-    )
-    with pytest.raises(ConfigError, match="policy=diagonal_gaussian"):
-        build(
-            {"_target_": "embodied.learners.on_policy.ppo.Ppo"}, Learner, policy=policy, spec=spec
-        )
+def test_an_observation_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match='no observation "truth"'):
         make(value={"obs": ["truth"]})
 
 
 def train(env: VecEnv, policy: dict[str, Any], count: int, **settings: Any) -> Ppo:
     torch.manual_seed(0)
-    learner = build(
-        {"_target_": "embodied.learners.on_policy.ppo.Ppo", **settings},
-        Learner,
-        policy=build(policy, Policy, spec=env.spec),
-        spec=env.spec,
-    )
+    learner = make_learner("on_policy.ppo.Ppo", build(policy, Policy, spec=env.spec), **settings)
     steps(OnPolicyLoop(Collector(env, learner.policy, learner.gamma, seed=0), learner), count)
     return learner
 
@@ -441,11 +407,7 @@ def score(learner: Ppo, env: VecEnv, length: int) -> float:
 
 def test_reach_is_learned() -> None:
     env = Reach(8)
-    node = {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "hidden": [32],
-        "log_std": -0.5,
-    }
+    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[32], log_std=-0.5)
     settings = {"horizon": 40, "batch_size": 80, "epochs": 8, "lr": 2e-3, "gamma": 0.9}
     untrained = train(env, node, 0, **settings)
     learner = train(env, node, 6400, **settings)

@@ -9,20 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.buffers.replay import ReplayBuffer
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.acceleration import accelerate
 from embodied.learners.actor_critic import actor_loss, temperature_gradient
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.sac import Sac, critic_loss
-from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
-from embodied.training.collector import Collector
 from tests.builders import make_learner, make_policy, transitions
-from tests.toy_envs import Reach
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -167,32 +162,6 @@ def test_actor_objective() -> None:
         assert action == pytest.approx(expected, abs=0.15)
 
 
-def test_bandit_is_solved() -> None:
-    """Q(a) = 1 - (a - 0.5)^2 when every decision ends the world; the best action is 0.5."""
-    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-    lrs = {"critic_lr": 3e-3, "actor_lr": 3e-3, "temperature_lr": 1e-2}
-    learner = make(spec, batch_size=64, initial_temperature=0.05, target_entropy=-3.0, **lrs)
-    for _ in range(600):
-        action = torch.rand(64, 1) * 2 - 1
-        zeros = torch.zeros(64, 1)
-        learner.update(
-            {
-                "obs/state": zeros,
-                "action": action,
-                "reward": 1 - (action[:, 0] - 0.5).square(),
-                "discount": torch.zeros(64),
-                "next_obs/state": zeros,
-            }
-        )
-    grid = torch.linspace(-0.9, 0.9, 7)[:, None]
-    with torch.no_grad():
-        q = learner.critic({"state": torch.zeros(7, 1)}, grid)
-    torch.testing.assert_close(q, (1 - (grid[:, 0] - 0.5).square()).expand(2, 7), atol=0.06, rtol=0)
-    obs = {"state": torch.zeros(1, 1)}
-    best = learner.policy.act(obs, {}, torch.zeros(1, 1))[0].item()
-    assert best == pytest.approx(0.5, abs=0.1)
-
-
 def test_value_of_a_constant_reward() -> None:
     """r = 1 for ever with discount 0.5: Q = 1 / (1 - 0.5) = 2."""
     learner = make(tau=0.05, critic_lr=3e-3, batch_size=32, entropy_in_backup=False)
@@ -215,49 +184,12 @@ def test_critics_see_what_the_policy_may_not() -> None:
     assert torch.equal(*same)
 
 
-def test_learns_to_reach() -> None:
-    """The real collector, replay and update; a policy that stands still scores about -15."""
-    torch.manual_seed(0)
-    env = Reach(8)
-    node = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [64, 64]}
-    policy = build(node, Policy, spec=env.spec)
-    settings = {"hidden": [64, 64], "batch_size": 128, "initial_temperature": 0.1}
-    lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3}
-    node = {"_target_": "embodied.learners.off_policy.sac.Sac", **settings, **lrs}
-    learner = build(node, Learner, policy=policy, spec=env.spec)
-    replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
-    for step in range(700):
-        if step == 50:
-            rollout.act_with(policy)
-        replay.add(rollout.step()[0])
-        if step >= 50:
-            learner.update(replay.sample(128))
-    assert score(policy, Reach(50)) > -5.5  # full speed from everywhere scores about -3.5
-
-
-@torch.no_grad()
-def score(policy: torch.nn.Module, env: Reach) -> float:
-    """Mean return of one deterministic episode a row."""
-    obs, total = env.reset(seed=1), torch.zeros(env.num_envs)
-    for _ in range(20):
-        step = env.step(policy.act(obs, {}, policy.sample_noise(env.num_envs))[0][:, 0])
-        obs, total = step.obs, total + step.reward
-    return total.mean().item()
-
-
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match=r"subset=3 is not in 1\.\.2"):
         make(subset=3)
     spec = Spec({"state": Leaf((3,))}, Leaf((), "int64", 0, 3), dt=0.1)
     with pytest.raises(ConfigError, match="continuous actions"):
         make(spec)
-    policy = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=SPEC)
-    with pytest.raises(ConfigError, match="log-prob"):
-        build(
-            {"_target_": "embodied.learners.off_policy.sac.Sac"}, Learner, policy=policy, spec=SPEC
-        )
-    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        accelerate(make(cuda_graph=True)).update(batch_of(4))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,26 +1,25 @@
-"""TD3: targets, delays, noise and weight decay by hand; a problem whose answer is known."""
+"""TD3 and ReBRAC: targets, delays, noise and penalties by hand; problems whose answer is known."""
 
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from embodied.buffers.replay import ReplayBuffer
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.acceleration import accelerate
-from embodied.learners.learner import Learner
 from embodied.learners.off_policy.td3 import Td3
-from embodied.nn.ensemble import Ensemble
-from embodied.nn.networks import ACTIVATIONS
+from embodied.learners.offline.rebrac import Rebrac, behaved_loss
+from embodied.nn.networks import ACTIVATIONS, Ensemble
 from embodied.nn.optim import Adam
-from embodied.training.collector import Collector
-from tests.builders import make_learner, make_policy, transitions
-from tests.toy_envs import Reach
+from tests.builders import make_learner, make_policy, still, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -187,62 +186,6 @@ def test_normalisers_are_the_same_everywhere() -> None:
     assert learner.critic.encoder(obs).std(0).sub(1).abs().max() < 0.01
 
 
-def test_bandit_is_solved() -> None:
-    """Q(a) = 1 - (a - 0.5)^2 when every decision ends the world; the best action is 0.5."""
-    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-    learner = make(spec, batch_size=64, critic_lr=3e-3, actor_lr=3e-3)
-    zeros = torch.zeros(64, 1)
-    for _ in range(600):
-        action = torch.rand(64, 1) * 2 - 1
-        learner.update(
-            {
-                "obs/state": zeros,
-                "action": action,
-                "reward": 1 - (action[:, 0] - 0.5).square(),
-                "discount": torch.zeros(64),
-                "next_obs/state": zeros,
-            }
-        )
-    grid = torch.linspace(-0.9, 0.9, 7)[:, None]
-    with torch.no_grad():
-        q = learner.critic({"state": torch.zeros(7, 1)}, grid)
-    torch.testing.assert_close(q, (1 - (grid[:, 0] - 0.5).square()).expand(2, 7), atol=0.06, rtol=0)
-    assert learner.policy({"state": torch.zeros(1, 1)}).item() == pytest.approx(0.5, abs=0.1)
-
-
-def test_learns_to_reach() -> None:
-    """The real collector, replay and update; a policy that stands still scores about -15."""
-    torch.manual_seed(0)
-    env = Reach(8)
-    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [64, 64]}
-    policy = build(node, Policy, spec=env.spec)
-    lrs = {"actor_lr": 1e-3, "critic_lr": 1e-3, "hidden": [64, 64], "batch_size": 128}
-    node = {"_target_": "embodied.learners.off_policy.td3.Td3", **lrs}
-    learner = build(node, Learner, policy=policy, spec=env.spec)
-    replay, rollout = ReplayBuffer(20_000), Collector(env, policy.warmup_policy(), 0.95, seed=0)
-    for step in range(700):
-        if step == 50:
-            rollout.act_with(policy)
-        replay.add(rollout.step()[0])
-        if step >= 50:
-            learner.update(replay.sample(128))
-    obs, total = (test := Reach(50)).reset(seed=1), torch.zeros(50)
-    for _ in range(20):
-        step = test.step(policy(obs).detach())
-        obs, total = step.obs, total + step.reward
-    assert total.mean().item() > -5.5  # full speed from everywhere scores about -3.5
-
-
-def test_refusals() -> None:
-    policy = build({"_target_": "embodied.policies.gaussian.Gaussian"}, Policy, spec=SPEC)
-    with pytest.raises(ConfigError, match="policy=deterministic"):
-        build(
-            {"_target_": "embodied.learners.off_policy.td3.Td3"}, Learner, policy=policy, spec=SPEC
-        )
-    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
-        accelerate(make(cuda_graph=True)).update(batch_of(4))
-
-
 @pytest.mark.parametrize("activation", ["tanh", "silu"])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_ensembles_of_every_activation(activation: str, layer_norm: bool) -> None:
@@ -333,3 +276,101 @@ def test_every_episode_has_its_own_deviation() -> None:
         assert torch.equal(kept["explore/std"], carry["explore/std"])
         calm, _ = policy.act(obs, policy.initial(3), policy.sample_noise(3))
         assert torch.equal(calm[:, 0], mean)
+
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "learner"
+
+
+def make_rebrac(target: str = "offline.rebrac.Rebrac", **settings: object) -> Td3:
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
+    return make_learner(target, policy, **{"hidden": [32], "batch_size": 4, **settings})
+
+
+def batch_of_rebrac(n: int) -> Tensors:
+    torch.manual_seed(1)
+    return {**transitions(n, SPEC), "next_action": torch.rand(n, 2) * 2 - 1}
+
+
+@torch.no_grad()
+def constant_targets(learner: Td3, values: list[float]) -> None:
+    for parameter in learner.target.ensemble.parameters():
+        parameter.zero_()
+    learner.target.ensemble.biases[-1].copy_(torch.tensor(values).view(-1, 1, 1))
+
+
+def test_the_actor_loss_by_hand() -> None:
+    q, apart = torch.tensor([2.0, -4.0]), torch.tensor([1.0, 3.0])
+    # 0.1 * 2 - (-1) / 3
+    assert behaved_loss(q, 0.1 * apart.mean()).item() == pytest.approx(0.2 + 1 / 3)
+
+
+def test_values_count_in_their_own_units() -> None:
+    q, apart = torch.tensor([2.0, -4.0], requires_grad=True), torch.tensor([1.0, 3.0])
+    slopes = []
+    for scale in (1.0, 1000.0):
+        q.grad = None
+        behaved_loss(scale * q, 0.1 * apart.mean()).backward()
+        assert q.grad is not None
+        slopes.append(q.grad.tolist())
+    assert slopes[0] == pytest.approx(slopes[1])
+    assert slopes[0] == pytest.approx([-1 / 6, -1 / 6])  # 1 / N / mean |q|
+
+
+@pytest.mark.parametrize(("distance", "over"), [("sum", 1), ("mean", 2)])
+def test_the_critic_penalty_by_hand(distance: str, over: int) -> None:
+    """Q' = min(4, 3): y = r + 0.9 (3 - 0.5 |a~' - a'|^2), without it where a' is unknown."""
+    learner = make_rebrac(critic_bc=0.5, distance=distance, target_noise=0.0)
+    constant_targets(learner, [4.0, 3.0])
+    batch = batch_of_rebrac(3)
+    batch["next_action"][2] = math.nan
+    action = learner.target_policy({"state": batch["next_obs/state"]})
+    apart = (action - batch["next_action"]).square().sum(1) / over
+    backup = batch["reward"] + 0.9 * (3 - 0.5 * torch.stack([*apart[:2], torch.tensor(0.0)]))
+    q = learner.critic({"state": batch["obs/state"]}, batch["action"])
+    expected = (q - backup).square().mean(1).sum().item()
+    loss, _ = learner._critic_loss(batch)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_penalties_it_is_td3() -> None:
+    """The critics' loss and its noise are TD3's, bit for bit."""
+    losses = []
+    for target, more in (("offline.rebrac.Rebrac", {"critic_bc": 0.0}), ("off_policy.td3.Td3", {})):
+        learner = make_rebrac(target, layer_norm=False, **more)
+        torch.manual_seed(2)
+        losses.append(learner._critic_loss(batch_of_rebrac(4))[0].item())
+    assert losses[0] == losses[1]
+
+
+def test_td3_bc_is_a_setting() -> None:
+    """Fujimoto and Gu: -2.5 / mean|Q| Q_1 + mse, here divided by 2.5."""
+    node = yaml.safe_load((CONFIGS / "td3_bc.yaml").read_text())
+    learner = make_rebrac(**{key: value for key, value in node.items() if key != "_target_"})
+    assert isinstance(learner, Rebrac) and learner.columns == ()
+    batch = batch_of_rebrac(4)
+    obs = {"state": batch["obs/state"]}
+    action = learner.policy(obs)
+    q = learner.critic(obs, action)[0]
+    mse = torch.nn.functional.mse_loss(action, batch["action"])
+    expected = (-2.5 / q.abs().mean() * q.mean() + mse) / 2.5
+    assert learner._actor_loss(batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_actor_climbs_the_smaller_critic() -> None:
+    learner = make_rebrac(actor_bc=0.0)
+    batch = batch_of_rebrac(4)
+    obs = {"state": batch["obs/state"]}
+    q = learner.critic(obs, learner.policy(obs)).amin(0)
+    assert learner._actor_loss(batch).item() == pytest.approx((-q.mean() / q.abs().mean()).item())
+
+
+@pytest.mark.parametrize(("weight", "low", "high"), [(30.0, 0.25, 0.4), (0.003, 0.7, 1.0)])
+def test_the_penalty_holds_the_policy_at_the_data(weight: float, low: float, high: float) -> None:
+    """Reward is the action; the data's are 0.3 and a little around it. Unpenalised it runs off."""
+    learner = make_rebrac(actor_bc=weight, critic_bc=0.0, actor_lr=3e-3, critic_lr=3e-3)
+    torch.manual_seed(3)
+    for _ in range(400):
+        action = 0.3 + 0.1 * torch.randn(64, 2)
+        learner.update(still(torch.zeros(64, 3), action, action.mean(1)))
+    action = learner.policy({"state": torch.zeros(1, 3)})
+    assert low < action.mean().item() < high

@@ -30,9 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(folder: Path) -> tuple[Dynamics, Fit]:
     demos = str(record(folder / "demos", 120))
-    return train(
-        TrainConfig(node(most_updates=3000), demos, str(folder / "model"), device="cpu"),
-    )
+    return train(TrainConfig(node(most_updates=3000), demos, str(folder / "model"), device="cpu"))
 
 
 def points(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:

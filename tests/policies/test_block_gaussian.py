@@ -11,8 +11,7 @@ import torch
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from embodied.policies.block_gaussian import BlockGaussian
-from embodied.policies.networks.residual_blocks import BatchNorm, Blocks
+from embodied.policies.block_gaussian import BatchNorm, BlockGaussian, Blocks
 from tests.builders import make_policy
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)

@@ -18,32 +18,14 @@ from embodied.policies.denoising_mdp.chain import DenoisingMDP
 from embodied.policies.denoising_mdp.noisy_diffusion import NoisyDiffusion
 from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 BASES: dict[str, dict[str, Any]] = {
-    "flow": {
-        "_target_": "embodied.policies.generative.flow.Flow",
-        "chunk": 3,
-        "steps": 4,
-        "width": 16,
-    },
-    "one step": {
-        "_target_": "embodied.policies.generative.flow.Flow",
-        "chunk": 3,
-        "steps": 1,
-        "width": 16,
-    },
-    "shortcut": {
-        "_target_": "embodied.policies.generative.shortcut.Shortcut",
-        "chunk": 3,
-        "steps": 2,
-        "width": 16,
-    },
-    "diffusion": {
-        "_target_": "embodied.policies.generative.diffusion.Diffusion",
-        "chunk": 3,
-        "width": 16,
-    },
+    "flow": node_of("policies.generative.flow.Flow", chunk=3, steps=4, width=16),
+    "one step": node_of("policies.generative.flow.Flow", chunk=3, steps=1, width=16),
+    "shortcut": node_of("policies.generative.shortcut.Shortcut", chunk=3, steps=2, width=16),
+    "diffusion": node_of("policies.generative.diffusion.Diffusion", chunk=3, width=16),
 }
 
 

@@ -1,34 +1,33 @@
-"""Denoisers: what each network sees, and that the default one is what it always was."""
+"""Denoisers and ACT: what each network sees; generative policies keep the shares of two modes."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
+from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
+from embodied.learners.learner import RunPlan
 from embodied.nn.networks import Denoiser
+from embodied.policies.generative.act import Act, Config, ensembled, kl
 from embodied.policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
+from embodied.policies.networks.attention import Attention, Layer
 from embodied.policies.networks.encoders import Encoder
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.1)
 NETS: list[dict[str, Any]] = [
-    {
-        "_target_": "embodied.policies.generative.denoisers.Transformer",
-        "width": 16,
-        "depth": 2,
-        "heads": 2,
-    },
-    {
-        "_target_": "embodied.policies.generative.denoisers.UNet",
-        "channels": [8, 16, 24],
-        "groups": 2,
-        "width": 16,
-    },
+    node_of("policies.generative.denoisers.Transformer", width=16, depth=2, heads=2),
+    node_of("policies.generative.denoisers.UNet", channels=[8, 16, 24], groups=2, width=16),
 ]
 POLICIES = [
     "generative.flow.Flow",
@@ -151,3 +150,186 @@ def test_a_condition_scales_and_shifts_what_a_layer_sees() -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make(settings)
+
+
+ACT_SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make_act(**settings: Any) -> Act:
+    torch.manual_seed(0)
+    return Act(Config(**{"chunk": 3, "width": 16, "heads": 2, "style": 2, **settings}), ACT_SPEC)
+
+
+def test_divergence_by_hand() -> None:
+    """N(1, 1) is 1/2 away from N(0, 1); N(0, 4) is (4 - 1 - 2 log 2) / 2."""
+    mean, log_std = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, math.log(2)]])
+    assert kl(mean, log_std).item() == pytest.approx(0.5 + 1.5 - math.log(2))
+    assert kl(torch.zeros(3, 4), torch.zeros(3, 4)).tolist() == [0, 0, 0]
+
+
+def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicts 0.5 always: |0.5 - a| over the valid steps, and beta times 1/2 + 2."""
+    policy = make_act(beta=0.1)
+    posterior = torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)
+    monkeypatch.setattr(policy, "posterior", lambda *given: posterior)
+    monkeypatch.setattr(policy, "predict", lambda seen, z: torch.full((2, 3, 1), 0.5))
+    batch = {
+        "obs/state": torch.zeros(2, 2),
+        "action": torch.tensor([[[0.0], [1.0], [9.0]], [[1.0], [1.0], [1.0]]]),
+        "valid": torch.tensor([[True, True, False], [False, False, False]]),
+    }
+    assert policy.loss(batch).tolist() == pytest.approx([0.5 + 0.1 * 2.5, 0.0])
+
+
+def test_padding_says_nothing_about_the_style() -> None:
+    policy = make_act()
+    seen = policy.observed({"state": torch.randn(4, 2)})
+    valid = torch.tensor([True, True, False]).expand(4, 3)
+    action = torch.randn(4, 3, 1)
+    other = torch.where(valid[..., None], action, 7.0)
+    for one, two in zip(
+        policy.posterior(seen, action, valid), policy.posterior(seen, other, valid), strict=True
+    ):
+        torch.testing.assert_close(one, two)
+    shown = torch.where(valid[..., None], 7.0, action)
+    assert not torch.allclose(
+        policy.posterior(seen, action, valid)[0], policy.posterior(seen, shown, valid)[0]
+    )
+
+
+def test_a_style_is_drawn_only_where_asked() -> None:
+    assert not make_act().sample_noise(5).any() and make_act().sample_noise(5, explore=True).all()
+    assert make_act(prior=True).sample_noise(5).all()
+
+
+def test_the_mean_of_all_predictions_by_hand() -> None:
+    """Three decisions; weights exp(-m i), the oldest prediction of a step first."""
+    w = math.exp(-0.5)
+    carry = {key: torch.zeros(1, 3) for key in ("weight", "count")} | {"sum": torch.zeros(1, 3, 1)}
+    played = []
+    for predicted in ([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [100.0, 200.0, 300.0], [0.0] * 3):
+        action, carry = ensembled(torch.tensor(predicted).view(1, 3, 1), carry, 0.5)
+        played.append(action.item())
+    assert played == pytest.approx(
+        [
+            1,
+            (2 + 10 * w) / (1 + w),
+            (3 + 20 * w + 100 * w**2) / (1 + w + w**2),
+            (30 + 200 * w + 0) / (1 + w + w**2),
+        ]
+    )
+
+
+def test_an_ensemble_decides_at_every_step_and_starts_over_with_its_row() -> None:
+    policy = make_act(ensemble=True, decay=0.0)
+    assert policy.chunk == 3  # what it learns from
+    policy.eval()
+    assert policy.chunk == 1
+    actor = Actor(policy, 2)
+    obs = torch.randn(4, 2, 2)
+    starts = torch.tensor([[True, True], [False, False], [False, True], [False, False]])
+    with torch.no_grad():
+        said = [policy.predict(policy.observed({"state": o}), policy.sample_noise(2)) for o in obs]
+        played = [actor({"state": o}, first) for o, first in zip(obs, starts, strict=True)]
+    said = [x.clamp(-1, 1) for x in said]
+    third = (said[0][0, 2] + said[1][0, 1] + said[2][0, 0]) / 3
+    torch.testing.assert_close(played[2][0], third)
+    torch.testing.assert_close(played[2][1], said[2][1, 0])
+    torch.testing.assert_close(played[3][1], (said[2][1, 1] + said[3][1, 0]) / 2)
+    assert policy.train().chunk == 3 and policy.initial(2) == {}
+
+
+def test_attention_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = Attention(8, 2), nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key_value.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key_value.bias]))
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+    x, memory = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
+    seen = torch.rand(3, 5) < 0.6
+    seen[:, 0] = True
+    for mask in (None, seen):
+        hidden = None if mask is None else ~mask
+        expected, _ = theirs(x, memory, memory, key_padding_mask=hidden)
+        torch.testing.assert_close(ours(x, memory, mask), expected)
+
+
+def test_a_layer_is_the_sum_of_its_parts() -> None:
+    torch.manual_seed(0)
+    layer = Layer(8, 2, cross=True)
+    x, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    own = layer.norm(x)
+    h = x + layer.own(own, own)
+    assert layer.cross is not None and layer.cross_norm is not None
+    h = h + layer.cross(layer.cross_norm(h), memory)
+    torch.testing.assert_close(layer(x, memory), h + layer.each(layer.last_norm(h)))
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="width=16 must be a multiple of heads=3"):
+        make_act(heads=3)
+
+
+def test_gradients_reach_every_parameter() -> None:
+    policy = make_act()
+    batch: dict[str, Tensor] = {
+        "obs/state": torch.randn(4, 2),
+        "action": torch.randn(4, 3, 1),
+        "valid": torch.ones(4, 3, dtype=torch.bool),
+    }
+    policy.loss(batch).sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in policy.parameters())
+
+
+MODES_SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+SHARE, ROWS = 0.3, 4096
+NODES: list[dict[str, Any]] = [
+    {"_target_": "embodied.policies.generative.flow.Flow", "steps": 8},
+    {"_target_": "embodied.policies.generative.diffusion.Diffusion", "steps": 10},
+    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 1},
+    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 8},
+    {"_target_": "embodied.policies.generative.consistency.Consistency", "steps": 1},
+]
+
+
+def trained(node: dict[str, Any], updates: int) -> tuple[Tensor, float]:
+    """4,000 actions of a policy that was shown -0.6 (SHARE of the time) and 0.6, and the share."""
+    torch.manual_seed(0)
+    left = torch.rand(ROWS, 1) < SHARE
+    action = torch.where(left, -0.6, 0.6) + 0.05 * torch.randn(ROWS, 1)
+    rows = {
+        "obs/state": torch.zeros(ROWS, 1),
+        "action": action[:, None],
+        "valid": torch.ones(ROWS, 1, dtype=torch.bool),
+    }
+    policy = build({**node, "chunk": 1, "width": 64}, Policy, spec=MODES_SPEC)
+    learner = BehaviorCloning(ModesConfig(batch_size=256, lr=2e-3), policy, run=RunPlan(updates))
+    learner.fit(rows)
+    for _ in range(updates):
+        index = torch.randint(ROWS, (256,))
+        learner.update({key: value[index] for key, value in rows.items()})
+    with torch.no_grad():
+        noise = learner.policy.sample_noise(4000)
+        played = learner.policy.act({"state": torch.zeros(4000, 1)}, {}, noise)[0].flatten()
+    return played, left.float().mean().item()
+
+
+def near(played: Tensor) -> float:
+    """How many are near one of the two."""
+    return ((played.abs() - 0.6).abs() < 0.25).float().mean().item()
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda n: f"{n['_target_'].split('.')[1]}-{n['steps']}")
+def test_both_modes_keep_their_share(node: dict[str, Any]) -> None:
+    played, share = trained(node, 1000)
+    assert abs((played < 0).float().mean() - share) < 0.05
+    # One step draws a line between the modes, many steps a point.
+    assert near(played) > (0.8 if node["steps"] == 1 else 0.9)
+
+
+def test_one_step_of_plain_flow_is_the_mean() -> None:
+    """0.3 * -0.6 + 0.7 * 0.6 = 0.24: why there are shortcuts."""
+    played, _ = trained({"_target_": "embodied.policies.generative.flow.Flow", "steps": 1}, 500)
+    assert near(played) < 0.2
+    assert abs(played.mean() - 0.24) < 0.08 and played.std() < 0.2

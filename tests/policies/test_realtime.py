@@ -19,13 +19,15 @@ from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.evaluation.evaluate import evaluate
 from embodied.export.decision import Decision
-from embodied.policies.generative.guidance import SamplerStep, sample
 from embodied.policies.wrappers.real_time_chunking import (
     PreviousPlan,
     RealTimeChunking,
+    SamplerStep,
     guided_step,
+    sample,
     weights,
 )
+from tests.builders import node_of
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 6}
@@ -43,20 +45,16 @@ SAMPLERS: dict[str, dict[str, Any]] = {
         "_target_": "embodied.policies.generative.diffusion.Diffusion",
         "eta": 1.0,
     },
-    "relay": {
-        "_target_": "embodied.policies.denoising_mdp.partial_finetune.PartialFinetune",
-        "base": {**FLOW, "_target_": "embodied.policies.generative.diffusion.Diffusion"},
-    },
+    "relay": node_of(
+        "policies.denoising_mdp.partial_finetune.PartialFinetune",
+        base={**FLOW, "_target_": "embodied.policies.generative.diffusion.Diffusion"},
+    ),
 }
 
 
 def realtime(base: dict[str, Any] = FLOW, **settings: Any) -> RealTimeChunking:
     torch.manual_seed(0)
-    node = {
-        "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
-        "base": base,
-        **settings,
-    }
+    node = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=base, **settings)
     policy: RealTimeChunking = build(node, RealTimeChunking, spec=SPEC)
     action = torch.rand(50, 2) * torch.tensor([0.4, 1.6]) - 0.2
     policy.fit({"obs/state": 2 * torch.randn(50, 3), "action": action.clamp(-1, 1)})

@@ -10,7 +10,7 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.intrinsic.features import ObservationFeatures
 from embodied.rewards.intrinsic.icm import Icm
 from embodied.rewards.intrinsic.rnd import Rnd

@@ -25,8 +25,7 @@ from embodied.study.ray_runner import Runner
 from embodied.study.space import Searched
 from embodied.study.study import STOPPED
 from tests.study.test_sweep import WORDS, embodied
-from tests.training.actors.helper import alive
-from tests.training.actors.test_ray import left_of
+from tests.training.actors.helper import alive, left_of
 
 ray: Any = pytest.importorskip("ray")
 optuna: Any = pytest.importorskip("optuna")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.spec import SpecMismatch
+from embodied.datasets.lerobot import lazy_pictures
 from embodied.evaluation.held_out import HeldOut
 from embodied.reports.run_report import summary
 from embodied.training.logger import read_metrics
@@ -217,3 +219,28 @@ def test_what_a_dataset_alone_cannot_do_is_one_line(
 def test_without_an_environment_and_without_data_it_says_what_to_give() -> None:
     with pytest.raises(ConfigError, match=r"no experiment is given.*demos=DIR"):
         train(["policy=flow", "learner=imitate"])
+
+
+def test_imitation_is_the_same_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    filmed = foreign_two_gap(tmp_path / "filmed", 4, camera=True)
+    real, loads = lazy_pictures.load_all, []
+
+    def counting(all_: Sequence[lazy_pictures.LazyPictures]) -> list[torch.Tensor]:
+        loads.extend(all_)
+        return real(all_)
+
+    monkeypatch.setattr(lazy_pictures, "load_all", counting)
+    words = [f"demos={filmed}", "policy=flow", "learner=imitate", "size=debug", "steps=8"]
+    words += ["learner.batch_size=4", "eval_every=4", "data.random_shift=2"]
+    policies, losses, lazy = [], [], []
+    for name, memory in (("whole", 2000), ("lazy", 0.05)):
+        loads.clear()
+        out = train([*words, f"out={tmp_path / name}", f"demo_memory_mb={memory}"])
+        lazy.append(len(loads))
+        policies.append(load_file(out / "checkpoints" / "00000008" / "policy.safetensors"))
+        losses.append([row["eval/loss"] for row in read_metrics(out) if "eval/loss" in row])
+    assert lazy[0] == 0 and lazy[1] >= 8
+    assert policies[0].keys() == policies[1].keys()
+    assert all(torch.equal(value, policies[1][key]) for key, value in policies[0].items())
+    assert losses[0] == losses[1] and len(losses[0]) == 2

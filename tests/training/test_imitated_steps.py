@@ -1,4 +1,4 @@
-"""Recordings with interventions: whose steps are imitated."""
+"""Demonstrations in a run: whose steps are imitated, and in which fine-tuning they are mixed in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.core.build import ConfigError
+from embodied.core import checkpoint
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.learners.imitation.hg_dagger import HgDagger
@@ -18,7 +20,9 @@ from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.offline import OfflineLoop
-from tests.training.test_train import settings
+from tests.builders import random_demos
+from tests.toy_envs import Reach
+from tests.training.test_train import run, settings
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1, text="go to the origin")
 PERSON, POLICY = 0.5, -0.9  # their actions
@@ -188,3 +192,41 @@ def test_the_setting_is_refused_where_it_has_no_effect(tmp_path: Path, mixed: st
         made(tmp_path / "run", "off_policy", demos=mixed, demo_policy_steps=True)
     with pytest.raises(ConfigError, match="intervention"):
         made(tmp_path / "run", "offline", learner=BC, demos=whole, demo_policy_steps=True)
+
+
+BASE = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2, "width": 16}
+SAC = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 32}
+ALIASED = {"_target_": "embodied.learners.finetune.dsrl_na.DsrlNa", "batch_size": 32}
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    """A base in a checkpoint, and demonstrations by somebody else."""
+    torch.manual_seed(0)
+    base = build(BASE, Policy, spec=Reach().spec)
+    checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)
+    demos = random_demos(tmp_path / "demos", 4)
+    return {"init": str(tmp_path / "base"), "demos": demos, "normalize": True}
+
+
+def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
+    node = settings(
+        tmp_path / "run",
+        finetune={"_target_": "embodied.policies.steering.dsrl_na.DsrlNa"},
+        **given,
+    )
+    run(node | {"learner": ALIASED})
+    base = checkpoint.load_policy(given["init"])
+    learned = checkpoint.load_policy(tmp_path / "run")
+    begun = {f"base.{key}": value for key, value in base.state_dict().items()}
+    ended = learned.state_dict()
+    assert all(torch.equal(value, ended[key]) for key, value in begun.items())
+    assert learned.chunk == 2
+
+
+def test_chosen_noise_does_not(given: dict[str, Any], tmp_path: Path) -> None:
+    node = settings(
+        tmp_path / "run", finetune={"_target_": "embodied.policies.steering.dsrl.Dsrl"}, **given
+    )
+    with pytest.raises(ConfigError, match="cannot use demonstrations"):
+        run(node | {"learner": SAC})

@@ -1,7 +1,8 @@
-"""The rollout loop: what a learner is fed, against arithmetic by hand; exact resume."""
+"""The rollout loop and the collector against arithmetic by hand, behaviour policies, resume."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,19 +10,24 @@ from typing import Any, cast
 import pytest
 import torch
 
-from embodied.core import checkpoint
+from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each
-from embodied.datasets.collect import CollectConfig, collect
-from embodied.learners.learner import Learner
+from embodied.learners.learner import UNPLANNED, Learner, RunPlan
+from embodied.learners.off_policy import sac
+from embodied.learners.on_policy import ppo
 from embodied.training.collector import Collector
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
 from embodied.training.logger import Log
 from embodied.training.on_policy import OnPolicyLoop
 from embodied.training.reward_pipeline import RewardPipeline
 from embodied.training.trainer import Every, Trainer
+from tests.builders import make_policy, node_of, random_demos
 from tests.toy_envs import Config, Counter
-from tests.training.test_train import flat, run, same, settings, weights
+from tests.training.test_train import resumed, run, same, settings, weights
 
 allow("tests")
 
@@ -70,11 +76,7 @@ def listen(
 ) -> tuple[list[Tensors], OnPolicyLoop]:
     torch.manual_seed(0)
     env = Counter(Config())
-    node = {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "chunk": chunk,
-        "hidden": [4],
-    }
+    node = node_of("policies.diagonal_gaussian.DiagonalGaussian", chunk=chunk, hidden=[4])
     learner = Listener(build(node, Policy, spec=env.spec), horizon)
     collector = Collector(env, learner.policy, learner.gamma)
     loop = OnPolicyLoop(collector, learner, RewardPipeline(env, reward))
@@ -146,22 +148,13 @@ def test_the_batch_is_what_the_policy_did() -> None:
 
 KINDS: list[dict[str, Any]] = [
     {"policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [8]}},
+    {"policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8], chunk=3)},
     {
-        "policy": {
-            "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-            "hidden": [8],
-            "chunk": 3,
-        }
-    },
-    {
-        "policy": {
-            "_target_": "embodied.policies.recurrent.Recurrent",
-            "width": 8,
-            "inner": {
-                "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-                "hidden": [],
-            },
-        }
+        "policy": node_of(
+            "policies.recurrent.Recurrent",
+            width=8,
+            inner=node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[]),
+        )
     },
 ]
 
@@ -169,42 +162,196 @@ KINDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("kind", KINDS, ids=("single", "chunks", "memory"))
 def test_resume_is_exact(tmp_path: Path, kind: dict[str, Any]) -> None:
     """train(2N) == train(N) + resume(N), stopped in the middle of a segment."""
-    learner = {
-        "_target_": "embodied.learners.on_policy.ppo.Ppo",
-        "horizon": 7,
-        "epochs": 2,
-        "batch_size": 14,
-        "scale_rewards": True,
-        "schedule": "adaptive",
-    }
-
-    def node(folder: str, **changes: Any) -> dict[str, Any]:
-        return settings(tmp_path / folder, learner=learner, **kind, **changes)
-
-    run(node("whole", steps=400))
-    run(node("half", steps=200))
-    run(node("half", steps=400, resume=str(tmp_path / "half")))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    for name in ("learner", "loop"):
-        whole = checkpoint.load_state(tmp_path / "whole", name)
-        half = checkpoint.load_state(tmp_path / "half", name)
-        assert flat(whole) == flat(half)
-
-
-def _recorded(folder: Path) -> Path:
-    env, random = (
-        {"_target_": "tests.toy_envs.Reach"},
-        {"_target_": "embodied.policies.random.Random"},
+    learner = node_of(
+        "learners.on_policy.ppo.Ppo",
+        horizon=7,
+        epochs=2,
+        batch_size=14,
+        scale_rewards=True,
+        schedule="adaptive",
     )
-    out = str(folder / "demos")
-    collect(CollectConfig(env, random, 4, out, 4, success_only=False), lambda kept, played: None)
-    return folder / "demos"
+    resumed(settings(tmp_path, learner=learner, **kind, steps=240), 120)
 
 
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
-    node = settings(tmp_path / "run", demos=str(_recorded(tmp_path)))
+    node = settings(tmp_path / "run", demos=random_demos(tmp_path / "demos", 4))
     node["policy"] = {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}
     node["learner"] = {"_target_": "embodied.learners.on_policy.ppo.Ppo"}
     node["data"] = "on_policy"
     with pytest.raises(ConfigError, match="demos have no effect in on-policy"):
         run(node)
+
+
+SHIFT = 100.0  # of the behaviour policy's actions, before they are squashed or clipped
+
+
+class Behaving(ppo.Ppo):
+    """PPO that collects with a copy of the policy whose actions are larger, and keeps 3 batches."""
+
+    keep_batches = 3
+
+    def __init__(
+        self, config: ppo.Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
+    ) -> None:
+        super().__init__(config, policy, spec, run)
+        self.behaviour = shifted(policy)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def behaviour_policy(self) -> Policy:
+        return self.behaviour
+
+    def update(self, batch: Tensors) -> Tensors:
+        self.shapes.append(tuple(batch["valid"].shape))
+        return {**super().update(batch), "action": batch["action"].mean()}
+
+
+class BehavingSac(sac.Sac):
+    """SAC that collects with a copy of the policy whose actions are larger."""
+
+    def __init__(self, config: sac.Config, policy: Policy, spec: Spec) -> None:
+        super().__init__(config, policy, spec)
+        self.behaviour = shifted(policy)
+
+    def behaviour_policy(self) -> Policy:
+        return self.behaviour
+
+
+def shifted(policy: Policy) -> Policy:
+    made = copy.deepcopy(policy).requires_grad_(False)
+    for name, value in made.named_parameters():
+        if name.endswith("bias"):
+            value += SHIFT
+    return made
+
+
+def on_policy(folder: Path, learner: str = f"{__name__}.Behaving", **more: Any) -> Any:
+    made = settings(
+        folder,
+        "on_policy",
+        policy=node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
+        learner={"_target_": learner, "horizon": 5, "batch_size": 20, "epochs": 2},
+        **more,
+    )
+    return made
+
+
+def test_the_behaviour_policy_collects_and_batches_are_kept(tmp_path: Path) -> None:
+    components = RunComponents(read_config(on_policy(tmp_path)))
+    loop: Any = components.loop
+    learner: Any = components.learner
+    assert loop.collector.actor.policy is learner.behaviour is not components.policy
+    for _ in range(5 * 4):
+        loop.advance()
+    assert learner.shapes == [(5, 4), (5, 8), (5, 12), (5, 12)]
+    usual: Any = RunComponents(read_config(on_policy(tmp_path, f"{ppo.__name__}.Ppo")))
+    assert usual.loop.collector.actor.policy is usual.policy
+    means: list[float] = []
+    for each_loop in (loop, usual.loop):
+        for _ in range(4):
+            each_loop.advance()
+        means.append(float(each_loop.buffer.held["action"].mean()))
+    assert means[0] > means[1] + 1
+
+
+def test_on_policy_resume_is_exact(tmp_path: Path) -> None:
+    """In the middle of a batch, with two batches before it."""
+    whole = weights(resumed(on_policy(tmp_path, steps=120), 52))
+    run(on_policy(tmp_path / "usual", f"{ppo.__name__}.Ppo", steps=120))
+    assert not same(whole, weights(tmp_path / "usual"))
+
+
+def off_policy(folder: Path, **more: Any) -> Any:
+    made = settings(folder, **more)
+    made["learner"]["_target_"] = f"{__name__}.BehavingSac"
+    return made
+
+
+def test_off_policy_after_the_warm_up(tmp_path: Path) -> None:
+    components = RunComponents(read_config(off_policy(tmp_path / "a", warmup_steps=0)))
+    loop: Any = components.loop
+    learner: Any = components.learner
+    assert loop.collector.actor.policy is learner.behaviour is not components.policy
+    whole = weights(resumed(off_policy(tmp_path, steps=240), 120))
+    run(settings(tmp_path / "usual", steps=240))
+    assert not same(whole, weights(tmp_path / "usual"))
+
+
+def test_actors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a policy of its own: data\.actors=0"):
+        RunComponents(read_config(off_policy(tmp_path, actors=1)))
+
+
+GAMMA = 0.5
+
+
+def rollout(chunk: int = 1, n_step: int = 1, rows: int = 2) -> Collector:
+    env = Counter(Config(num_envs=rows))
+    policy = make_policy("random.Random", env.spec, seed=None, chunk=chunk)
+    return Collector(env, policy, GAMMA, n_step)
+
+
+def gather(run: Collector, steps: int) -> dict[str, list[float]]:
+    parts = [rows for rows, _ in (run.step() for _ in range(steps)) if rows and len(rows["reward"])]
+    rows = tt.cat(parts)
+    order = torch.argsort(rows["obs/state"].flatten(), stable=True)
+    names = ("obs/state", "reward", "discount", "next_obs/state")
+    return {name: rows[name].flatten()[order].tolist() for name in names}
+
+
+def test_collector_single_steps() -> None:
+    rows = gather(rollout(), 3)
+    assert rows["obs/state"] == [0, 1, 2, 100, 101, 102]
+    assert rows["reward"] == rows["obs/state"]
+    # Row 0 terminates in its third step: nothing follows, yet the true successor is kept.
+    assert rows["discount"] == [GAMMA, GAMMA, 0, GAMMA, GAMMA, GAMMA]
+    assert rows["next_obs/state"] == [1, 2, 3, 101, 102, 103]
+
+
+def test_time_limit_still_counts() -> None:
+    run = rollout()
+    for _ in range(4):
+        run.step()
+    rows, step = run.step()
+    assert step.truncated.tolist() == [False, True]
+    assert rows["discount"].tolist() == [GAMMA, GAMMA]
+    assert rows["next_obs/state"].flatten().tolist()[1] == 105
+    assert step.obs["state"].flatten().tolist()[1] == 100
+
+
+def test_chunks_are_cut_at_the_end_and_rows_are_independent() -> None:
+    rows = gather(rollout(chunk=2), 6)
+    # Row 0 (3 steps, terminates): decisions at 0 (2 steps) and 2 (1 step), twice.
+    # Row 1 (5 steps, time limit): decisions at 100, 102 and 104 (cut to 1 step); then 100 again.
+    assert rows["obs/state"] == [0, 0, 2, 2, 100, 102, 104]
+    assert rows["reward"] == [0.5, 0.5, 2, 2, 100 + 50.5, 102 + 51.5, 104]
+    assert rows["discount"] == [0.25, 0.25, 0, 0, 0.25, 0.25, 0.5]
+    assert rows["next_obs/state"] == [2, 2, 3, 3, 102, 104, 105]
+
+
+def test_n_step_windows() -> None:
+    rows = gather(rollout(n_step=2), 5)
+    # Row 0 ends after 3 steps and leaves three rows, the last two of 2 and of 1 step.
+    first = rows["obs/state"][:4]
+    assert first == [0, 0, 1, 2]
+    assert rows["reward"][:4] == [0 + 0.5, 0 + 0.5, 1 + 1.0, 2]
+    assert rows["discount"][:4] == [0.25, 0.25, 0, 0]
+    assert rows["next_obs/state"][:4] == [2, 2, 3, 3]
+    assert rows["obs/state"][4:] == [100, 101, 102, 103, 104]
+    assert rows["discount"][4:] == [0.25, 0.25, 0.25, 0.25, 0.5]
+    assert rows["next_obs/state"][4:] == [102, 103, 104, 105, 105]
+
+
+def test_state_round_trip() -> None:
+    for chunk, n_step in ((1, 1), (2, 1), (1, 3)):
+        run, other = rollout(chunk, n_step), rollout(chunk, n_step)
+        torch.manual_seed(0)
+        for _ in range(4):
+            run.step()
+        other.set_state(run.get_state())
+        generator = torch.get_rng_state()
+        expected = [run.step()[0] for _ in range(5)]
+        torch.set_rng_state(generator)
+        for rows in expected:
+            again = other.step()[0]
+            assert rows.keys() == again.keys()
+            assert all(torch.equal(rows[key], again[key]) for key in rows)

@@ -16,20 +16,15 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import Learner
-from embodied.rewards.preferences.labellers import (
-    ABSTAIN,
-    FIRST,
-    SECOND,
-    CountingLabeller,
-)
+from embodied.rewards.preferences.labellers import ABSTAIN, FIRST, SECOND, CountingLabeller
 from embodied.rewards.preferences.offline import SegmentPairs
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import read_metrics
 from embodied.training.offline import OfflineLoop
+from tests.builders import random_demos
 from tests.training.test_train import run, same, settings, weights
 
 SIMULATED = {"_target_": "embodied.rewards.preferences.labellers.SimulatedLabeller"}
@@ -78,11 +73,7 @@ class Contrast(Learner):
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = str(tmp_path_factory.mktemp("demos") / "set")
-    random = {"_target_": "embodied.policies.random.Random"}
-    env = {"_target_": "tests.toy_envs.Reach", "num_envs": 2}
-    collect(CollectConfig(env, random, 8, out, 4, success_only=False), lambda kept, played: None)
-    return out
+    return random_demos(tmp_path_factory.mktemp("demos") / "set", 8)
 
 
 def node(folder: Path, demos: Any, pairs: Any = None, **more: Any) -> Any:

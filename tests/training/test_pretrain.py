@@ -1,4 +1,5 @@
-"""Runs that begin with data: pretraining, a replay that demonstrations begin, purely offline."""
+"""Runs that begin with data: pretraining, a replay that demonstrations begin, purely offline, with
+fractions of a batch from several datasets."""
 
 from __future__ import annotations
 
@@ -8,35 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.buffers.source import Mixture
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
-from embodied.datasets.collect import CollectConfig, collect
+from embodied.learners.imitation import behavior_cloning
+from embodied.learners.off_policy import sac
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import read_metrics
 from embodied.training.off_policy import OffPolicyLoop
-from embodied.training.trainer import Trainer
-from tests.training.test_train import flat, run, same, settings, weights
+from embodied.training.offline import OfflineLoop
+from tests.builders import node_of, random_demos
+from tests.training.test_train import resumed, run, same, settings, weights
 
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two sets of 4 and 8 episodes of 20 steps, by random actions."""
-    folders = []
-    for seed, episodes in ((0, 4), (1, 8)):
-        folders.append(str(tmp_path_factory.mktemp("demos") / "set"))
-        config = CollectConfig(
-            env={"_target_": "tests.toy_envs.Reach"},
-            demonstrator={"_target_": "embodied.policies.random.Random"},
-            episodes=episodes,
-            out=folders[-1],
-            num_envs=4,
-            seed=seed,
-            success_only=False,
-        )
-        collect(config, lambda kept, played: None)
-    return folders
+    made = tmp_path_factory.mktemp("demos")
+    return [random_demos(made / f"set_{n}", episodes, n) for n, episodes in enumerate((4, 8))]
 
 
 def node(folder: Path, demos: Any, **changes: Any) -> dict[str, Any]:
@@ -64,17 +56,7 @@ def test_resume_is_exact_before_and_after(
     tmp_path: Path, demos: list[str], cut: int, fraction: float | None
 ) -> None:
     """Interrupted while pretraining (40 of 60) or while acting: the same run in the end."""
-    run(node(tmp_path / "whole", demos, demo_fraction=fraction))
-    half = node(tmp_path / "half", demos, demo_fraction=fraction)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "running", property(lambda self: self.step < cut))
-        run(half)
-    assert checkpoint.find(tmp_path / "half").name == f"{cut:08d}"
-    run(half | {"resume": str(tmp_path / "half")})
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    for name in ("learner", "loop"):
-        whole, again = (checkpoint.load_state(tmp_path / f, name) for f in ("whole", "half"))
-        assert flat(whole) == flat(again)
+    resumed(node(tmp_path, demos, demo_fraction=fraction), cut)
 
 
 @pytest.mark.parametrize("cut", [100, 152])
@@ -82,15 +64,8 @@ def test_rows_completed_in_hindsight_resume_too(tmp_path: Path, demos: list[str]
     """Cal-QL's rows wait for their returns: those of running episodes are saved as they wait."""
     calql = {"_target_": "embodied.learners.offline.calql.CalQl", "hidden": [32], "samples": 2}
     learner = calql | {"batch_size": 16}
-    run(node(tmp_path / "whole", demos, learner=learner, data="off_policy"))
-    half = node(tmp_path / "half", demos, learner=learner, data="off_policy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "running", property(lambda self: self.step < cut))
-        run(half)
-    run(half | {"resume": str(tmp_path / "half")})
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    whole, again = (checkpoint.load_state(tmp_path / f, "loop") for f in ("whole", "half"))
-    assert flat(whole) == flat(again)
+    made = node(tmp_path, demos, learner=learner, data="off_policy")
+    whole = checkpoint.load_state(resumed(made, cut), "loop")
     # 30 of 120 steps a row: one episode of 20 is stored, 10 steps of the next one wait.
     assert len(whole["loop"]["replay"]["rows"]["returns"]) == 80
     assert len(whole["loop"]["trajectory_columns"]["env"]) == 40
@@ -134,15 +109,10 @@ def test_several_sets_are_read_as_one(tmp_path: Path, demos: list[str]) -> None:
 
 def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) -> None:
     """`steps` are updates, nothing is played, and half-way resumes exactly."""
-    made = settings(tmp_path / "whole", demos=demos, data="offline", steps=40, log_every=10)
-    run(made)
-    rows = read_metrics(tmp_path / "whole")
+    made = settings(tmp_path, demos=demos, data="offline", steps=40, log_every=10)
+    rows = read_metrics(resumed(made, 20))
     assert [row["step"] for row in rows if "train/critic_loss" in row] == [10, 20, 30, 40]
     assert not any("train/return" in row for row in rows)
-    half = made | {"out": str(tmp_path / "half")}
-    run(half | {"steps": 20})
-    run(half | {"resume": str(tmp_path / "half")})
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +124,7 @@ def test_a_learner_with_replay_learns_offline(tmp_path: Path, demos: list[str]) 
         (
             {
                 "data": "off_policy",
-                "learner": {
-                    "_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning"
-                },
+                "learner": node_of("learners.imitation.behavior_cloning.BehaviorCloning"),
             },
             "cannot use a replay buffer",
         ),
@@ -169,3 +137,103 @@ def test_what_makes_no_sense_is_one_line(
         changes = changes | {"demos": demos[0]}
     with pytest.raises(ConfigError, match=says):
         run(settings(tmp_path / "run", **changes))
+
+
+class SourceSac(sac.Sac):
+    """SAC that reports which datasets its batch is of."""
+
+    extra_columns = ("source",)
+
+    def update(self, batch: Tensors) -> Tensors:
+        assert batch["source"].dtype == torch.int64
+        share = (batch["source"] == 1).float().mean()
+        return {**super().update(batch), "share": share}
+
+
+class SourceCloning(behavior_cloning.BehaviorCloning):
+    """Behavior cloning whose batches say which dataset they are of."""
+
+    extra_columns = ("source",)
+
+
+def mixed(folder: Path, demos: Any, fractions: list[float] | None = None, **more: Any) -> Any:
+    made = settings(folder, "offline", demos=demos, steps=8, log_every=1, **more)
+    made["learner"]["_target_"] = f"{__name__}.SourceSac"
+    made["data"]["fractions"] = fractions
+    return made
+
+
+def loop_of(made: Any) -> OfflineLoop:
+    loop = RunComponents(read_config(made)).loop
+    assert isinstance(loop, OfflineLoop)
+    return loop
+
+
+def test_every_batch_has_the_fractions(tmp_path: Path, demos: list[str]) -> None:
+    loop = loop_of(mixed(tmp_path, demos, [0.75, 0.25]))
+    assert isinstance(loop.source, Mixture)
+    assert loop.data_metrics == {f"data/rows_{n}": len(loop.source.sources[n]) for n in (0, 1)}
+    assert len(loop.source.sources[1]) > len(loop.source.sources[0])
+    for _ in range(3):
+        batch = loop.source.sample(32)
+        assert batch["source"].tolist() == [0, 0, 0, 1] * 8
+        assert float(loop.learner.update(batch)["share"]) == 0.25
+
+
+def test_without_fractions_rows_are_of_all_datasets_by_their_lengths(
+    tmp_path: Path, demos: list[str]
+) -> None:
+    loop = loop_of(mixed(tmp_path, demos))
+    of_second = loop.source.sample(4000)["source"].float().mean()
+    assert 0.57 < float(of_second) < 0.77  # 8 of 12 episodes, all of the same length
+    assert not loop_of(mixed(tmp_path, demos[1])).source.sample(64)["source"].any()
+
+
+def test_chunks_have_the_column_too(tmp_path: Path, demos: list[str]) -> None:
+    made = mixed(tmp_path, demos, [0.5, 0.5])
+    made["learner"] = {"_target_": f"{__name__}.SourceCloning", "batch_size": 8}
+    made["policy"] = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8], "chunk": 2}
+    assert loop_of(made).source.sample(8)["source"].tolist() == [0, 1] * 4
+
+
+def test_resume_with_fractions_is_exact(tmp_path: Path, demos: list[str]) -> None:
+    whole = weights(resumed(mixed(tmp_path, demos, [0.5, 0.5]), 4))
+    run(mixed(tmp_path / "other", demos, [0.25, 0.75]))
+    assert not same(whole, weights(tmp_path / "other"))
+
+
+def test_a_weighting_acts_within_each_dataset(tmp_path: Path, demos: list[str]) -> None:
+    made = mixed(
+        tmp_path, demos, [0.5, 0.5], weighting={"_target_": "embodied.buffers.weighted.Return"}
+    )
+    batch = loop_of(made).source.sample(32)
+    assert batch["source"].tolist() == [0, 1] * 16
+    made["weighting"] = {"_target_": "embodied.buffers.weighted.Top", "share": 0.01}
+    with pytest.raises(ConfigError, match=r"dataset [01] of demos has no step to train on"):
+        loop_of(made)
+
+
+@pytest.mark.parametrize(
+    ("fractions", "says"),
+    [
+        ([0.5], "one share of a batch for each of the 2 datasets"),
+        ([0.5, 0.25, 0.25], "for each of the 2 datasets"),
+        ([0.5, 0.4], "sum to 1"),
+        ([1.0, 0.0], r"data\.fractions=0\.0 should be above 0"),
+        ([0.3, 0.7], "batch_size=32 should be a multiple of 10"),
+        ([0.005, 0.995], "denominators of at most 64"),
+    ],
+)
+def test_wrong_fractions_are_refused(
+    tmp_path: Path, demos: list[str], fractions: list[float], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        loop_of(mixed(tmp_path, demos, fractions))
+    assert "\n" not in str(refused.value)
+
+
+def test_online_training_has_no_such_column(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    made["learner"]["_target_"] = f"{__name__}.SourceSac"
+    with pytest.raises(ConfigError, match="only offline training has"):
+        RunComponents(read_config(made))

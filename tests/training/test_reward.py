@@ -1,4 +1,4 @@
-"""A reward that is told the step and remembers: in the replay loop, saved and resumed exactly."""
+"""Rewards in a run: told the step, saved and resumed exactly; the alarm of reward hacking."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from torch import Tensor
 
 from embodied.compose import compose
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, allow, parse
+from embodied.core.build import ConfigError, allow
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
-from embodied.datasets.collect import CollectConfig, collect
+from embodied.reports import run_report
+from embodied.training import reward_hacking
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.demonstrations import rows_for
-from embodied.training.logger import read_metrics
+from embodied.training.logger import Log, read_metrics
 from embodied.training.off_policy import OffPolicyLoop
-from tests.training.test_train import flat, run, same, settings, weights
+from embodied.training.reward_hacking import diverging, evaluations, ever_diverged, log_evaluation
+from tests.builders import node_of, random_demos
+from tests.training.test_train import resumed, run, settings
 
 allow("tests")
 
@@ -82,49 +85,23 @@ def test_rewards_learn_from_what_the_world_paid(tmp_path: Path) -> None:
 
 def test_a_reward_with_a_state_is_resumed_exactly(tmp_path: Path) -> None:
     reward = {"_target_": "tests.training.test_reward.Growing"}
-    run(settings(tmp_path / "whole", steps=400, reward=reward))
-    run(settings(tmp_path / "half", steps=200, reward=reward))
-    run(settings(tmp_path / "half", steps=400, reward=reward, resume=str(tmp_path / "half")))
-    whole, half = (checkpoint.load_state(tmp_path / name, "loop") for name in ("whole", "half"))
+    whole = checkpoint.load_state(resumed(settings(tmp_path, reward=reward), 200), "loop")
     assert whole["loop"]["reward"]["factor"] > 1.5
     assert whole["loop"]["reward"]["told"] == list(range(4, 401, 4))
-    assert flat(whole) == flat(half)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
 
 
 def test_a_flight_school_is_resumed_exactly(tmp_path: Path) -> None:
     """The quadrotor's experiment, interrupted before its weights grow and ended after."""
-
-    def node(folder: str, *more: str) -> dict[str, Any]:
-        words = [
-            "experiment=quadrotor_hover",
-            "size=debug",
-            "reward.every=150",
-            "data.utd_ratio=0.2",
-        ]
-        return compose("train", [*words, f"out={tmp_path / folder}", "name=x", *more]).node
-
-    run(node("whole", "steps=240"))
-    run(node("half", "steps=120"))
-    run(node("half", "steps=240", f"resume={tmp_path / 'half'}"))
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "half"))
-    whole, half = (checkpoint.load_state(tmp_path / name, "loop") for name in ("whole", "half"))
-    assert flat(whole) == flat(half)
+    words = ["experiment=quadrotor_hover", "size=debug", "reward.every=150", "steps=240"]
+    words += ["data.utd_ratio=0.2", f"out={tmp_path}", "name=x"]
+    resumed(compose("train", words).node, 120)
 
 
 def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     """A reward that stands in for the world's own pays their rows too; offline it has to be asked
     for a labelled copy; what it cannot see in them is one line."""
-    env = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
-    collected = {
-        "env": env,
-        "demonstrator": {"_target_": "embodied.policies.random.Random"},
-        "episodes": 4,
-    }
-    collected |= {"out": str(tmp_path / "demos"), "num_envs": 4, "success_only": False}
-    collect(parse(CollectConfig, collected, "collect"), lambda kept, played: None)
     double = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
-    more = {"demos": str(tmp_path / "demos"), "demo_fraction": None, "reward": double}
+    more = {"demos": random_demos(tmp_path / "demos", 4), "demo_fraction": None, "reward": double}
     node = settings(tmp_path / "run", **more)
     made = RunComponents(read_config(node))
     assert made.episodes is not None and isinstance(made.loop, OffPolicyLoop)
@@ -134,9 +111,124 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="embodied reward label"):
         offline = {key: value for key, value in more.items() if key != "demo_fraction"}
         run(settings(tmp_path / "off", **offline, data="offline"))
-    looks = {
-        "_target_": "embodied.rewards.vision_language.clip.Clip",
-        "prompt": "the ball is there",
-    }
+    looks = node_of("rewards.vision_language.clip.Clip", prompt="the ball is there")
     with pytest.raises(ConfigError, match="which this reward observes"):
         run(settings(tmp_path / "clip", **{**more, "reward": looks}))
+
+
+allow("tests")
+
+
+class Payer:
+    """A loop that says what it is told to have paid."""
+
+    def __init__(self) -> None:
+        self.next = 0.0
+
+    def mean_reward(self) -> dict[str, Tensor]:
+        return {reward_hacking.PROXY: torch.tensor(self.next)}
+
+
+def history(pairs: list[tuple[float, float]]) -> list[tuple[float, float, int]]:
+    return [(proxy, won, step) for step, (proxy, won) in enumerate(pairs)]
+
+
+UP = [(0.0, 0.9), (1.0, 0.8), (2.0, 0.7), (3.0, 0.6)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        (UP, True),
+        (UP[:3], False),
+        ([(9.0, 0.1), *UP], True),
+        ([*UP, (4.0, 0.6)], False),
+        ([*UP, (2.9, 0.5)], False),
+        ([(p, 1 - s) for p, s in UP], False),
+        ([(-p, s) for p, s in UP], False),
+        ([], False),
+    ],
+)
+def test_three_evaluations_apart(pairs: list[tuple[float, float]], expected: bool) -> None:
+    assert diverging(history(pairs)) is expected
+
+
+def play(folder: Path, pairs: list[tuple[float, float]], first: int = 0) -> Log:
+    log, loop = Log(folder), Payer()
+    for step, (loop.next, won) in enumerate(pairs, first):
+        log_evaluation(loop, log, 100 * (step + 1), {"eval/success": won, "eval/episodes": 10.0})
+    return log
+
+
+def test_it_warns_once_and_the_report_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(tmp_path, [*UP, (4.0, 0.5), (5.0, 0.4)])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "the reward rose while success fell (now 60%)" in said[0]
+    rang = [row["reward/alarm"] for row in read_metrics(tmp_path) if "reward/alarm" in row]
+    assert rang == [0, 0, 0, 1, 1, 1]
+    page = run_report.write(tmp_path).read_text()
+    assert "Reward and success" in page and "reward rose while success fell" in page
+
+
+def test_the_history_goes_on_in_another_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(tmp_path, UP[:2])
+    play(tmp_path, UP[2:], first=2)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert ever_diverged(evaluations(tmp_path)) and not ever_diverged(
+        evaluations(tmp_path, step=300)
+    )
+
+
+def test_a_world_without_success_or_reward_has_none(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log_evaluation(Payer(), log, 100, {"eval/return": 1.0})
+    log_evaluation(object(), log, 200, {"eval/success": 1.0})
+    assert not any("reward/alarm" in row for row in read_metrics(tmp_path))
+
+
+@dataclass(frozen=True)
+class RewardHackingConfig:
+    frozen: bool = True
+
+
+class Parted(Reward):
+    """Twice the world's reward, and 1."""
+
+    def __init__(self, config: RewardHackingConfig) -> None:
+        self.frozen = config.frozen
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return sum(self.components(rows).values(), start=0 * rows["reward"])
+
+    def components(self, rows: Tensors) -> Tensors:
+        return {"world": 2 * rows["reward"], "bonus": torch.ones_like(rows["reward"])}
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        return {}
+
+
+PPO: dict[str, Any] = {
+    "policy": {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
+    "learner": {"_target_": "embodied.learners.on_policy.ppo.Ppo", "horizon": 10, "batch_size": 20},
+}
+
+
+@pytest.mark.parametrize(("frozen", "more"), [(True, {}), (False, {}), (True, PPO)])
+def test_a_run_logs_what_it_pays_and_of_what(
+    tmp_path: Path, frozen: bool, more: dict[str, Any]
+) -> None:
+    """Both loops and both kinds: the proxy is the terms' sum, and the bonus is 1."""
+    reward = {"_target_": "tests.training.test_reward.Parted", "frozen": frozen}
+    run(settings(tmp_path, steps=200, eval_every=80, reward=reward, video=True, **more))
+    rows = [row for row in read_metrics(tmp_path) if "reward/proxy" in row]
+    assert [row["step"] for row in rows] == [80, 160, 200]
+    for row in rows:
+        assert row["reward/bonus"] == 1.0
+        assert row["reward/proxy"] < 1.0  # the world pays less than nothing
+    exact = rows[-1]["reward/proxy"] - rows[-1]["reward/world"] - 1
+    assert abs(exact) < 1e-5 or frozen
+    assert "Terms of the reward" in run_report.write(tmp_path).read_text()

@@ -10,15 +10,10 @@ import yaml
 
 from embodied.compose import PACKAGED, compose
 from embodied.core.build import ConfigError
-from embodied.datasets.collect import CollectConfig, collect
 from embodied.training.components import RunComponents
-from embodied.training.config import (
-    REGIMES,
-    RunConfig,
-    read_config,
-    settings_of,
-)
+from embodied.training.config import REGIMES, RunConfig, read_config, settings_of
 from embodied.training.trainer import Every, intervals
+from tests.builders import node_of, random_demos
 from tests.training.test_train import run
 
 ENV = {"_target_": "tests.toy_envs.Reach", "num_envs": 4}
@@ -30,10 +25,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
 POLICIES = {
     "offline": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "off_policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
-    "on_policy": {
-        "_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian",
-        "hidden": [8],
-    },
+    "on_policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
 }
 REWARD = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
@@ -78,21 +70,21 @@ ELSEWHERE = {
     "deterministic": "test_kernels.py",
     "resume": "test_train.py",
     "wandb": "test_logger.py",
-    "finetune": "test_finetune_demos.py",
-    "init": "test_finetune_demos.py",
+    "finetune": "test_imitated_steps.py",
+    "init": "test_imitated_steps.py",
     "eval": "test_task_grid.py",
     "data.random_shift": "test_a_shift_is_for_images",
-    "demo_memory_mb": "test_lazy_demos.py",
+    "demo_memory_mb": "test_dataset_run.py",
     "demo_policy_steps": "test_imitated_steps.py",
     "mapping": "test_dataset_run.py",
     "data.statistics": "test_dataset_run.py",
     "data.held_out": "test_dataset_run.py",
-    "data.fractions": "test_several_datasets.py",
+    "data.fractions": "test_pretrain.py",
     "data.pairs": "test_pairs.py",
     "data.actors": "actors/test_actor_runs.py",
     "data.max_lag": "actors/test_actor_runs.py",
     "data.when_behind": "actors/test_actor_runs.py",
-    "data.actors_on": "actors/test_ray.py",
+    "data.actors_on": "actors/test_actor_runs.py",
     "copy_base_mb": "test_finetune_adopted.py",
 }
 REFUSED: dict[str, dict[str, Any]] = {
@@ -104,10 +96,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = str(tmp_path_factory.mktemp("demos") / "set")
-    random = {"_target_": "embodied.policies.random.Random"}
-    collect(CollectConfig(ENV, random, 4, out, 4, success_only=False), lambda kept, played: None)
-    return out
+    return random_demos(tmp_path_factory.mktemp("demos") / "set", 4)
 
 
 def node(folder: Path, regime: str, demos: str | None, **changes: Any) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.finetune import ppo_on_chain
 from embodied.learners.learner import UNPLANNED, RunPlan
-from embodied.learners.on_policy.gae import clip_loss, normalized, value_loss
 from embodied.learners.on_policy.ppo import PIECE, Before, piece
+from embodied.learners.on_policy.ppo_parts import clip_loss, normalized, value_loss
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from embodied.learners.actor_critic import (
     TemperatureConfig,
     actor_loss,
 )
-from embodied.learners.gradient_learner import soft_update
-from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
+from embodied.learners.learner import soft_update
 from embodied.nn.optim import Adam
 from embodied.policies.wrappers.best_of_n import select_by_q
 from embodied.policies.wrappers.edit import Edit

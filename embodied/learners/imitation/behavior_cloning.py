@@ -22,10 +22,10 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core.bounds import Bound, Count, NonNegative, Positive
+from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.learners.gradient_learner import soft_update
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import Learner, RunPlan, soft_update
 from embodied.nn.optim import Optimizer
 
 
@@ -90,3 +90,33 @@ class BehaviorCloning(Learner):
 def cosine(lr: float, progress: float) -> float:
     """Cosine decay from `lr` at progress 0 to `lr` / 10 at progress 1, then constant."""
     return lr * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
+
+
+def behaviour(transitions: Tensors, policy: Policy) -> Tensors:
+    """Convert transitions with `action` [n, H * A] to the form of `policy.loss`: `action` [n, H, A]
+    and `valid` [n, H], the steps that were executed before the episode ended (`executed_steps`).
+
+    ConfigError if the actions are not whole chunks of the policy.
+    """
+    action = transitions["action"]
+    shape = policy.spec.act.shape
+    if action.shape[1] != policy.chunk * policy.spec.act.size:
+        raise ConfigError(
+            f"transitions hold {action.shape[1] // policy.spec.act.size} steps per decision and "
+            f"policy.chunk is {policy.chunk}: leave execute out, as this learner needs whole chunks"
+        )
+    action = action.reshape(-1, policy.chunk, *shape)
+    return {
+        **{k: v for k, v in transitions.items() if k.startswith("obs/")},
+        "action": action,
+        "valid": valid_steps(transitions, policy.chunk),
+    }
+
+
+def valid_steps(transitions: Tensors, chunk: int) -> Tensor:
+    """Return which steps [n, H] (bool) of the transitions' chunks were executed: all, unless the
+    episode ended within a chunk. With H = 1 there is no `executed_steps` [n]: all are valid."""
+    action = transitions["action"]
+    if chunk == 1:
+        return torch.ones(len(action), 1, dtype=torch.bool, device=action.device)
+    return torch.arange(chunk, device=action.device) < transitions["executed_steps"][:, None]

@@ -53,7 +53,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import critic_loss
-from embodied.learners.gradient_learner import GradientLearner, frozen, soft_update
+from embodied.learners.learner import GradientLearner, frozen, soft_update
 from embodied.learners.off_policy.sac import Config as SacConfig
 from embodied.learners.off_policy.sac import Sac
 from embodied.nn.optim import Adam

@@ -44,7 +44,7 @@ from embodied.learners.actor_critic import (
     draw,
 )
 from embodied.learners.critics import Critic
-from embodied.learners.gradient_learner import soft_update
+from embodied.learners.learner import soft_update
 from embodied.policies.gaussian import Gaussian
 
 EPS = 0.1  # keeps the divisions by sigma finite
@@ -179,13 +179,7 @@ def loss_weights(sigma: Tensor, scale: Tensor, form: str, clip: bool = True) -> 
 
 
 def value_loss(
-    q: Tensor,
-    sigma: Tensor,
-    mean: Tensor,
-    sample: Tensor,
-    bound: Tensor,
-    weight: Tensor,
-    form: str,
+    q: Tensor, sigma: Tensor, mean: Tensor, sample: Tensor, bound: Tensor, weight: Tensor, form: str
 ) -> Tensor:
     """Sum over critics of the mean of L_i; `q`, `sigma`, `weight` [E, N], `mean`, `sample` [N],
     `bound` [E, 1]. `weight` multiplies the loss of the mean."""

@@ -41,11 +41,10 @@ from embodied.learners.actor_critic import (
     actor_loss,
     draw,
 )
-from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import soft_update
-from embodied.policies.block_gaussian import BlockGaussian
+from embodied.learners.critics import Support, cross_entropy
+from embodied.learners.learner import soft_update
+from embodied.policies.block_gaussian import BlockGaussian, Blocks
 from embodied.policies.networks.encoders import Encoder
-from embodied.policies.networks.residual_blocks import Blocks
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,7 @@ class BlockCritic(nn.Module):
         super().__init__()
         self.encoder = Encoder(spec.obs, asymmetric=True)
         self.net = Blocks(
-            n,
-            self.encoder.size + size,
-            config.width,
-            config.depth,
-            config.atoms,
-            config.expansion,
+            n, self.encoder.size + size, config.width, config.depth, config.atoms, config.expansion
         )
         with torch.no_grad():
             z = torch.linspace(-5, 5, config.atoms)  # in units of the standard deviation
@@ -121,7 +115,8 @@ class Flashsac(DelayedActorCritic):
         self.critic.net.project()
         metrics["scale"] = self.scale.clone()
         if act:
-            metrics |= self._actor_step(batch)
+            metrics |= self.soft_actor_step(batch)
+            self.policy.project()
         soft_update(self.target_params, self.critic_params, self.config.tau)
         return metrics
 
@@ -156,11 +151,6 @@ class Flashsac(DelayedActorCritic):
         entropy = self.log_alpha.exp() * log_prob
         reward = reward / self.scale.clamp(min=1e-6) - discount * entropy
         return self.support.back_up(self.support.lowest(logits), reward, discount)
-
-    def _actor_step(self, batch: Tensors) -> dict[str, Tensor]:
-        metrics = self.soft_actor_step(batch)
-        self.policy.project()
-        return metrics
 
     def _actor_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         obs = under(batch, "obs")

@@ -2,7 +2,7 @@
 between the operations.
 
 The reference is `Td3._step`; parameters agree to 1e-5 after 300 updates
-(tests/learners/test_native_td3.py). What it does not support is trained by the reference.
+(tests/learners/test_native.py). What it does not support is trained by the reference.
 """
 
 from __future__ import annotations

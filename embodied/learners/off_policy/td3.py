@@ -30,9 +30,8 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
-from embodied.learners.critics import Critic, critic_loss
-from embodied.learners.distributional import Support, cross_entropy
-from embodied.learners.gradient_learner import frozen, soft_update
+from embodied.learners.critics import Critic, Support, critic_loss, cross_entropy
+from embodied.learners.learner import frozen, soft_update
 from embodied.policies.deterministic import Deterministic
 
 

@@ -30,8 +30,8 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, CriticConfig, ensemble
-from embodied.learners.gradient_learner import frozen, soft_update
-from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
+from embodied.learners.learner import frozen, soft_update
 from embodied.policies.generative.one_step import OneStep
 
 

@@ -29,10 +29,9 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
 from embodied.learners.critics import Critic, CriticConfig, critic_loss, ensemble
-from embodied.learners.gradient_learner import soft_update
-from embodied.learners.imitation.bc_rows import valid_steps
-from embodied.learners.learner import RunPlan
-from embodied.nn.ensemble import Ensemble
+from embodied.learners.imitation.behavior_cloning import valid_steps
+from embodied.learners.learner import RunPlan, soft_update
+from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
 from embodied.policies.networks.encoders import Encoder
 
@@ -120,10 +119,13 @@ class Iql(ActorCritic):
         advantage = best - value.detach()
         weight = awr_weight(advantage, config.beta, config.clip)
         q = self.critic(obs, batch["action"])
+        action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
+        valid = valid_steps(batch, self.policy.chunk)
+        imitation = self.policy.loss({**batch, "action": action, "valid": valid})
         losses = torch.stack(
             [
                 self.value_loss(best, value),
-                (weight * self.policy.loss(self._shown(batch))).mean(),
+                (weight * imitation).mean(),
                 critic_loss(q, backup) + self.critic_terms(batch, q),
             ]
         )
@@ -142,11 +144,6 @@ class Iql(ActorCritic):
         """The loss of V, a scalar, from `best` = min_i Q'_i(s, a) and `value` = V(s), both [N]: the
         expectile loss. Subclasses may use another implicit maximum (f-DVL)."""
         return expectile_loss(best - value, self.config.expectile)
-
-    def _shown(self, batch: Tensors) -> Tensors:
-        """The transitions in the form of the policy's imitation loss."""
-        action = batch["action"].reshape(-1, self.policy.chunk, *self.act.shape)
-        return {**batch, "action": action, "valid": valid_steps(batch, self.policy.chunk)}
 
     def fit(self, transitions: Tensors) -> None:
         super().fit(transitions)

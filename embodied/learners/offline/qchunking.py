@@ -25,8 +25,8 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.learners.actor_critic import ActorCritic, OffPolicyConfig
-from embodied.learners.gradient_learner import soft_update
-from embodied.learners.imitation.bc_rows import behaviour
+from embodied.learners.imitation.behavior_cloning import behaviour
+from embodied.learners.learner import soft_update
 from embodied.policies.wrappers.best_of_n import BestOfN, select_by_q
 
 

@@ -1,7 +1,7 @@
 """PPO's epochs in native code (ppo.cpp): small MLPs spend most of an update between the operations.
 
 The reference is `Ppo._step`; parameters agree to 1e-5 after 300 updates
-(tests/learners/test_native_ppo.py). What it does not support is trained by the reference.
+(tests/learners/test_native.py). What it does not support is trained by the reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied.core import distributed
 from embodied.core.tensors import Tensors, under
 from embodied.learners.critics import RecurrentValue, Value
-from embodied.learners.on_policy.learning_rates import LearningRates
+from embodied.learners.on_policy.ppo_parts import LearningRates
 from embodied.nn import native
 from embodied.nn.native.networks import Moments, activation_of, dense, moments, parameter, plain
 from embodied.nn.optim import Adam
@@ -97,17 +97,12 @@ class NativePpo:
             ctypes.byref(scale),
             ctypes.c_void_p(metrics.data_ptr()),
         )
-        self._finish(count, scale.value)
+        for adam in learner.optims.values():  # what the reference does after each step
+            adam.advance(count)
+        learner.lr.lr_scale.fill_(scale.value)
+        learner.lr.write(learner.optims.values())
         found: Tensors = dict(zip(METRICS, metrics.unbind(1), strict=True))
         return found if learner.config.grad_clip else {k: found[k] for k in METRICS[:-1]}
-
-    def _finish(self, count: int, scale: float) -> None:
-        """Set Adam's count and the learning rates, which the reference does after each step."""
-        learner = self.learner
-        for adam in learner.optims.values():
-            adam.advance(count)
-        learner.lr.lr_scale.fill_(scale)
-        learner.lr.write(learner.optims.values())
 
     def _settings(self, size: int, count: int) -> Settings:
         config = self.learner.config

@@ -2,8 +2,8 @@
 
     L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] + c_v E[ (V(s) - R)^2 ] / 2 - c_h E[ H(pi) ]
 
-rho = pi(a|s) / pi_old(a|s); A and R = A + V_old are computed by GAE (gae.py), which bootstraps from
-the true next observation at a time limit. Each batch is used for several epochs of
+rho = pi(a|s) / pi_old(a|s); A and R = A + V_old are computed by GAE (ppo_parts.py), which
+bootstraps from the true next observation at a time limit. Each batch is used for several epochs of
 shuffled minibatches. Recurrent policies are evaluated on whole sequences, with minibatches of
 parallel environments.
 """
@@ -26,18 +26,27 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, each, nest, take, under
 from embodied.learners.acceleration import Acceleration
 from embodied.learners.critics import RecurrentValue, Value, ValueConfig
-from embodied.learners.gradient_learner import GradientLearner
-from embodied.learners.learner import UNPLANNED, RunPlan
-from embodied.learners.on_policy.gae import clip_loss, gae, normalized, value_loss, variance
-from embodied.learners.on_policy.learning_rates import LearningRates, Schedule, clip_norm
-from embodied.learners.on_policy.protocols import HasEncoder, RecurrentPolicy, StochasticPolicy
-from embodied.learners.on_policy.running_stats import ObservationStats, RewardScaler
+from embodied.learners.learner import UNPLANNED, GradientLearner, RunPlan
+from embodied.learners.on_policy.ppo_parts import (
+    HasEncoder,
+    LearningRates,
+    ObservationStats,
+    RecurrentPolicy,
+    RewardScaler,
+    Schedule,
+    StochasticPolicy,
+    clip_loss,
+    clip_norm,
+    gae,
+    normalized,
+    value_loss,
+    variance,
+)
 from embodied.nn.optim import Adam
 
 PIECE = 8192  # decisions evaluated at once
 LEAST = 0.25  # share of a minibatch's decisions below which a batch is not learned from
 EPS = 1e-5  # of Adam, as usual for PPO
-STATS = {"actor_seen": "actor_stats", "critic_seen": "critic_stats"}
 Before = tuple[Tensor, Tensor, Tensor, Tensors]
 
 
@@ -124,18 +133,15 @@ class Ppo(GradientLearner):
             self._observe(batch)
         self._set_rates()
         table, metrics = self._table(batch, carry)
-        metrics |= self._learn(table, self._size(batch))
+        steps, envs = batch["valid"].shape
+        size = min(self.batch_size, self.horizon * envs)  # of a minibatch: decisions, or envs
+        if self.recurrent:
+            size = min(max(self.batch_size // steps, 1), envs)
+        metrics |= self._learn(table, size)
         if not new:
             self._observe(batch)
         self.done += batch["valid"].numel()
         return metrics
-
-    def _size(self, batch: Tensors) -> int:
-        """Size of a minibatch: decisions, or parallel environments if recurrent."""
-        steps, envs = batch["valid"].shape
-        if self.recurrent:
-            return min(max(self.batch_size // steps, 1), envs)
-        return min(self.batch_size, self.horizon * envs)
 
     @torch.no_grad()
     def _table(self, batch: Tensors, carry: Tensors) -> tuple[Tensors, dict[str, Tensor]]:

@@ -12,7 +12,6 @@ are ranked again with every batch as counts grow. After each PPO update, `bc_ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -24,35 +23,30 @@ from torch import Tensor
 
 from embodied.core import distributed
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative
+from embodied.core.bounds import Count, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, nest, take, under
 from embodied.learners.learner import UNPLANNED, RunPlan
-from embodied.learners.on_policy import ppo
-from embodied.learners.on_policy.ppo import Ppo
-from embodied.learners.on_policy.ppo_demos import fit_step, remaining
-from embodied.nn.optim import Adam, Optimizer
+from embodied.learners.on_policy import ppo_demos
 
 DIGEST = 16  # bytes of an observation's hash
 
 
 @dataclass(frozen=True)
-class Config(ppo.Config):
+class Config(ppo_demos.CloneConfig):
     """Settings of RAPID. Counts (w_2) are useless, and grow with the run, if observations never
     repeat. The paper uses 5 BC steps per episode."""
 
     size: Count = 10_000  # decisions in the buffer of the best episodes
     weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 0.1, 0.001)  # w_0, w_1, w_2
-    bc_steps: CountOrZero = 5  # BC steps after each update
-    bc_decay: Fraction = 0.0  # share of the run over which they decay to 0; 0: no decay
-    bc_lr: NonNegative = 0.0  # Adam's learning rate of BC; 0: PPO's
-    bc_batch_size: Count = 256  # decisions per BC step
 
 
-class PpoRapid(Ppo):
+class PpoRapid(ppo_demos.CloningPpo):
     """RAPID. Checkpoints hold the buffer, the counts and running episodes, for an exact resume."""
+
+    optimizer_name = "imitator"
 
     def __init__(
         self, config: Config, policy: Policy, spec: Spec, run: RunPlan = UNPLANNED
@@ -60,11 +54,7 @@ class PpoRapid(Ppo):
         super().__init__(config, policy, spec, run)
         if self.recurrent:
             raise ConfigError("this learner needs a policy without memory, not a recurrent one")
-        if config.bc_decay and not run.decisions:
-            raise ConfigError(f"bc_decay={config.bc_decay:g} needs the length of the run")
         self.config: Config = config
-        weights = [p for p in policy.parameters() if p.requires_grad]
-        self.imitator = Adam(weights, config.bc_lr or config.lr)
         self.best = EpisodeBuffer(config.size, config.weights)
         self.open: list[Episode] = []  # the running episode of each parallel env
 
@@ -74,9 +64,9 @@ class PpoRapid(Ppo):
         device = batch["reward"].device
         told = {name: torch.tensor(value) for name, value in self.best.metrics().items()}
         metrics |= tt.to(told, device)
-        steps = round(self.config.bc_steps * remaining(self.done, self.config.bc_decay, self.total))
+        steps = self.clone_steps()
         if steps and distributed.all_min(len(self.best)):
-            metrics["own_loss"] = self._imitate(steps)
+            metrics["own_loss"] = self._clone(steps)
         return metrics
 
     def _ended(self, batch: Tensors) -> list[Episode]:
@@ -121,19 +111,10 @@ class PpoRapid(Ppo):
                 self.open[row] = Episode()
         return ended
 
-    def _imitate(self, steps: int) -> Tensor:
-        """Do `steps` BC steps; returns the mean loss."""
-        losses: list[Tensor] = []
-        for _ in range(steps):
-            index = torch.randint(len(self.best), (self.config.bc_batch_size,))
-            rows = tt.to(take(self.best.table, index), self.lr.base_lrs.device)
-            loss = -self._evaluate_actions(rows)[0].mean()
-            fit_step(self.imitator, loss, self.config.grad_clip)
-            losses.append(loss.detach())
-        return torch.stack(losses).mean()
-
-    def optimizers(self) -> Mapping[str, Optimizer]:
-        return {**super().optimizers(), "imitator": self.imitator}
+    def _clone_loss(self) -> Tensor:
+        index = torch.randint(len(self.best), (self.config.bc_batch_size,))
+        rows = tt.to(take(self.best.table, index), self.lr.base_lrs.device)
+        return -self._evaluate_actions(rows)[0].mean()
 
     def get_state(self) -> dict[str, Any]:
         running = [episode.get_state() for episode in self.open]

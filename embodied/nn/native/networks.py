@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.nn import native
-from embodied.nn.ensemble import Ensemble
+from embodied.nn.networks import Ensemble
 from embodied.nn.optim import Adam
 
 ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.Tanh, nn.ReLU)  # by their numbers in linear.h

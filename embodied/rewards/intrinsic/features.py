@@ -16,7 +16,7 @@ from torch.nn import functional
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Leaf, hidden
 from embodied.core.tensors import Tensors, under
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 from embodied.policies.networks.encoders import OneHot
 
 BLOCKS = 16  # side of a pooled image, pixels

@@ -27,7 +27,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.fit import gradient_step
 from embodied.nn.networks import mlp
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.handcrafted.factors import Factor
 from embodied.rewards.intrinsic.features import ObservationFeatures
 

@@ -14,8 +14,7 @@ from embodied.core.policy import Policy
 from embodied.core.reward import AugmentsEnv
 from embodied.core.spec import Spec
 from embodied.nn.kernels import PRECISION
-from embodied.training.actors.collected import Collected, encode
-from embodied.training.actors.transport import ActorSettings, ActorWeights
+from embodied.training.actors.transport import ActorSettings, ActorWeights, Collected, encode
 from embodied.training.collector import Collector
 from embodied.training.config import read_config
 from embodied.training.reward_pipeline import make_reward

@@ -24,16 +24,16 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.training.actors.collected import Collected, joined
 from embodied.training.actors.processes import Processes
 from embodied.training.actors.ray_cluster import RayCluster
-from embodied.training.actors.remote_env import RemoteEnv
 from embodied.training.actors.transport import (
     ActorDied,
     ActorSettings,
+    Collected,
     RemoteActor,
     Transport,
     Weights,
+    joined,
 )
 from embodied.training.config import OffPolicy
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 DEATHS = 20  # actors that may die in one run
 
 
-class ActorEnv(RemoteEnv):
+class ActorEnv(VecEnv):
     """The parallel envs of `count` actors together; `num_envs` is divided among them.
 
     `settings`: of the first actor, with the number of all parallel envs.
@@ -79,8 +79,15 @@ class ActorEnv(RemoteEnv):
             actor.ask("augment", self.gamma)
         return actor
 
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        raise RuntimeError("these parallel envs are stepped by actor processes")
+
+    def step(self, action: Tensor) -> Step:
+        raise RuntimeError("these parallel envs are stepped by actor processes")
+
     def augmented(self, gamma: float) -> VecEnv:
-        """The spec with the reward's observations, which the actors make from now on."""
         seen = copy.copy(self)
         seen.spec, self.gamma = self._each("augment", gamma)[0], gamma
         return seen
@@ -164,7 +171,10 @@ class ActorPool:
     def _take(self, index: int) -> Collected:
         while True:
             if (left := self.inherited.pop(index, None)) == 0:
-                self._lose(index)
+                # The running episodes of the actor's parallel envs ended with it.
+                lost = torch.arange(self.env.each, device=self.device) + index * self.env.each
+                before = [] if self.restarted is None else [self.restarted]
+                self.restarted = torch.cat([*before, lost])
             elif left is not None:
                 self.inherited[index] = left - 1
             try:
@@ -193,11 +203,6 @@ class ActorPool:
         self._begin(actor)
         actor.put_back(messages)
         self.inherited[index] = len(messages)
-
-    def _lose(self, index: int) -> None:
-        """The running episodes of an actor's parallel envs ended with it."""
-        lost = torch.arange(self.env.each, device=self.device) + index * self.env.each
-        self.restarted = lost if self.restarted is None else torch.cat([self.restarted, lost])
 
     @property
     def behind(self) -> bool:

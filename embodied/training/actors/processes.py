@@ -1,55 +1,145 @@
-"""Actors in processes of this machine: steps and weights go through shared memory.
+"""Actors in processes of this machine: weights go through shared memory, steps through a pipe.
 
-Commands and their answers go through a pipe between the two; transitions through a `ByteRing`.
-`credits` counts the steps that the actor may still make, `items` the messages in the ring.
+Commands and their answers go through a pipe of their own. `credits` counts the steps that the actor
+may still make. An actor process steps where steps are allowed, and answers commands in between.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
 
 from embodied.core.children import safe_path
-from embodied.training.actors.byte_ring import ByteRing
-from embodied.training.actors.collected import Collected, decode
-from embodied.training.actors.process_loop import Links, run
-from embodied.training.actors.shared_weights import SharedWeights
+from embodied.training.actors.actor import EnvActor, sendable
 from embodied.training.actors.transport import (
     END,
     LOOK,
     ActorDied,
     ActorSettings,
+    ActorWeights,
+    Collected,
     RemoteActor,
     Transport,
+    Weights,
+    as_bytes,
+    decode,
+    learned,
+    load_flat,
 )
 
-RING = 64 * 2**20  # bytes
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Semaphore
+
+
+@dataclass
+class Links:
+    """`steps`: the end of the pipe that takes messages; `rng` [n] (uint8), in shared memory: the
+    state of torch's generator in lockstep."""
+
+    steps: Connection
+    credits: Semaphore
+    rng: Tensor
+
+
+def run(settings: ActorSettings, links: Links, pipe: Connection) -> None:
+    """The process: serves until the learner closes `pipe` or is gone; errors are sent to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's, which ends this process
+    actor: EnvActor | None = None
+    try:
+        actor = EnvActor(settings)
+        ProcessLoop(actor, settings.lag, links, pipe).serve()
+    except (EOFError, ConnectionError):
+        pass
+    except Exception as error:
+        pipe.send(("error", sendable(error), 0))
+    finally:
+        if actor is not None:
+            actor.close()
+
+
+class ProcessLoop:
+    """Every answer has the number of messages that were sent before it."""
+
+    def __init__(self, actor: EnvActor, lag: int | None, links: Links, pipe: Connection) -> None:
+        self.actor, self.links, self.pipe = actor, links, pipe
+        self.lockstep, self.never_waits, self.begun = lag == 0, lag is None, False
+        self.sent = 0
+
+    def serve(self) -> None:
+        while True:
+            while self.pipe.poll(0 if self.actor.collector else None):
+                command, arguments = self.pipe.recv()
+                value = getattr(self.actor, command)(*arguments)
+                self.pipe.send(("answer", value, self.sent))
+            if self.actor.collector is not None and self._allowed():
+                if self.lockstep:
+                    torch.set_rng_state(self.links.rng.clone())
+                message = self.actor.step()
+                if self.lockstep:
+                    self.links.rng.copy_(torch.get_rng_state())
+                self.links.steps.send_bytes(message)
+                self.sent += 1
+
+    def _allowed(self) -> bool:
+        if self.never_waits and self.begun:
+            return True
+        self.begun = self.links.credits.acquire(timeout=LOOK / 10)
+        return self.begun
+
+
+class Inbox:
+    """Receives an actor's messages as they come, so that the actor never waits for room in `pipe`.
+
+    `queue`: those that were not used yet; `received`: all since the start; `arrived` guards both.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.queue, self.received = pipe, deque[bytes](), 0
+        self.arrived = threading.Condition()
+        self.thread = threading.Thread(target=self._receive, daemon=True)
+        self.thread.start()
+
+    def _receive(self) -> None:
+        """Until the actor has gone; a message that it did not finish is none."""
+        with self.pipe, suppress(EOFError, OSError):
+            while True:
+                message = self.pipe.recv_bytes()
+                with self.arrived:
+                    self.queue.append(message)
+                    self.received += 1
+                    self.arrived.notify()
 
 
 class ActorProcess(RemoteActor):
-    """Runs `process_loop.run`."""
+    """Runs `run`."""
 
     def __init__(self, settings: ActorSettings) -> None:
         # Actors start within a second: torch is imported once, in a process that they fork from.
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["embodied.training.actors.process_loop"])
+        context.set_forkserver_preload(["embodied.training.actors.processes"])
         rng = torch.get_rng_state().share_memory_()
-        self.links = Links(ByteRing(RING), context.Semaphore(0), context.Semaphore(0), rng)
-        self.lockstep = settings.lag == 0
+        received, steps = context.Pipe(duplex=False)
         self.pipe, theirs = context.Pipe()
+        self.lockstep, self.links = settings.lag == 0, Links(steps, context.Semaphore(0), rng)
         self.process: Any = context.Process(target=run, args=(settings, self.links, theirs))
         with safe_path():
             self.process.start()
-        self.queue = deque[bytes]()  # taken out of the ring, and not yet used
         theirs.close()
+        steps.close()  # the actor's is the only one, so that its death ends the inbox
+        self.inbox, self.count = Inbox(received), 0
         # Before this process waits for its children at its end, also after an error.
         self.finalize = Finalize(self, end, (self.pipe, self.process), exitpriority=10)
 
@@ -61,16 +151,18 @@ class ActorProcess(RemoteActor):
 
     def answer(self) -> Any:
         while not self.pipe.poll(LOOK):
-            self._drain(self.links.ring.put_count)  # a full ring would block the actor
             if not self.process.is_alive() and not self.pipe.poll(0):
                 raise self._death()
         try:
-            kind, value, count = self.pipe.recv()
+            kind, value, self.count = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self._death() from error
         if kind == "error":
             raise value
-        self._drain(count)
+        inbox = self.inbox
+        with inbox.arrived:
+            while inbox.received < self.count and inbox.thread.is_alive():
+                inbox.arrived.wait(LOOK)
         return value
 
     def allow(self, steps: int) -> None:
@@ -80,40 +172,34 @@ class ActorProcess(RemoteActor):
             self.links.credits.release()
 
     def take(self) -> Collected:
-        if not self.queue:
-            while not self.links.items.acquire(timeout=LOOK):
+        inbox = self.inbox
+        with inbox.arrived:
+            while not inbox.arrived.wait_for(lambda: inbox.queue, LOOK):
                 if self.pipe.poll(0):
                     self.answer()  # nothing was asked: it is an error
                 elif not self.process.is_alive():
                     raise self._death()
-            self.links.items.release()
-            self._drain(self.links.ring.taken_count + 1)
+            message = inbox.queue.popleft()
         if self.lockstep:
             torch.set_rng_state(self.links.rng.clone())
-        return decode(self.queue.popleft())
+        return decode(message)
 
     @property
     def waiting(self) -> int:
-        return len(self.queue) + len(self.links.ring)
+        return len(self.inbox.queue)
 
-    def messages(self) -> deque[bytes]:
-        return self.queue
+    def messages(self) -> list[bytes]:
+        inbox = self.inbox
+        with inbox.arrived:
+            late = inbox.received - self.count
+            return list(inbox.queue)[: len(inbox.queue) - late]
 
     def remaining(self) -> list[bytes]:
-        self._drain(self.links.ring.put_count)
-        return list(self.queue)
+        self.inbox.thread.join(END)
+        return list(self.inbox.queue)
 
     def put_back(self, messages: list[bytes]) -> None:
-        self.queue = deque(messages)
-
-    def _drain(self, count: int) -> None:
-        """Move messages out of the ring until `count` of them were taken."""
-        while self.links.ring.taken_count < count:
-            # An actor may die between a message and its release.
-            self.links.items.acquire(timeout=LOOK)
-            message = self.links.ring.take()
-            assert message is not None, "they were counted"
-            self.queue.append(message)
+        self.inbox.queue = deque(messages)
 
     def close(self) -> None:
         self.finalize()
@@ -132,6 +218,45 @@ def end(pipe: Connection, process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
         process.join()
+
+
+VERSION, SUMS = 0, 1  # the newest version, then one checksum for each slot
+
+
+class SharedWeights(Weights, ActorWeights):
+    """The learned tensors of `policy` in shared memory; pass it to a process as an argument.
+
+    Two slots are written in turn and a reader never waits: it checks its copy's checksum, which
+    depends on the version, and copies again where the writer was faster.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.version = 0  # of the writer
+        self.sizes = [each.nbytes for each in learned(policy).values()]
+        self.counters = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self.slots = torch.zeros(2, sum(self.sizes), dtype=torch.uint8).share_memory_()
+
+    def publish(self, policy: nn.Module) -> int:
+        version = self.version = self.version + 1
+        slot = self.slots[version % 2]
+        parts = slot.split(self.sizes)
+        for part, tensor in zip(parts, learned(policy).values(), strict=True):
+            part.copy_(as_bytes(tensor))
+        self.counters[SUMS + version % 2] = crc32(slot.numpy().data, version)
+        self.counters[VERSION] = version
+        return version
+
+    def for_actor(self) -> SharedWeights:
+        return self
+
+    def load_into(self, policy: nn.Module, held: int) -> int:
+        while (version := int(self.counters[VERSION])) != held:
+            copy = self.slots[version % 2].clone()
+            if crc32(copy.numpy().data, version) != int(self.counters[SUMS + version % 2]):
+                continue
+            load_flat(policy, copy)
+            return version
+        return held
 
 
 class Processes(Transport):

@@ -22,17 +22,19 @@ from torch import Tensor, nn
 
 from embodied.core.build import ConfigError
 from embodied.training.actors.actor import EnvActor, sendable
-from embodied.training.actors.collected import Collected, decode
 from embodied.training.actors.ray_connection import connected, imported
-from embodied.training.actors.shared_weights import flat_weights, load_flat
 from embodied.training.actors.transport import (
     END,
     ActorDied,
     ActorSettings,
     ActorWeights,
+    Collected,
     RemoteActor,
     Transport,
     Weights,
+    decode,
+    flat_weights,
+    load_flat,
 )
 
 SLOW = 60.0  # s for an actor to begin before a warning

@@ -1,7 +1,8 @@
 """Transport: how the learner's process and its actors exchange steps, weights and commands.
 
 `ActorPool` knows actors by these classes only. There are two transports: processes of this machine
-(`processes`) and actors of a Ray cluster (`ray_cluster`).
+(`processes`) and actors of a Ray cluster (`ray_cluster`). A vector step is sent as bytes
+(safetensors).
 """
 
 from __future__ import annotations
@@ -9,13 +10,78 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import safetensors.numpy
+import safetensors.torch
+import torch
+from torch import Tensor, nn
 
+from embodied.core import tensors as tt
 from embodied.core.build import Node
+from embodied.core.env import Step
 from embodied.core.policy import Policy
-from embodied.training.actors.collected import Collected
+from embodied.core.tensors import Tensors
+
+FLAGS = ("reward", "terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The transitions `rows` that `step` completed in parallel envs `finished` (None: all), and the
+    `version` of the weights that acted."""
+
+    rows: Tensors
+    step: Step
+    finished: Tensor | None
+    version: int
+
+
+def encode(collected: Collected) -> bytes:
+    """The message for `collected`; all tensors are copied."""
+    step = collected.step
+    leaves = {f"step/{name}": cast(Tensor, getattr(step, name)) for name in FLAGS}
+    leaves |= tt.nest(step.obs, "step/obs") | tt.nest(step.log, "step/log")
+    if step.next_obs is not step.obs:
+        leaves |= tt.nest(step.next_obs, "step/next_obs")
+    if collected.finished is not None:
+        leaves["finished"] = collected.finished
+    leaves |= tt.nest(collected.rows, "rows") | {"version": torch.tensor(collected.version)}
+    return safetensors.numpy.save(tt.each(leaves, lambda leaf: leaf.contiguous().cpu().numpy()))  # type: ignore[arg-type]
+
+
+def decode(message: bytes) -> Collected:
+    """What `encode` was given."""
+    leaves = safetensors.torch.load(message)
+    obs = tt.under(leaves, "step/obs")
+    reward, terminated, truncated = (leaves[f"step/{name}"] for name in FLAGS)
+    following = tt.under(leaves, "step/next_obs") or obs
+    step = Step(obs, following, reward, terminated, truncated, tt.under(leaves, "step/log"))
+    version = int(leaves["version"])
+    return Collected(tt.under(leaves, "rows"), step, leaves.get("finished"), version)
+
+
+def joined(parts: list[Collected], starts: list[int], counts: list[int]) -> Collected:
+    """One vector step of several actors; the parallel envs of part i begin at `starts[i]`, and are
+    `counts[i]`."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [part.rows for part in parts if part.rows]
+    who: list[Tensor] = []
+    for part, start, count in zip(parts, starts, counts, strict=True):
+        every = torch.arange(count if part.rows else 0)
+        who.append(start + (every if part.finished is None else part.finished))
+    steps = [part.step for part in parts]
+    obs, following, log = (
+        tt.cat([getattr(step, name) for step in steps]) for name in ("obs", "next_obs", "log")
+    )
+    reward, terminated, truncated = (
+        torch.cat([getattr(step, name) for step in steps]) for name in FLAGS
+    )
+    together = Step(obs, following, reward, terminated, truncated, log)
+    oldest = min(part.version for part in parts)
+    return Collected(tt.cat(rows) if rows else {}, together, torch.cat(who), oldest)
+
 
 LOOK = 0.1  # s between two looks at whether the other side lives
 END = 20.0  # s for an actor to bring its environment to rest
@@ -40,6 +106,30 @@ class ActorSettings:
     seed: int
     lag: int | None
     product: str
+
+
+def learned(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that training changes: parameters that need gradients, and all buffers."""
+    named = {name: p.data for name, p in module.named_parameters() if p.requires_grad}
+    return named | dict(module.named_buffers())
+
+
+def flat_weights(module: nn.Module) -> Tensor:
+    """The learned tensors as bytes [n] (uint8), one after the other."""
+    return torch.cat([as_bytes(each) for each in learned(module).values()])
+
+
+def load_flat(module: nn.Module, flat: Tensor) -> None:
+    """Copy `flat_weights` of an equal module into `module`."""
+    tensors = learned(module).values()
+    parts = flat.split([each.nbytes for each in tensors])
+    for part, tensor in zip(parts, tensors, strict=True):
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Its bytes [n] (uint8), on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 class Weights(ABC):

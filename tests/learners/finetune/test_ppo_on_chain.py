@@ -28,30 +28,21 @@ from embodied.policies.denoising_mdp.noisy_flow import NoisyFlow
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
 from embodied.training.logger import Log
 from embodied.training.train import train
+from tests.builders import make_learner, node_of
 
 ACT = Leaf((2,), low=-1.0, high=1.0)
 SPECS = {
     "state": Spec({"state": Leaf((3,))}, ACT, dt=0.1),
     "camera": Spec({"state": Leaf((3,)), "front": Leaf((12, 12, 3), "uint8")}, ACT, dt=0.1),
 }
-FLOW: dict[str, Any] = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 3,
-    "steps": 4,
-    "width": 16,
-}
-DIFFUSION: dict[str, Any] = {
-    "_target_": "embodied.policies.generative.diffusion.Diffusion",
-    "chunk": 3,
-    "steps": 5,
-    "width": 16,
-}
+FLOW: dict[str, Any] = node_of("policies.generative.flow.Flow", chunk=3, steps=4, width=16)
+DIFFUSION: dict[str, Any] = node_of(
+    "policies.generative.diffusion.Diffusion", chunk=3, steps=5, width=16
+)
 POLICIES: dict[str, dict[str, Any]] = {
-    "dppo": {
-        "_target_": "embodied.policies.denoising_mdp.noisy_diffusion.NoisyDiffusion",
-        "base": DIFFUSION,
-        "last": 3,
-    },
+    "dppo": node_of(
+        "policies.denoising_mdp.noisy_diffusion.NoisyDiffusion", base=DIFFUSION, last=3
+    ),
     "reinflow": {"_target_": "embodied.policies.denoising_mdp.noisy_flow.NoisyFlow", "base": FLOW},
 }
 LEARNERS = {
@@ -290,20 +281,10 @@ def test_they_learn(name: str) -> None:
 
 def test_wrong_policies_are_refused() -> None:
     spec = SPECS["state"]
-    normal = build(
-        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec
-    )
-    flow = build(POLICIES["reinflow"], Policy, spec=spec)
-    diffusion = build(POLICIES["dppo"], Policy, spec=spec)
-    for name, policy, says in (
-        ("dppo", normal, "policy=noisy_diffusion"),
-        ("reinflow", diffusion, "policy=noisy_flow"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            build({"_target_": LEARNERS[name]}, Learner, policy=policy, spec=spec)
-    assert isinstance(
-        build({"_target_": LEARNERS["dppo"]}, Learner, policy=flow, spec=spec), PpoOnChain
-    )
+    flow, diffusion = (build(POLICIES[name], Policy, spec=spec) for name in ("reinflow", "dppo"))
+    with pytest.raises(ConfigError, match="policy=noisy_flow"):
+        make_learner("finetune.reinflow.Reinflow", diffusion)
+    assert isinstance(make_learner("finetune.dppo.Dppo", flow), PpoOnChain)
 
 
 def node(folder: Path, name: str, clone: Path, **changes: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from embodied.policies.remote.address import allow_typed, is_address, remote_pol
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
+from tests.builders import node_of
 from tests.policies.remote.servers import stock
 
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("x", "y"))
@@ -36,22 +37,12 @@ FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 NODES: dict[str, dict[str, Any]] = {
     "flow": FLOW,
-    "diffusion": {
-        "_target_": "embodied.policies.generative.diffusion.Diffusion",
-        "chunk": 4,
-        "width": 16,
-    },
+    "diffusion": node_of("policies.generative.diffusion.Diffusion", chunk=4, width=16),
     "gaussian": INNER,
-    "chunking": {
-        "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
-        "base": FLOW,
-        "delay": 1,
-    },
-    "residual": {
-        "_target_": "embodied.policies.steering.residual.Residual",
-        "base": FLOW,
-        "inner": INNER,
-    },
+    "chunking": node_of(
+        "policies.wrappers.real_time_chunking.RealTimeChunking", base=FLOW, delay=1
+    ),
+    "residual": node_of("policies.steering.residual.Residual", base=FLOW, inner=INNER),
     "dsrl": {"_target_": "embodied.policies.steering.dsrl.Dsrl", "base": FLOW, "inner": INNER},
 }
 
@@ -153,9 +144,7 @@ def test_a_steered_checkpoint_is_small_and_names_the_policy_that_it_steers(
         remote_policy(flow[1], SPEC)
 
 
-def test_another_policy_than_the_one_that_was_steered_is_refused(
-    flow: tuple[Policy, str],
-) -> None:
+def test_another_policy_than_the_one_that_was_steered_is_refused(flow: tuple[Policy, str]) -> None:
     with pytest.raises(ConfigError, match="serves another policy"):
         remote_policy(flow[1], SPEC, policy_hash="0" * 64)
 

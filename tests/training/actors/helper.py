@@ -125,6 +125,19 @@ def pid_of(actor: Any) -> int:
     return actor.ray.get(actor.worker.__ray_call__.remote(lambda worker: os.getpid()))
 
 
+def left_of(driver: int) -> list[Path]:
+    """The processes of the Ray cluster that `driver` started: Ray's folders have its number."""
+    session = f"_{driver}/".encode()
+    return [file for file in Path("/proc").glob("[0-9]*/cmdline") if session in contents(file)]
+
+
+def contents(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # it ended
+        return b""
+
+
 def step_of(loop: Any) -> int:
     """The count of the env after one more step."""
     return int(loop._step()[1].next_obs["state"][0, 0])

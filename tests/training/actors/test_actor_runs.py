@@ -1,4 +1,5 @@
-"""Runs with actor processes: equal to one process in lockstep, resumed, killed, refused."""
+"""Runs with actors, in processes and on a Ray cluster of two cores: equal to one process in
+lockstep, resumed, killed, refused."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from embodied.core.build import ConfigError, allow
 from embodied.core.env import NotFinite
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
+from tests.builders import wait_until
 from tests.training.actors.helper import (
     CHUNKS,
     INTERVENED,
@@ -28,12 +31,16 @@ from tests.training.actors.helper import (
     NODE,
     alive,
     equal,
+    left_of,
     lost_in,
+    pid_of,
     run,
     step_of,
 )
 
 ACTED = {**NODE["data"], "actors": 2}
+COUNTING = {"_target_": "tests.training.actors.helper.Counting", "num_envs": 4}
+DEATHS = {"here": "exit code -9.*another", "ray": "an actor on Ray ended.*another"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +48,44 @@ def _tests_may_be_built() -> None:
     allow("tests")
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster on Ray."""
+    ray: Any = pytest.importorskip("ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture(params=DEATHS)
+def where(request: pytest.FixtureRequest) -> str:
+    """What `data.actors_on` is: processes, or the cluster."""
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+    return request.param
+
+
+def parts_of(folder: Path, data: dict[str, Any], **changes: Any) -> RunComponents:
+    node = {**NODE, "out": str(folder), "data": {**NODE["data"], **data}, **changes}
+    return RunComponents(read_config(node))
+
+
 @pytest.mark.parametrize(
-    "more", [{}, CHUNKS, N_STEP, INTERVENED], ids=["sac", "chunks", "n_step", "interventions"]
+    ("where", "more"),
+    [
+        *(("here", more) for more in ({}, CHUNKS, N_STEP, INTERVENED)),
+        *(("ray", more) for more in ({}, CHUNKS, INTERVENED)),
+    ],
+    indirect=["where"],
+    ids=["sac", "chunks", "n_step", "interventions", "ray-sac", "ray-chunks", "ray-interventions"],
 )
-def test_one_actor_in_lockstep_equals_the_local_loop(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_one_actor_in_lockstep_equals_the_local_loop(
+    tmp_path: Path, where: str, more: dict[str, Any]
+) -> None:
     node = {**NODE, **more}
     local, here = run(tmp_path / "local", node)
-    remote, there = run(tmp_path / "remote", node, LOCKSTEP)
+    remote, there = run(tmp_path / "remote", node, {**LOCKSTEP, "actors_on": where})
     assert equal(local, remote)
     ours = {k: v for k, v in here[-1].items() if k.startswith("eval/")}
     assert ours and ours.items() <= there[-1].items()
@@ -62,70 +100,92 @@ def test_a_resume_in_lockstep_is_exact(tmp_path: Path, actors: int) -> None:
     assert equal(whole, resumed)
 
 
-def test_with_a_lag_no_step_is_lost_or_doubled_by_a_resume(tmp_path: Path) -> None:
-    """The env counts its steps; what the replay buffer holds are all counts, each once."""
-    counting = {"env": {"_target_": "tests.training.actors.helper.Counting", "num_envs": 4}}
+@pytest.mark.usefixtures("cluster")
+def test_on_ray_a_resume_with_a_lag_is_exact(tmp_path: Path) -> None:
+    """A step has the weights of when it was allowed, so speed changes nothing."""
+    data = {"actors_on": "ray", "actors": 2, "max_lag": 3}
+    node = {**NODE, "steps": 160, "log_every": 40}
+    whole, lines = run(tmp_path / "whole", node, data)
+    run(tmp_path / "half", node, data, steps=80)
+    resumed, after = run(tmp_path / "half", node, data, resume=str(tmp_path / "half"))
+    assert equal(whole, resumed)
+    one, other = (checkpoint.load_state(tmp_path / n, "loop")["loop"] for n in ("whole", "half"))
+    assert equal(one["replay"], other["replay"])
+    lags = [line["train/policy_lag"] for line in lines + after if "train/policy_lag" in line]
+    assert lags and min(lags) == 3 and max(lags) < 4, "an evaluation makes a version too"
+
+
+def test_with_a_lag_no_step_is_lost_or_doubled_by_a_resume(tmp_path: Path, where: str) -> None:
+    """Also from processes to Ray. The env counts its steps; what the replay buffer holds are all
+    counts, each once."""
+    node = {**NODE, "env": COUNTING}
     data = {"actors": 2, "max_lag": 5, "warmup_steps": 40}
-    run(tmp_path / "run", {**NODE, **counting}, data, steps=120)
-    run(tmp_path / "run", {**NODE, **counting}, data, resume=str(tmp_path / "run"))
-    rows = checkpoint.load_state(tmp_path / "run", "loop")["loop"]["replay"]["rows"]
+    run(tmp_path, node, data, steps=120)
+    run(tmp_path, node, {**data, "actors_on": where}, resume=str(tmp_path))
+    rows = checkpoint.load_state(tmp_path, "loop")["loop"]["replay"]["rows"]
     counts = rows["obs/state"][:, 0].view(-1, 4)
     assert counts.T.tolist() == [list(range(60))] * 4
 
 
-def test_a_killed_actor_is_replaced(tmp_path: Path) -> None:
-    node = {**NODE, "out": str(tmp_path), "data": {**NODE["data"], "actors": 2}}
-    parts = RunComponents(read_config(node))
+def test_a_killed_actor_is_replaced(tmp_path: Path, where: str) -> None:
+    parts = parts_of(tmp_path, {"actors": 2, "actors_on": where})
     try:
         loop: Any = parts.loop
         env: Any = parts.env
         for _ in range(10):
             loop._step()
-        killed = env.actors[1].process
-        os.kill(killed.pid, signal.SIGKILL)
-        with pytest.warns(UserWarning, match="exit code -9.*another one takes its place"):
+        os.kill(pid_of(env.actors[1]), signal.SIGKILL)
+        with pytest.warns(UserWarning, match=f"{DEATHS[where]} one takes its place"):
             while loop.collector.restarted is None:
                 loop._step()
         assert loop.collector.restarted.tolist() == [2, 3] and loop.collector.deaths == 1
         for _ in range(10):
             loop._step()
-        assert loop.collector.restarted is None and env.actors[1].process.is_alive()
+        assert loop.collector.restarted is None
+        pids = [pid_of(actor) for actor in env.actors]
+        assert all(map(alive, pids))
     finally:
         parts.close()
-    assert not any(actor.process.is_alive() for actor in env.actors)
+    wait_until(lambda: not any(map(alive, pids)), "closed with the run")
 
 
-def test_actors_end_with_a_killed_learner_which_can_be_resumed(tmp_path: Path) -> None:
+def test_actors_end_with_a_killed_learner_which_can_be_resumed(
+    tmp_path: Path, where: str, request: pytest.FixtureRequest
+) -> None:
     node = {**NODE, "out": str(tmp_path / "run"), "steps": 100_000, "save_every": 80}
-    node["data"] = {**NODE["data"], "actors": 2}
+    node["data"] = {**ACTED, "actors_on": where}
     (tmp_path / "node.yaml").write_text(yaml.safe_dump(node))
     program = "import sys, tests.training.actors.helper as h; h.learn(sys.argv[1])"
-    learner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "node.yaml")])
+    environment = dict(os.environ)
+    if where == "ray":
+        environment["RAY_ADDRESS"] = request.getfixturevalue("cluster")
+    learner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "node.yaml")], env=environment
+    )
     end = time.monotonic() + 120
     while not list((tmp_path / "run").glob("checkpoints/[0-9]*/loop.pt")):
         assert learner.poll() is None and time.monotonic() < end
         time.sleep(0.1)
-    actors = [int(word) for word in (tmp_path / "run" / "actors.txt").read_text().split()]
-    assert len(actors) == 2
     learner.kill()
     learner.wait()
-    while any(alive(pid) for pid in actors):
-        assert time.monotonic() < end, "actors live on without a learner"
-        time.sleep(0.1)
-    step = int(checkpoint.load_state(tmp_path / "run", "loop")["step"])
-    _, lines = run(tmp_path / "run", node, steps=step + 80, resume=str(tmp_path / "run"))
-    assert lines[-1]["step"] == step + 80
+    actors = [int(word) for word in (tmp_path / "run" / "actors.txt").read_text().split()]
+    assert len(actors) == 2
+    wait_until(lambda: not any(map(alive, actors)), "actors end with their learner")
+    if where == "here":
+        step = int(checkpoint.load_state(tmp_path / "run", "loop")["step"])
+        _, lines = run(tmp_path / "run", node, steps=step + 80, resume=str(tmp_path / "run"))
+        assert lines[-1]["step"] == step + 80
 
 
-def test_an_error_of_the_environment_is_raised_by_the_learner(tmp_path: Path) -> None:
-    broken = {"env": {"_target_": "tests.training.actors.helper.Counting", "bad": 7, "num_envs": 2}}
-    with pytest.raises(NotFinite, match="Counting: reward is not finite"):
-        run(tmp_path, {**NODE, **broken}, {"actors": 2})
+def test_an_error_of_the_environment_is_raised_by_the_learner(tmp_path: Path, where: str) -> None:
+    broken = {"env": {**COUNTING, "bad": 7, "num_envs": 2}}
+    with pytest.raises(NotFinite, match=r"^Counting: reward is not finite"):
+        run(tmp_path, {**NODE, **broken}, {"actors": 2, "actors_on": where})
 
 
 def test_an_arm_that_never_waits_leaves_updates_out(tmp_path: Path) -> None:
     """The actor steps at its own rate; the learner keeps up by fewer updates."""
-    paced = {"env": {"_target_": "tests.training.actors.helper.Counting", "num_envs": 1, "hz": 100}}
+    paced = {"env": {**COUNTING, "num_envs": 1, "hz": 100}}
     data = {"actors": 1, "when_behind": "skip", "utd_ratio": 200.0, "warmup_steps": 20}
     begun = time.monotonic()
     _, lines = run(tmp_path, {**NODE, **paced}, data, log_every=20, steps=100)
@@ -141,6 +201,7 @@ def test_an_arm_that_never_waits_leaves_updates_out(tmp_path: Path) -> None:
         ({"max_lag": 3}, {}, "data.actors=1"),
         ({"actors": -1}, {}, "data.actors=-1 should be at least 0"),
         ({"actors": 1}, {"teacher": {"_target_": "x"}}, "a teacher .* data.actors=0"),
+        ({"actors": 1, "actors_on": "rey"}, {}, "actors_on=.rey. is not allowed"),
     ],
 )
 def test_bad_settings_are_one_line(
@@ -174,18 +235,16 @@ def test_a_reward_that_keeps_what_is_seen_needs_the_environment_here(
 
 def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None:
     """Another one evaluates; no step that was sent is lost or doubled."""
-    counting = {"_target_": "tests.training.actors.helper.Counting", "num_envs": 2, "hz": 100}
-    data = {**NODE["data"], "actors": 1, "max_lag": 5, "warmup_steps": 20}
-    node = {**NODE, "env": counting, "data": data, "out": str(tmp_path)}
-    parts = RunComponents(read_config({**node, "eval": {"episodes": 40, "num_envs": 2}}))
+    data = {"actors": 1, "max_lag": 5, "warmup_steps": 20}
+    env, evaluation = {**COUNTING, "num_envs": 2, "hz": 100}, {"episodes": 40, "num_envs": 2}
+    parts = parts_of(tmp_path, data, env=env, eval=evaluation)
     try:
         loop: Any = parts.loop
         counts = [step_of(loop) for _ in range(30)]
-        while loop.collector.env.actors[0].waiting < 5:
-            time.sleep(0.01)
+        wait_until(lambda: loop.collector.env.actors[0].waiting == 5)
         killed = loop.collector.env.actors[0].process
         threading.Timer(0.5, killed.kill).start()
-        with pytest.warns(UserWarning, match="exit code -9.*another one takes its place"):
+        with pytest.warns(UserWarning, match=f"{DEATHS['here']} one takes its place"):
             metrics = parts.evaluate(60)
         assert metrics["episodes"] == 40 and loop.collector.deaths == 1
         state = loop.get_state()["collector"]
@@ -197,7 +256,7 @@ def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None
         assert step_of(loop) == 2 and not lost_in(loop)
     finally:
         parts.close()
-    parts = RunComponents(read_config(node))
+    parts = parts_of(tmp_path, data, env=env)
     try:
         loop: Any = parts.loop
         loop.collector.set_state(state)
@@ -208,7 +267,7 @@ def test_an_actor_that_dies_in_an_evaluation_is_replaced(tmp_path: Path) -> None
 
 
 def test_an_actor_that_died_before_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    parts = RunComponents(read_config({**NODE, "out": str(tmp_path), "data": ACTED}))
+    parts = parts_of(tmp_path, ACTED)
     try:
         loop: Any = parts.loop
         for _ in range(5):
@@ -229,3 +288,58 @@ def test_the_log_has_what_the_actors_do(tmp_path: Path) -> None:
     line = next(line for line in reversed(lines) if "train/policy_lag" in line)
     assert line["train/actor_hours"] > 0 and line["train/actor_deaths"] == 0
     assert 0 < line["train/updates_per_second"] < line["train/steps_per_second"]
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"actors": 4}, "data.actors=4 with threads=1 need 4 cores.*has 2: data.actors=2"),
+        ({"actors": 0}, "data.actors_on is for actors: data.actors=1"),
+        ({"when_behind": "skip"}, "data.when_behind=skip is for a robot.*data.actors_on=here"),
+    ],
+)
+def test_bad_settings_of_actors_on_ray_are_one_line(
+    tmp_path: Path, data: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path, NODE, {"actors": 1, "actors_on": "ray", **data})
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_environment_that_cannot_be_built_is_an_error_of_the_learner(tmp_path: Path) -> None:
+    wrong = {"env": {**NODE["env"], "task": "fly"}}
+    with pytest.raises(ValueError, match="unknown FR3 task 'fly'"):
+        run(tmp_path, {**NODE, **wrong}, {"actors": 1, "actors_on": "ray"})
+
+
+def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'needs Ray: pip install "embodied-rl\[ray\]"'):
+        run(tmp_path, NODE, {"actors": 1, "actors_on": "ray"})
+
+
+TRAIN = ["-m", "embodied.cli", "train", "env=two_gap", "policy=gaussian", "learner=sac"]
+TRAIN += ["size=debug", "data.actors=2", "data.actors_on=ray"]
+
+
+def train(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    pytest.importorskip("ray")
+    words = [sys.executable, *TRAIN, f"out={folder / 'run'}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, env={**os.environ, **environment}, **pipes)  # type: ignore[call-overload]
+
+
+def test_the_command_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
+    process = train(tmp_path)
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert checkpoint.read_about(tmp_path / "run")["step"] > 0
+    assert not left_of(process.pid)
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    process = train(tmp_path, RAY_ADDRESS="127.0.0.1:1")
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 2, err
+    assert "no Ray cluster at 127.0.0.1:1" in err + out and "Traceback" not in err

@@ -13,63 +13,25 @@ import pytest
 import torch
 from torch import nn
 
-from embodied.core.build import build
 from embodied.core.env import Step
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.training.actors.collected import Collected
 from embodied.training.actors.pool import ActorEnv, ActorPool
 from embodied.training.actors.transport import (
     ActorSettings,
     ActorWeights,
+    Collected,
     RemoteActor,
     Transport,
     Weights,
 )
+from tests.builders import make_policy
 
 # ms of CPU time of a vector step of 16 Ants with a policy of 256 x 256: 40 quantiles of 250 steps.
 STEP = [
-    4.28,
-    4.39,
-    4.45,
-    4.50,
-    4.53,
-    4.54,
-    4.55,
-    4.56,
-    4.59,
-    4.62,
-    4.65,
-    4.66,
-    4.67,
-    4.69,
-    4.72,
-    4.73,
-    4.73,
-    4.75,
-    4.78,
-    4.79,
-    4.81,
-    4.82,
-    4.83,
-    4.85,
-    4.87,
-    4.90,
-    4.93,
-    4.95,
-    4.98,
-    5.00,
-    5.01,
-    5.03,
-    5.08,
-    5.12,
-    5.17,
-    5.23,
-    5.32,
-    5.41,
-    5.51,
-    5.79,
-]
+    4.28, 4.39, 4.45, 4.50, 4.53, 4.54, 4.55, 4.56, 4.59, 4.62, 4.65, 4.66, 4.67, 4.69,
+    4.72, 4.73, 4.73, 4.75, 4.78, 4.79, 4.81, 4.82, 4.83, 4.85, 4.87, 4.90, 4.93, 4.95,
+    4.98, 5.00, 5.01, 5.03, 5.08, 5.12, 5.17, 5.23, 5.32, 5.41, 5.51, 5.79,
+]  # fmt: skip
 READ = 0.071  # ms to decode and join the message of one actor, likewise
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.05)
 
@@ -150,9 +112,7 @@ def pace(actors: int, lag: int, steps: int = 200) -> float:
     """Steps of all actors together, per ms."""
     transport = Simulated()
     env = ActorEnv(ActorSettings({}, (), actors, 0, lag, "torch"), actors, transport)
-    policy = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [4]}, Policy, spec=SPEC
-    )
+    policy = make_policy("gaussian.Gaussian", SPEC, seed=None, hidden=[4])
     pool = ActorPool(env, policy, False, {}, torch.device("cpu"), lag)
     for _ in range(steps):
         pool.step()

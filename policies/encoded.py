@@ -1,0 +1,80 @@
+"""EncodedPolicy: base class of policies that are a network on the features of an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from embodied.core.bounds import Count
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.networks import mlp
+from embodied.policies.networks.encoders import Encoder, ImageConfig, PointConfig
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
+
+
+@dataclass(frozen=True)
+class EncodedConfig:
+    """Settings of an encoder and of the actions of a decision."""
+
+    chunk: Count = 1  # actions of one decision
+    images: ImageConfig = field(default_factory=ImageConfig)  # encoder of images
+    points: PointConfig = field(default_factory=PointConfig)  # encoder of point clouds
+
+
+@dataclass(frozen=True)
+class MlpConfig(EncodedConfig):
+    """Settings of an MLP on an encoder's features."""
+
+    hidden: tuple[Count, ...] = (256, 256)  # units of each hidden layer
+    activation: Literal["relu", "tanh", "gelu", "mish", "silu"] = "relu"  # of the hidden layers
+    layer_norm: bool = False  # layer normalisation in the hidden layers
+
+
+class EncodedPolicy(Policy):
+    """Encodes observations; `size`: the numbers of a chunk. Noise [n, size] is standard normal to
+    explore, zero for the mean action."""
+
+    config: Any
+
+    def __init__(self, config: EncodedConfig, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.chunk = config.chunk
+        self.config = config
+        self.size = config.chunk * spec.act.size
+        self.squashes = not spec.act.is_normalized
+        self.encoder = Encoder(spec.obs, config.images, points=config.points)
+
+    def sample_noise(self, n: int, explore: bool = False) -> Tensor:
+        return self.normal_noise(n, self.size, explore)
+
+    def normal_noise(self, n: int, size: int, explore: bool) -> Tensor:
+        """Noise [n, size]."""
+        make = torch.randn if explore else torch.zeros
+        return make(n, size, device=self.encoder.norm.mean.device)
+
+    def in_steps(self, action: Tensor) -> Tensor:
+        """Actions [n, size] as chunks [n, chunk, ...]."""
+        return action.view(-1, self.chunk, *self.spec.act.shape)
+
+    def uniform(self) -> Policy:
+        """A policy with uniform actions."""
+        return Random(RandomConfig(chunk=self.chunk), self.spec)
+
+    def fit(self, rows: Tensors) -> None:
+        self.encoder.fit(rows)
+
+
+class MlpPolicy(EncodedPolicy):
+    """An EncodedPolicy whose `net` is an MLP with `out` outputs."""
+
+    def __init__(self, config: MlpConfig, spec: Spec, out: int) -> None:
+        super().__init__(config, spec)
+        size = self.encoder.size
+        self.net = mlp(size, config.hidden, out, config.activation, config.layer_norm)

@@ -1,0 +1,341 @@
+"""What batches are made of: mixtures, shifted pictures, rollouts and columns in hindsight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.buffers.augment import RandomShift, random_shift, shift_by_index, shift_on_cpu
+from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.rollout import RolloutBuffer
+from embodied.buffers.source import Mixture, Relabel
+from embodied.buffers.trajectory_columns import (
+    TrajectoryColumns,
+    columns_of_episodes,
+    next_actions,
+    returns_to_go,
+)
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, cat, each
+from embodied.datasets.transitions import Dataset, transitions
+from embodied.policies.random import Config as RandomConfig
+from embodied.policies.random import Random
+from embodied.training.collector import Collector
+from tests.datasets.test_transitions import TWO
+from tests.toy_envs import Config, Counter
+
+
+def filled(value: float, count: int = 20) -> ReplayBuffer:
+    replay = ReplayBuffer(count)
+    replay.add({"reward": torch.full((count,), value), "obs/state": torch.full((count, 2), value)})
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("fractions", "size", "expected"),
+    [((0.5, 0.5), 4, [2, 2]), ((0.75, 0.25), 8, [6, 2]), ((0.5, 0.3, 0.2), 10, [5, 3, 2])],
+)
+def test_every_slice_has_exact_shares(
+    fractions: Sequence[float], size: int, expected: list[int]
+) -> None:
+    mix = Mixture([filled(float(i)) for i in range(len(fractions))], fractions)
+    batch = mix.sample(6 * size)
+    for part in batch["reward"].split(size):
+        assert torch.bincount(part.long(), minlength=len(fractions)).tolist() == expected
+    assert torch.equal(batch["obs/state"][:, 1], batch["reward"])  # rows stay whole
+
+
+def test_length_is_of_all() -> None:
+    assert len(Mixture([filled(0, 20), filled(1, 30)], (0.5, 0.5))) == 50
+
+
+def test_nothing_is_drawn_from_a_source_without_a_share() -> None:
+    mix = Mixture([filled(1), ReplayBuffer(5)], (1.0, 0.0))
+    assert mix.sample(5)["reward"].tolist() == [1] * 5
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="sum to 1"):
+        Mixture([filled(0), filled(1)], (0.5, 0.6))
+    with pytest.raises(ValueError, match="multiple of"):
+        Mixture([filled(0), filled(1)], (0.5, 0.5)).sample(7)
+    other = ReplayBuffer(4)
+    other.add({"reward": torch.zeros(2), "obs/image": torch.zeros(2, 2)})
+    with pytest.raises(ValueError, match="obs/image"):
+        Mixture([filled(0), other], (0.5, 0.5)).sample(4)
+
+
+class Scale:
+    """A reward that learns one number."""
+
+    frozen = False
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def __call__(self, rows: Tensors) -> Tensor:
+        return self.factor * rows["obs/state"][:, 0]
+
+    def update(self, rows: Tensors) -> dict[str, Tensor]:
+        self.factor += 1
+        return {}
+
+
+def test_relabel_uses_what_the_reward_has_learned_by_now() -> None:
+    replay, reward = filled(3.0), Scale()
+    source = Relabel(replay, reward)
+    assert source.sample(2)["reward"].tolist() == [3, 3]
+    reward.update({})
+    assert source.sample(2)["reward"].tolist() == [6, 6]
+    assert replay.sample(2)["reward"].tolist() == [3, 3]  # what is stored does not change
+
+
+def test_every_shift_is_one_of_the_nine_and_all_occur() -> None:
+    picture = torch.arange(12, dtype=torch.uint8).view(1, 3, 4, 1)
+    padded = torch.tensor(
+        [
+            [0, 0, 1, 2, 3, 3],
+            [0, 0, 1, 2, 3, 3],
+            [4, 4, 5, 6, 7, 7],
+            [8, 8, 9, 10, 11, 11],
+            [8, 8, 9, 10, 11, 11],
+        ],
+        dtype=torch.uint8,
+    )
+    allowed = {
+        tuple(padded[y : y + 3, x : x + 4].flatten().tolist()) for y in range(3) for x in range(3)
+    }
+    random = torch.Generator().manual_seed(0)
+    shifted = random_shift(picture.expand(200, -1, -1, -1), 1, random)
+    assert shifted.shape == (200, 3, 4, 1) and shifted.dtype == torch.uint8
+    assert {tuple(one.flatten().tolist()) for one in shifted} == allowed
+
+
+def test_no_shift_and_the_generator_decides() -> None:
+    pictures = torch.rand(5, 8, 6, 3)
+    assert torch.equal(random_shift(pictures, 0), pictures)
+    same = [random_shift(pictures, 2, torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*same) and not torch.equal(same[0], pictures)
+
+
+def test_every_way_of_shifting_crops_the_same() -> None:
+    """Bit for bit: copied lines, indexed pixels, a crop of the padded image, grid_sample."""
+    torch.manual_seed(0)
+    pad, n, height, width = 4, 81, 12, 10
+    pictures = torch.randint(256, (n, height, width, 3), dtype=torch.uint8)
+    moved = torch.cartesian_prod(torch.arange(-pad, pad + 1), torch.arange(-pad, pad + 1)).T
+    shifted = shift_on_cpu(pictures, moved)
+    assert torch.equal(shifted, shift_by_index(pictures, moved))
+    planes = functional.pad(pictures.permute(0, 3, 1, 2).float(), (pad,) * 4, "replicate")
+    for i, (dy, dx) in enumerate((moved + pad).T.tolist()):
+        crop = planes[i, :, dy : dy + height, dx : dx + width]
+        assert torch.equal(shifted[i], crop.permute(1, 2, 0).byte())
+    size = torch.tensor([width + 2 * pad, height + 2 * pad])
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    pixels = torch.stack([x, y], 2) + (moved + pad).T.flip(1)[:, None, None]
+    sampled = functional.grid_sample(planes, (2 * pixels + 1) / size - 1, align_corners=False)
+    assert torch.equal(shifted, sampled.round().byte().permute(0, 2, 3, 1))
+    strided = pictures.permute(0, 2, 1, 3)  # not contiguous, and floats
+    assert torch.equal(shift_on_cpu(strided, moved), shift_by_index(strided, moved))
+    assert torch.equal(
+        shift_on_cpu(pictures.float(), moved), shift_by_index(pictures.float(), moved)
+    )
+
+
+def test_shifts_wider_than_the_picture() -> None:
+    pictures = torch.randint(256, (50, 3, 4, 1), dtype=torch.uint8)
+    shifted = random_shift(pictures, 5)
+    assert shifted.shape == pictures.shape
+    assert all(
+        set(a.flatten().tolist()) >= set(b.flatten().tolist())
+        for a, b in zip(pictures, shifted, strict=True)
+    )
+
+
+def test_only_pictures_of_a_batch_are_shifted() -> None:
+    spec = Spec(
+        {
+            "eye": Leaf((9, 9, 3), "uint8"),
+            "cell": Leaf((3, 3, 3), "uint8", 0, 5, "symbol"),
+            "state": Leaf((2,)),
+        },
+        Leaf((1,)),
+        0.1,
+    )
+    rows = {
+        f"{when}/{name}": torch.randint(6, (50, *leaf.shape)).to(leaf.zeros(1).dtype)
+        for name, leaf in spec.obs.items()
+        for when in ("obs", "next_obs")
+    }
+    data = Dataset(rows)
+    torch.manual_seed(0)
+    plain = data.sample(20)
+    torch.manual_seed(0)
+    shifted = RandomShift(data, spec, 2).sample(20)
+    changed = {key for key in plain if not torch.equal(plain[key], shifted[key])}
+    assert changed == {"obs/eye", "next_obs/eye"}
+    assert len(RandomShift(data, spec, 2)) == 50
+
+
+def numbers(values: list[float]) -> Tensors:
+    return {"reward": torch.tensor(values)}
+
+
+def test_all_rows_at_once() -> None:
+    segment = RolloutBuffer(2, 2)
+    for t in range(3):  # one more than expected
+        segment.add(numbers([t, 10.0 + t]), None)
+    batch = segment.batch()
+    assert batch["reward"].tolist() == [[0, 10], [1, 11], [2, 12]]
+    assert batch["valid"].all() and batch["valid"].shape == (3, 2)
+
+
+def test_rows_close_on_their_own() -> None:
+    segment = RolloutBuffer(3, 1)
+    segment.add(numbers([1.0, 2.0]), torch.tensor([0, 2]))
+    segment.add(numbers([]), torch.empty(0, dtype=torch.int64))
+    segment.add(numbers([3.0]), torch.tensor([2]))
+    segment.add(numbers([4.0, 5.0]), torch.tensor([2, 0]))
+    batch = segment.batch()
+    assert batch["reward"].tolist() == [[1, 0, 2], [5, 0, 3], [0, 0, 4]]
+    assert batch["valid"].tolist() == [[1, 0, 1], [1, 0, 1], [0, 0, 1]]
+    segment.clear()
+    segment.add(numbers([7.0, 8.0, 9.0]), torch.tensor([0, 1, 2]))
+    segment.add(numbers([7.0]), torch.tensor([1]))
+    assert segment.batch()["reward"].tolist() == [[7, 8, 9], [0, 7, 0]]
+
+
+def test_kept_batches_are_side_by_side() -> None:
+    """Two envs; three batches of 1, 2 and 1 decisions, of which the newest two are kept."""
+    segment, resumed = (RolloutBuffer(2, 1, keep=2) for _ in range(2))
+    carry = {"h": torch.tensor([[1.0], [2.0]])}
+    segment.add(numbers([1.0, 2.0]), None)
+    one = segment.batch(carry)
+    assert one["reward"].tolist() == [[1, 2]] and one["carry/h"].shape == (2, 1)
+    segment.clear()
+    segment.add(numbers([3.0, 4.0]), None)
+    segment.add(numbers([5.0]), torch.tensor([1]))
+    two = segment.batch({"h": 10 * carry["h"]})
+    assert two["reward"].tolist() == [[3, 4, 1, 2], [0, 5, 0, 0]]
+    assert two["valid"].tolist() == [[1, 1, 1, 1], [0, 1, 0, 0]]
+    assert two["carry/h"].flatten().tolist() == [10, 20, 1, 2]
+    segment.clear()
+    resumed.set_state(segment.get_state())
+    for buffer in (segment, resumed):
+        buffer.add(numbers([6.0, 7.0]), None)
+        three = buffer.batch(carry)
+        assert three["reward"].tolist() == [[6, 7, 3, 4], [0, 0, 0, 5]]
+        assert three["carry/h"].flatten().tolist() == [1, 2, 10, 20]
+
+
+def test_state_goes_on() -> None:
+    for closed in (None, torch.tensor([0, 1])):
+        one, other = RolloutBuffer(2, 2), RolloutBuffer(2, 2)
+        one.add(numbers([1.0, 2.0]), closed)
+        other.add(numbers([5.0, 5.0]), closed)
+        other.set_state(one.get_state())
+        for segment in (one, other):
+            for t in range(3):
+                segment.add(numbers([3.0 + t, 4.0]), closed)
+        assert torch.equal(one.batch()["reward"], other.batch()["reward"])
+        assert torch.equal(one.batch()["valid"], other.batch()["valid"])
+
+
+BOTH = ("returns", "next_action")
+
+
+def test_returns_by_hand() -> None:
+    """1 2 4, ended; 8 16 32, cut: 32 / (1 - 0.5) = 64, 16 + 32, 8 + 24."""
+    reward = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    discount = torch.tensor([0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
+    found = returns_to_go(reward, discount, torch.tensor([3, 3]))
+    assert found.tolist() == [1 + 0.5 * 4, 2 + 2, 4, 32, 48, 64]
+    rows = transitions(TWO, 0.5)
+    assert columns_of_episodes(TWO, rows, BOTH, 0.5, 1)["returns"].tolist() == found.tolist()
+
+
+def test_episodes_of_different_lengths() -> None:
+    reward, discount = torch.arange(1.0, 7.0), torch.full((6,), 0.5)
+    discount[[0, 5]] = 0.0
+    found = returns_to_go(reward, discount, torch.tensor([1, 2, 3]))
+    # 1 | 3 / 0.5 after 2 | 4 + (5 + 6 / 2) / 2
+    assert found.tolist() == [1, 2 + 0.5 * 6, 6, 4 + 0.5 * 8, 5 + 3, 6]
+
+
+def test_an_undiscounted_cut_counts_what_was_seen() -> None:
+    reward, discount = torch.tensor([1.0, 2.0]), torch.ones(2)
+    assert returns_to_go(reward, discount, torch.tensor([2])).tolist() == [3, 2]
+
+
+def test_next_actions_by_hand() -> None:
+    action = torch.arange(6.0)[:, None]
+    found = next_actions(action, torch.tensor([2, 4])).flatten().tolist()
+    assert [None if math.isnan(x) else x for x in found] == [1, None, 3, 4, 5, None]
+    found = next_actions(action, torch.tensor([2, 4]), 2).flatten().tolist()
+    assert [None if math.isnan(x) else x for x in found] == [None, None, 4, 5, None, None]
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key].nan_to_num(9e9), other[key].nan_to_num(9e9)) for key in one
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_rows_come_out_when_their_episode_ends(chunk: int) -> None:
+    """Counter's row 0 ends (3 steps), row 1 is cut (5): the same rows in their order, completed."""
+
+    def play(steps: int, hindsight: TrajectoryColumns | None) -> tuple[Collector, list[Tensors]]:
+        torch.manual_seed(0)
+        env = Counter(Config())
+        rollout = Collector(env, Random(RandomConfig(chunk=chunk), env.spec), 0.5)
+        out = []
+        for _ in range(steps):
+            rows, step = rollout.step()
+            if hindsight is not None:
+                rows = hindsight.push(rows, rollout.finished, step.ended)
+            out.append(each(rows, torch.clone))
+        return rollout, out
+
+    _, plain = play(5, None)
+    _, late = play(5, TrajectoryColumns(BOTH))
+    assert [len(rows.get("reward", [])) for rows in late] == (
+        [0, 0, 3, 0, 5] if chunk == 1 else [0, 0, 2, 0, 3]
+    )
+    whole = cat([rows for rows in plain if rows])
+    for rows in (late[2], late[4]):
+        begin = rows["obs/state"][0].item()
+        mine = (whole["obs/state"].flatten() >= begin) & (whole["obs/state"].flatten() < begin + 5)
+        index = mine.nonzero().flatten()[: len(rows["reward"])]
+        assert torch.equal(rows["action"], whole["action"][index])
+        assert torch.equal(rows["next_action"][:-1], rows["action"][1:])
+        assert rows["next_action"][-1].isnan().all()
+    first = late[2]["returns"].tolist()
+    assert first == [0 + 0.5 * (1 + 0.5 * 2), 1 + 0.5 * 2, 2][:: 1 if chunk == 1 else 2]
+    if chunk == 1:
+        assert late[4]["returns"][-1].item() == 104 / 0.5
+        assert late[4]["returns"][-2].item() == 103 + 104
+
+
+def test_what_is_held_is_saved() -> None:
+    torch.manual_seed(0)
+    env = Counter(Config())
+    rollout = Collector(env, Random(RandomConfig(), env.spec), 0.5)
+    one, other = TrajectoryColumns(BOTH), TrajectoryColumns(BOTH)
+    state: dict[str, Any] = {}
+    for t in range(10):
+        rows, step = rollout.step()
+        if t == 4:
+            state = one.get_state()
+            other.set_state(state)
+        out = one.push(dict(rows), rollout.finished, step.ended)
+        if t >= 4:
+            assert same(out, other.push(dict(rows), rollout.finished, step.ended))
+    other.set_state(TrajectoryColumns(BOTH).get_state())
+    assert not other.held

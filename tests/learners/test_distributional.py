@@ -1,0 +1,381 @@
+"""DSAC-T, FlashSAC and categorical returns: targets, bounds, weights and losses by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import under
+from embodied.learners.critics import Critic, Support, cross_entropy
+from embodied.learners.off_policy.dsac_t import DsacT, distribution, huber, loss_weights, value_loss
+from embodied.learners.off_policy.flashsac import Config, Flashsac, target_entropy
+from tests.builders import make_learner, make_policy, still, transitions
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make(spec: Spec = SPEC, **settings: object) -> DsacT:
+    policy = make_policy("gaussian.Gaussian", spec, hidden=[32])
+    given = {"hidden": [32], "batch_size": 4, **settings}
+    return make_learner("off_policy.dsac_t.DsacT", policy, **given)
+
+
+def raw(sigma: float) -> float:
+    """What softplus makes `sigma` of."""
+    return math.log(math.expm1(sigma))
+
+
+@torch.no_grad()
+def constant(critic: Critic, values: list[tuple[float, float]]) -> None:
+    """Make critic i answer (Q, sigma) = values[i] everywhere."""
+    for parameter in critic.ensemble.parameters():
+        parameter.zero_()
+    answers = torch.tensor([[q, raw(sigma)] for q, sigma in values])
+    critic.ensemble.biases[-1].copy_(answers[:, None])
+
+
+def test_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample comes from the critic of the smaller mean; e is cut off at 3; the end is r."""
+    learner = make(initial_temperature=0.5)
+    constant(learner.target, [(4.0, 1.0), (3.0, 2.0)])
+    following = under(transitions(3, SPEC), "next_obs")
+    monkeypatch.setattr(
+        learner.target_policy,
+        "sample",
+        lambda obs, noise: (torch.zeros(3, 2), torch.tensor([2.0, -2.0, 1.0])),
+    )
+    monkeypatch.setattr(torch, "randn_like", lambda like: torch.tensor([1.0, 9.0, 1.0]))
+    reward, discount = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.9, 0.5, 0.0])
+    mean, sample = learner._backup(reward, discount, following)
+    torch.testing.assert_close(mean, torch.tensor([1 + 0.9 * (3 - 1), 2 + 0.5 * (3 + 1), 3.0]))
+    by_hand = [1 + 0.9 * (3 + 2 - 1), 2 + 0.5 * (3 + 2 * 3 + 1), 3.0]
+    torch.testing.assert_close(sample, torch.tensor(by_hand))
+    assert not mean.requires_grad and not sample.requires_grad
+
+
+def test_bound_and_weight_by_hand() -> None:
+    """S starts at the first mean deviation, moves by scale_tau; b = 3 S; w stays within its rim."""
+    learner = make(scale_tau=0.1)
+    bound, weight = learner._adjustment(torch.tensor([[1.0, 3.0], [4.0, 4.0]]))
+    torch.testing.assert_close(bound, torch.tensor([[6.0], [12.0]]))
+    torch.testing.assert_close(weight, torch.tensor([[4 / 1.1, 4 / 9.1], [16 / 16.1, 16 / 16.1]]))
+    bound, _ = learner._adjustment(torch.tensor([[4.0, 4.0], [4.0, 4.0]]))
+    torch.testing.assert_close(bound, 3 * torch.tensor([[2.2], [4.0]]))
+    rim = loss_weights(torch.tensor([[0.01, 100.0]]), torch.tensor([[2.0]]), "huber")
+    assert rim.tolist() == [[10.0, pytest.approx(0.1)]]
+    free = loss_weights(torch.tensor([[0.01]]), torch.tensor([[2.0]]), "squares")
+    assert free.item() == pytest.approx(4 / 0.1001)
+    bound, weight = make(adjust=False, bound=7.0)._adjustment(torch.tensor([[0.1, 3.0]] * 2))
+    assert bound.tolist() == [[7.0], [7.0]]
+    torch.testing.assert_close(weight[0], torch.tensor([1 / 0.11, 1 / 9.1]))
+
+
+def test_both_losses_and_their_slopes_by_hand() -> None:
+    q = torch.tensor([[1.0]], requires_grad=True)
+    sigma = torch.tensor([[2.0]], requires_grad=True)
+    mean, sample, bound = torch.tensor([4.0]), torch.tensor([9.0]), torch.tensor([[5.0]])
+    weight = torch.tensor([[0.7]])
+    # the sample is 8 away and counts as 5: H(5) = 12.5; H(1 - 4) = 4.5
+    loss = value_loss(q, sigma, mean, sample, bound, weight, "huber")
+    assert loss.item() == pytest.approx(0.7 * (4.5 + 2 * (4 - 12.5) / 2.1))
+    slopes = torch.autograd.grad(loss, (q, sigma))
+    assert slopes[0].item() == pytest.approx(0.7 * (1 - 4))
+    assert slopes[1].item() == pytest.approx(0.7 * (4 - 12.5) / 2.1)
+    # S = 3: S^2 / (sigma^2 + 0.1) for the mean, S^2 / (sigma^3 + 0.1) for the deviation
+    weight = torch.tensor([[9 / 4.1]])
+    loss = value_loss(q, sigma, mean, sample, bound, weight, "squares")
+    assert loss.item() == pytest.approx(9 / 4.1 * 4.5 + 9 / 8.1 * 2 * (4 - 25))
+    slopes = torch.autograd.grad(loss, (q, sigma))
+    assert slopes[0].item() == pytest.approx(9 / 4.1 * (1 - 4))
+    assert slopes[1].item() == pytest.approx(9 / 8.1 * (4 - 25))
+
+
+def test_huber_by_hand() -> None:
+    found = huber(torch.tensor([3.0, -50.0, 60.0]))
+    torch.testing.assert_close(found, torch.tensor([4.5, 1250.0, 50 * (60 - 25)]))
+
+
+def test_the_loss_is_a_mean_over_rows_and_a_sum_over_critics() -> None:
+    q = torch.tensor([[1.0, 2.0], [3.0, 3.0]])
+    one, target = torch.ones(2, 2), torch.tensor([2.0, 2.0])
+    # with bound 0 the second term is sigma (sigma^2 - 0) / (sigma + 0.1) = 1 / 1.1
+    loss = value_loss(q, one, target, target, torch.zeros(2, 1), one, "huber")
+    assert loss.item() == pytest.approx((0.5 + 0) / 2 + (0.5 + 0.5) / 2 + 2 / 1.1)
+
+
+def test_switches() -> None:
+    learner = make(expected=False, twin=False, adjust=False)
+    assert learner.critic.ensemble.n == 1
+    assert learner.scale.shape == (1,)
+    learner.update(transitions(4, SPEC))
+    assert learner.scale.item() == 0  # not used
+    # without `expected` the means learn the sample
+    for expected, wanted in ((True, 2.0), (False, 5.0)):
+        learner = make(expected=expected)
+        seen = []
+        learner._backup = lambda *_: (torch.full((4,), 2.0), torch.full((4,), 5.0))  # type: ignore[method-assign]
+        constant(learner.critic, [(1.0, 1e-3), (1.0, 1e-3)])
+        for _ in range(400):
+            learner.optims["critic"].param_groups[0]["lr"] = 0.02
+            learner.update(transitions(4, SPEC))
+            seen.append(
+                learner.critic(under(transitions(1, SPEC), "obs"), torch.zeros(1, 2))[0, 0, 0]
+            )
+        assert seen[-1].item() == pytest.approx(wanted, abs=0.3)
+
+
+def test_everything_but_the_critic_moves_at_every_second_update() -> None:
+    learner = make(delay=2, tau=0.3)
+    for update in range(1, 5):
+        old = copy.deepcopy([p.detach() for p in learner.target_params])
+        weight, actor = learner.critic_params[0].detach().clone(), copy.deepcopy(learner.policy)
+        alpha = learner.log_alpha.item()
+        metrics = learner.update(transitions(4, SPEC))
+        moved = not torch.equal(next(actor.parameters()), next(learner.policy.parameters()))
+        assert moved == (update % 2 == 0) == (learner.log_alpha.item() != alpha)
+        assert not torch.equal(weight, learner.critic_params[0])
+        assert ("actor_loss" in metrics) == (update >= 2)
+        for before, now, after in zip(
+            old, learner.online_params, learner.target_params, strict=True
+        ):
+            expected = 0.7 * before + 0.3 * now.detach() if update % 2 == 0 else before
+            torch.testing.assert_close(after.detach(), expected)
+
+
+def learned_sigma(form: str, discount: float, updates: int = 600) -> tuple[float, float]:
+    """(Q, sigma) of a world of one state whose reward is N(1, 2^2), `discount` to the next."""
+    learner = make(
+        batch_size=256,
+        form=form,
+        hidden=[16],
+        critic_lr=5e-3,
+        tau=0.05,
+        initial_temperature=1e-6,
+        temperature_lr=0.0,
+    )
+    for update in range(updates):
+        if update > 0.7 * updates:
+            learner.optims["critic"].param_groups[0]["lr"] = 5e-4
+        batch = transitions(256, SPEC)
+        zeros = torch.zeros(256, 3)
+        learner.update(
+            {
+                **batch,
+                "obs/state": zeros,
+                "next_obs/state": zeros,
+                "reward": 1 + 2 * torch.randn(256),
+                "discount": torch.full((256,), discount),
+            }
+        )
+    with torch.no_grad():
+        action = torch.rand(500, 2) * 2 - 1
+        q, sigma = distribution(learner.critic({"state": torch.zeros(500, 3)}, action))
+    return q.mean().item(), sigma.mean().item()
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.6])
+def test_squares_learn_the_deviation_of_the_return(discount: float) -> None:
+    """Q = 1 / (1 - d); the deviations of the rewards add up to 2 / sqrt(1 - d^2)."""
+    q, sigma = learned_sigma("squares", discount)
+    assert q == pytest.approx(1 / (1 - discount), abs=0.2)
+    assert sigma == pytest.approx(2 / math.sqrt(1 - discount**2), rel=0.05)
+
+
+def test_the_huber_form_learns_two_thirds_of_it() -> None:
+    """sigma^2 = E min(x^2, 9 sigma^2) / 2 has its root at 0.68 of the deviation of x."""
+    q, sigma = learned_sigma("huber", 0.0)
+    assert q == pytest.approx(1.0, abs=0.2)
+    assert sigma == pytest.approx(2 * 0.68, rel=0.05)
+
+
+def make_flashsac(spec: Spec = SPEC, **settings: object) -> Flashsac:
+    policy = make_policy("block_gaussian.BlockGaussian", spec, width=16, depth=1)
+    given = {"width": 16, "depth": 1, "batch_size": 4, **settings}
+    return make_learner("off_policy.flashsac.Flashsac", policy, **given)
+
+
+def test_flashsac_target_by_hand() -> None:
+    """Atoms -2 .. 2; of two certain critics the lower one counts; the end is r / s alone."""
+    learner = make_flashsac(atoms=5, high=2.0, scale=10.0, initial_temperature=0.5)
+    net = learner.target.net
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net.bias[0, 0] = torch.tensor([-99.0, -99.0, -99.0, 99.0, -99.0])  # 1
+        net.bias[1, 0] = torch.tensor([-99.0, -99.0, 99.0, -99.0, -99.0])  # 0
+    reward, discount = torch.tensor([5.0, 5.0, 15.0]), torch.tensor([0.5, 0.5, 0.0])
+    log_prob = torch.tensor([0.0, -2.0, 7.0])
+    obs = {"state": torch.randn(6, 3)}
+    found = learner._backup(reward, discount, log_prob, obs, torch.zeros(6, 2))
+    # 0.5 + 0.5 * 0; 0.5 + 0.5 * (0 + 0.5 * 2) = 1; 1.5
+    by_hand = [[0, 0, 0.5, 0.5, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0.5, 0.5]]
+    torch.testing.assert_close(found, torch.tensor(by_hand), atol=1e-5, rtol=0)
+
+
+def test_critics_start_near_zero() -> None:
+    """Without what the head adds: a normal of deviation 5 / 5 on the atoms from -5 to 5."""
+    learner = make_flashsac(high=5.0)
+    with torch.no_grad():
+        learner.critic.net.head.zero_()
+    batch = transitions(4, SPEC)
+    chances = learner.critic({"state": batch["obs/state"]}, batch["action"], False).softmax(-1)
+    atoms = learner.support.atoms()
+    torch.testing.assert_close(chances @ atoms, torch.zeros(2, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(chances @ atoms.square(), torch.ones(2, 4), atol=1e-2, rtol=0)
+
+
+def test_rewards_are_scaled_by_the_mean_return() -> None:
+    """3 * E|r| / (1 - E d) / 5; it only grows."""
+    learner = make_flashsac(headroom=3.0, high=5.0)
+    rows = {"reward": torch.tensor([-2.0, 4.0]), "discount": torch.tensor([0.9, 0.7])}
+    learner._rescale(rows)
+    assert learner.scale.item() == pytest.approx(3 * 3 / (1 - 0.8) / 5)
+    learner._rescale(rows | {"reward": torch.tensor([0.1, 0.1])})
+    assert learner.scale.item() == pytest.approx(9.0)
+    learner._rescale(rows | {"reward": torch.tensor([-4.0, -8.0])})
+    assert learner.scale.item() == pytest.approx(18.0)
+    fixed = make_flashsac(scale=7.0)
+    fixed._rescale(rows)
+    assert fixed.scale.item() == 7.0
+
+
+def test_the_entropy_sought() -> None:
+    """That of N(0, 0.15^2): log(0.15 * 4.1327) = -0.478 per action element, or what is given."""
+    assert target_entropy(Config()) == pytest.approx(-0.4782, abs=1e-4)
+    assert make_flashsac().entropy == pytest.approx(2 * -0.4782, abs=1e-3)
+    assert target_entropy(Config(target_entropy=-1.0)) == -1.0
+    assert math.isclose(make_flashsac(target_entropy=-1.0).entropy, -2.0)
+
+
+def test_both_halves_of_a_pass_share_their_statistics() -> None:
+    learner = make_flashsac()
+    mean = learner.critic.net.norms[0].mean
+    assert not mean.any()
+    torch.manual_seed(1)
+    batch = transitions(4, SPEC)
+    learner.update(batch)
+    seen = torch.cat([batch["obs/state"], batch["next_obs/state"]]).mean(0)
+    torch.testing.assert_close(mean[0, 0, :3], 0.01 * seen)
+
+
+def test_weights_keep_their_norm_and_the_policy_waits() -> None:
+    learner = make_flashsac(policy_delay=2)
+    for update in range(1, 5):
+        before = learner.policy.net.head.detach().clone()
+        alpha = learner.log_alpha.item()
+        metrics = learner.update(transitions(4, SPEC))
+        moved = not torch.equal(before, learner.policy.net.head)
+        assert moved == (update % 2 == 0) == (alpha != learner.log_alpha.item())
+        assert ("actor_loss" in metrics) == (update >= 2)
+        for net in (learner.critic.net, learner.policy.net):
+            for weight in [*net.weights, net.head]:
+                norms = weight.norm(dim=1)
+                torch.testing.assert_close(norms, torch.ones_like(norms))
+    assert all(weight.grad is None and weight.requires_grad for weight in learner.critic_params)
+
+
+def test_value_of_a_constant_reward() -> None:
+    """r = 8 for ever with discount 0.5: Q = 16, in the units of the world."""
+    still: dict[str, object] = {"initial_temperature": 1e-6, "temperature_lr": 0.0}
+    learner = make_flashsac(SPEC, tau=0.05, critic_lr=3e-3, batch_size=64, headroom=3.0, **still)
+    for _ in range(300):
+        batch = transitions(64, SPEC)
+        rewards = {"reward": torch.full((64,), 8.0), "discount": torch.full((64,), 0.5)}
+        metrics = learner.update(batch | rewards)
+    assert learner.scale.item() == pytest.approx(3 * 16 / 5)
+    assert metrics["q_mean"].item() == pytest.approx(16.0, rel=0.06)
+
+
+def test_flashsac_bandit_is_solved() -> None:
+    """The return of a is -|a - 0.5|, when every decision ends the world."""
+    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    lrs = {"critic_lr": 3e-3, "actor_lr": 1e-3, "temperature_lr": 1e-2}
+    learner = make_flashsac(spec, batch_size=64, target_entropy=-3.0, **lrs)
+    for _ in range(400):
+        action, state = torch.rand(64, 1) * 2 - 1, torch.randn(64, 1)
+        learner.update(still(state, action, -(action[:, 0] - 0.5).abs()))
+    with torch.no_grad():
+        obs = {"state": torch.randn(200, 1)}
+        best = learner.policy.act(obs, {}, torch.zeros(200, 2))[0].mean().item()
+    assert best == pytest.approx(0.5, abs=0.2)
+
+
+SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
+
+
+def logits_of(*probabilities: float) -> torch.Tensor:
+    return torch.tensor([probabilities]).clamp(min=1e-30).log()
+
+
+def back_up(logits: torch.Tensor, reward: float, discount: float) -> list[float]:
+    found = SMALL.back_up(logits, torch.tensor([reward]), torch.tensor([discount]))
+    assert found.shape == (1, 4)
+    return found[0].tolist()
+
+
+def test_values_on_atoms_stay_there() -> None:
+    assert SMALL.atoms().tolist() == [-1, 0, 1, 2]
+    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 0.0, 1.0) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    # moved by one atom: what was at 2 and at 1 meets at the end of the support
+    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 1.0, 1.0) == pytest.approx([0, 0.1, 0.2, 0.7])
+
+
+def test_values_between_atoms_are_shared() -> None:
+    # -1, 0, 1, 2 become 0.25 + 0.5 z = -0.25, 0.25, 0.75, 1.25
+    found = back_up(logits_of(0.4, 0.3, 0.2, 0.1), 0.25, 0.5)
+    by_hand = [
+        0.4 * 0.25,
+        0.4 * 0.75 + 0.3 * 0.75 + 0.2 * 0.25,
+        0.3 * 0.25 + 0.2 * 0.75 + 0.1 * 0.75,
+        0.1 * 0.25,
+    ]
+    assert found == pytest.approx(by_hand)
+    mean = sum(p * z for p, z in zip(found, (-1, 0, 1, 2), strict=True))
+    assert mean == pytest.approx(0.25 + 0.5 * (-0.4 + 0.2 + 0.2))
+
+
+def test_values_beyond_the_support_are_cut_off() -> None:
+    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 50.0, 0.9) == pytest.approx([0, 0, 0, 1])
+    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), -50.0, 0.9) == pytest.approx([1, 0, 0, 0])
+
+
+def test_where_the_world_ended_only_the_reward_counts() -> None:
+    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 0.7, 0.0) == pytest.approx([0, 0.3, 0.7, 0])
+    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 2.0, 0.0) == pytest.approx([0, 0, 0, 1])
+
+
+def test_probability_is_kept_and_so_is_the_mean() -> None:
+    torch.manual_seed(0)
+    wide = Support(-5.0, 5.0, 101)
+    logits, reward = torch.randn(64, 101), torch.randn(64)
+    discount = torch.rand(64) * 0.5
+    found = wide.back_up(logits, reward, discount)
+    torch.testing.assert_close(found.sum(1), torch.ones(64))
+    mean = found @ wide.atoms()
+    torch.testing.assert_close(mean, reward + discount * wide.mean(logits), atol=1e-4, rtol=0)
+
+
+def test_the_lowest_distribution_is_taken_row_by_row() -> None:
+    one = torch.stack([logits_of(1, 0, 0, 0)[0], logits_of(0, 0, 0, 1)[0]])
+    two = torch.stack([logits_of(0, 1, 0, 0)[0], logits_of(0, 0.5, 0.5, 0)[0]])
+    both = torch.stack([one, two])
+    torch.testing.assert_close(SMALL.mean(both), torch.tensor([[-1.0, 2.0], [0.0, 0.5]]))
+    assert torch.equal(SMALL.lowest(both), torch.stack([one[0], two[1]]))
+
+
+def test_cross_entropy_by_hand() -> None:
+    logits = torch.tensor([[[0.0, math.log(3.0)]], [[0.0, 0.0]]])  # (1/4, 3/4) and (1/2, 1/2)
+    target = torch.tensor([[0.5, 0.5]])
+    by_hand = -(0.5 * math.log(1 / 4) + 0.5 * math.log(3 / 4)) + math.log(2)
+    assert cross_entropy(logits, target).item() == pytest.approx(by_hand)
+
+
+def test_a_support_needs_a_width() -> None:
+    with pytest.raises(ValueError, match="low < high"):
+        Support(1.0, 1.0, 5)
+    with pytest.raises(ValueError, match="2 atoms"):
+        Support(0.0, 1.0, 1)

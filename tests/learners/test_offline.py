@@ -1,0 +1,526 @@
+"""Offline learners: IQL, Cal-QL, FQL and Q-chunking, their losses by hand and problems to solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors, under
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import transitions as recorded_transitions
+from embodied.learners.imitation.behavior_cloning import behaviour
+from embodied.learners.learner import RunPlan
+from embodied.learners.off_policy.sac import Sac
+from embodied.learners.offline.calql import CalQl, calibrated, conservative_gap
+from embodied.learners.offline.fql import Fql, value_loss
+from embodied.learners.offline.iql import Iql, awr_weight, expectile_loss, falling
+from embodied.learners.offline.qchunking import QChunking
+from embodied.nn.fit import fit
+from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, node_of, still, transitions
+from tests.learners.bandit import slopes, two_modes
+from tests.toy_envs import Config, Counter
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **settings: object) -> Iql:
+    torch.manual_seed(0)
+    made = build({"_target_": f"embodied.policies.{policy}", "hidden": [32]}, Policy, spec=spec)
+    given = {"hidden": [32], "batch_size": 4, **settings}
+    return make_learner("offline.iql.Iql", made, run=RunPlan(100), **given)
+
+
+def batch_of(n: int) -> Tensors:
+    batch = transitions(n, SPEC)
+    batch["discount"][-1] = 0.0
+    return batch
+
+
+@torch.no_grad()
+def constant(learner: Iql, q: list[float], value: float) -> None:
+    """Target critic i answers q[i] everywhere, V is `value`."""
+    for net in (learner.target.ensemble, learner.value.net):
+        for parameter in net.parameters():
+            parameter.zero_()
+    learner.target.ensemble.biases[-1].copy_(torch.tensor(q).view(-1, 1, 1))
+    learner.value.net.biases[-1].fill_(value)
+
+
+def test_expectile_by_hand() -> None:
+    gap = torch.tensor([2.0, -1.0, 0.5])
+    expected = (0.7 * 4 + 0.3 * 1 + 0.7 * 0.25) / 3
+    assert expectile_loss(gap, 0.7).item() == pytest.approx(expected)
+    assert expectile_loss(gap, 0.5).item() == pytest.approx(0.5 * gap.square().mean().item())
+
+
+def test_the_minimum_is_the_expectile() -> None:
+    """Q is 0 or 1, as often: tau (1 - v) = (1 - tau) v, so v = tau."""
+    q = torch.tensor([0.0, 1.0])
+    for tau in (0.5, 0.7, 0.9):
+        value = torch.tensor(tau, requires_grad=True)
+        expectile_loss(q - value, tau).backward()
+        assert value.grad is not None and abs(value.grad.item()) < 1e-6
+
+
+def test_weights_by_hand() -> None:
+    weight = awr_weight(torch.tensor([0.0, 1.0, -2.0, 5.0, 1e9]), 3.0, 100.0)
+    assert weight.tolist() == pytest.approx([1, math.exp(3), math.exp(-6), 100, 100], rel=1e-5)
+
+
+def test_the_rate_falls_to_zero() -> None:
+    assert [falling(p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    learner = make()
+    rates = []
+    for _ in range(101):
+        learner.update(batch_of(4))
+        rates.append(learner.optims["actor"].param_groups[0]["lr"])
+    assert rates[0] == 3e-4 and rates[50] == pytest.approx(1.5e-4) and rates[100] == 0
+    steady = make(cosine=False)
+    steady.update(batch_of(4))
+    assert steady.optims["actor"].param_groups[0]["lr"] == 3e-4
+
+
+def test_the_three_losses_by_hand() -> None:
+    """Q' = min(4, 3) = 3 and V = 1 everywhere: the advantage is 2, the weight exp(0.2)."""
+    learner = make(expectile=0.8, beta=0.1)
+    constant(learner, [4.0, 3.0], 1.0)
+    batch = batch_of(4)
+    losses, metrics = learner._loss(batch)
+    action = torch.tanh(learner.policy.get_submodule("net")(batch["obs/state"]))
+    regression = (action - batch["action"]).square().mean(1)
+    obs = {"state": batch["obs/state"]}
+    backup = torch.tensor([0.9, 1.9, 2.9, 3.0])  # r + 0.9 V, and r where the world ended
+    q = learner.critic(obs, batch["action"])
+    expected = [
+        0.8 * 4,
+        math.exp(0.2) * regression.mean().item(),
+        (q - backup).square().mean(1).sum().item(),
+    ]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-5)
+    assert metrics["advantage"].item() == 2
+    assert metrics["weight"].item() == pytest.approx(math.exp(0.2))
+
+
+def test_each_loss_moves_its_own_part() -> None:
+    learner = make()
+    losses, _ = learner._loss(batch_of(4))
+    parts = (learner.value, learner.policy, learner.critic)
+    for loss, mine in zip(losses, parts, strict=True):
+        learner.zero_grad()
+        loss.backward(retain_graph=True)
+        for part in parts:
+            moved = [p.grad is not None and bool(p.grad.any()) for p in part.parameters()]
+            assert any(moved) == (part is mine)
+
+
+def test_the_gaussian_likelihood_is_weighted() -> None:
+    """With policy.imitate=nll the loss is -exp(beta A) log pi(a|s), per action element."""
+    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32], imitate="nll")
+    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[32], beta=0.1)
+    constant(learner, [3.0, 3.0], 1.0)
+    batch = batch_of(4)
+    log_prob = policy.log_prob({"state": batch["obs/state"]}, batch["action"])
+    losses, _ = learner._loss(batch)
+    assert losses[1].item() == pytest.approx(-math.exp(0.2) * log_prob.mean().item() / 2, rel=1e-5)
+
+
+def test_a_flow_policy_can_be_extracted() -> None:
+    policy = make_policy("generative.flow.Flow", SPEC, chunk=3, width=16, depth=1)
+    learner = make_learner("offline.iql.Iql", policy, run=RunPlan(10), hidden=[16])
+    steps = {"executed_steps": torch.tensor([3, 3, 2, 1])}
+    batch = batch_of(4) | {"action": torch.rand(4, 6) * 2 - 1} | steps
+    assert torch.isfinite(learner.update(batch)["actor_loss"])
+
+
+def test_prefers_the_better_half_of_the_data() -> None:
+    """One state; the data pulls to -0.5 with reward 0 three times in four, to 0.5 with reward 1.
+
+    Plain cloning ends at their mean, -0.25; V_0.9 is 0.75 (0.9 p (1 - v) = 0.1 (1 - p) v, p = 1/4),
+    the weights e^1.25 = 3.49 and, three times, e^-3.75 = 0.0235; (3.49 - 0.07) / (3.49 + 0.07) / 2
+    is 0.48.
+    """
+    learner = make(
+        SPEC, beta=5.0, expectile=0.9, cosine=False, tau=0.1, actor_lr=3e-3, critic_lr=3e-3,
+        value_lr=3e-3,
+    )  # fmt: skip
+    good = torch.arange(256) % 4 == 0
+    side = torch.where(good, 0.5, -0.5)
+    for _ in range(400):
+        learner.update(still(torch.zeros(256, 3), side[:, None].expand(-1, 2), good.float()))
+    value = learner.value({"state": torch.zeros(1, 3)}).item()
+    action = learner.policy.act({"state": torch.zeros(1, 3)}, {}, torch.zeros(1, 2))[0]
+    assert value == pytest.approx(0.75, abs=0.02)
+    assert action.flatten().tolist() == pytest.approx([0.48, 0.48], abs=0.01)
+
+
+def make_calql(
+    target: str = "offline.calql.CalQl", std: float = math.exp(-1.5), **settings: object
+) -> Sac:
+    """With a policy that starts at the deviation `std` before squashing."""
+    log_std = [math.log(std) - 1, math.log(std) + 1]
+    policy = make_policy("gaussian.Gaussian", SPEC, hidden=[32], log_std=log_std)
+    return make_learner(target, policy, **{"hidden": [32], "batch_size": 4, **settings})
+
+
+def batch_of_calql(n: int) -> Tensors:
+    torch.manual_seed(1)
+    return {**transitions(n, SPEC), "returns": torch.arange(float(n)) * 10}
+
+
+def test_the_floor_by_hand() -> None:
+    """One critic, two rows, one action of each kind: here, there, uniform."""
+    q = torch.tensor([[[1.0, 5.0, 1.0], [2.0, -3.0, 0.0]]])
+    log_prob = torch.tensor([[0.5, 1.0, -1.0], [0.0, 0.0, -1.0]])
+    floor = torch.tensor([3.0, -1.0])
+    # The uniform action's value has no floor.
+    expected = [[[3 - 0.5, 5 - 1.0, 1 + 1.0], [2.0, -1.0, 0 + 1.0]]]
+    assert calibrated(q, log_prob, floor).tolist() == expected
+    assert calibrated(q, log_prob, None).tolist() == [[[0.5, 4.0, 2.0], [2.0, -3.0, 1.0]]]
+
+
+def test_the_gap_by_hand() -> None:
+    values = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]])
+    q = torch.tensor([[1.0, 2.0], [0.0, 4.0]])
+    # log 2 + (0 - 1 + 1 - 2) / 2, and log 2 + (2 - 0 + 2 - 4) / 2
+    assert conservative_gap(values, q).item() == pytest.approx(2 * math.log(2) - 1)
+
+
+def test_below_the_floor_nothing_is_pushed() -> None:
+    q = torch.tensor([[[1.0, 5.0, 1.0]]], requires_grad=True)
+    calibrated(q, torch.zeros(1, 3), torch.tensor([3.0])).logsumexp(2).sum().backward()
+    assert q.grad is not None
+    slopes = torch.softmax(torch.tensor([3.0, 5.0, 1.0]), 0).tolist()
+    assert q.grad.flatten().tolist() == pytest.approx([0.0, slopes[1], slopes[2]])
+
+
+def test_where_actions_come_from_and_how_dense_they_are() -> None:
+    learner = make_calql(samples=3)
+    assert isinstance(learner, CalQl)
+    batch = batch_of_calql(4)
+    obs, following = ({"state": batch[f"{kind}/state"]} for kind in ("obs", "next_obs"))
+    actions, log_prob = learner._elsewhere(obs, following)
+    assert actions.shape == (4, 9, 2) and log_prob.shape == (4, 9)
+    for row in range(4):
+        for first, seen in ((0, obs), (3, following)):
+            given = {"state": seen["state"][row].expand(3, 3)}
+            density = learner.policy.log_prob(given, actions[row, first : first + 3])
+            torch.testing.assert_close(
+                log_prob[row, first : first + 3], density, rtol=1e-3, atol=1e-3
+            )
+    assert torch.equal(log_prob[:, 6:], torch.full((4, 3), math.log(0.25)))
+    assert actions[:, 6:].abs().max() <= 1
+
+
+def test_the_log_sum_estimates_an_integral() -> None:
+    """For Q = 0 the log sum less log(3 K) is log integral 1 = log 4 over [-1, 1]^2."""
+    learner = make_calql(samples=4000, std=0.9)  # nearly uniform: every action is drawn
+    assert isinstance(learner, CalQl)
+    obs = {"state": torch.zeros(1, 3)}
+    _, log_prob = learner._elsewhere(obs, obs)
+    sums = calibrated(torch.zeros(1, 1, 12_000), log_prob, None).logsumexp(2)
+    assert sums.item() - math.log(12_000) == pytest.approx(math.log(4), abs=0.1)
+
+
+def test_without_the_term_it_is_sac() -> None:
+    one = make_calql(conservative=0.0, entropy_in_backup=True)._critic_loss(batch_of_calql(4))[0]
+    torch.manual_seed(1)
+    batch = batch_of_calql(4)
+    other = make_calql("off_policy.sac.Sac")
+    torch.manual_seed(1)
+    batch = batch_of_calql(4)
+    assert one.item() == pytest.approx(other._critic_loss(batch)[0].item(), rel=1e-5)
+
+
+def test_pessimism_is_bounded_by_the_returns_seen() -> None:
+    """One state and the policy far from the data's action 0.8, whose return is 1: CQL pushes the
+    policy's value down without end, calibrated it stays near."""
+    values = []
+    for calibrate in (True, False):
+        learner = make_calql(
+            calibrate=calibrate, samples=4, conservative=1.0, critic_lr=2e-2, actor_lr=1e-30
+        )
+        for _ in range(150):
+            learner.update(
+                {
+                    "obs/state": torch.zeros(16, 3),
+                    "action": torch.full((16, 2), 0.8) + 0.02 * torch.randn(16, 2),
+                    "reward": torch.ones(16),
+                    "discount": torch.zeros(16),
+                    "next_obs/state": torch.zeros(16, 3),
+                    "returns": torch.ones(16),
+                }
+            )
+        obs = {"state": torch.zeros(200, 3)}
+        action, _ = learner.policy.sample(obs, learner.policy.sample_noise(200, True))
+        values.append(learner.critic(obs, action).mean().item())
+    assert values[0] > -20 > -40 > values[1]
+
+
+LINE_SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "depth": 1}
+
+
+def make_fql(chunk: int = 1, **settings: Any) -> Fql:
+    policy = make_policy(
+        "generative.one_step.OneStep", LINE_SPEC, flow=FLOW, hidden=[32, 32], chunk=chunk
+    )
+    given = {"batch_size": 16, "hidden": [16], "normalize_q": False, **settings}
+    return make_learner("offline.fql.Fql", policy, **given)
+
+
+def test_value_loss_by_hand() -> None:
+    q = torch.tensor([1.0, -3.0, 5.0], requires_grad=True)
+    assert value_loss(q, False).item() == -1.0
+    loss = value_loss(q, True)  # mean |Q| is 3
+    assert loss.item() == pytest.approx(-1 / 3)
+    loss.backward()
+    assert q.grad is not None  # the scale has no slope: each of three gets -1/3 * 1/3
+    torch.testing.assert_close(q.grad, torch.full((3,), -1 / 9))
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "min"])
+def test_the_target_follows_the_one_step_policy(aggregate: str) -> None:
+    learner = make_fql(hidden=(), aggregate=aggregate)
+    torch.nn.init.constant_(learner.policy.net[-1].bias, 1.0)  # some actions are cut off
+    slopes(learner.target, [1.0, -2.0])
+    following, reward = {"state": torch.randn(8, 1)}, torch.arange(8.0)
+    discount = torch.tensor([0.9] * 4 + [0.81] * 3 + [0.0])
+    torch.manual_seed(2)
+    action = learner.policy(following, torch.randn(8, 1))[:, 0].clamp(-1, 1)
+    assert action.max() == 1.0 and action.min() < 1.0
+    value = -0.5 * action if aggregate == "mean" else torch.minimum(action, -2 * action)
+    torch.manual_seed(2)
+    backup = learner._backup(reward, discount, following)
+    torch.testing.assert_close(backup, reward + discount * value)
+
+
+def test_the_three_terms_by_hand() -> None:
+    learner = make_fql(chunk=2, hidden=())
+    slopes(learner.critic, [1.0, 3.0])  # of the last of two steps
+    steps = {"executed_steps": torch.tensor([2, 1] * 8)}
+    batch = two_modes(16) | {"action": torch.rand(16, 2) * 2 - 1} | steps
+    obs = under(batch, "obs")
+    torch.manual_seed(3)
+    flow, distil, value = learner._actor_loss(batch)
+    torch.manual_seed(3)
+    noise = torch.randn(16, 2)
+    mu, ode = learner.policy(obs, noise), learner.policy.flow.act(obs, {}, noise)[0].flatten(1)
+    torch.testing.assert_close(distil, (mu - ode).square().mean())
+    torch.testing.assert_close(value, -(2 * mu[:, 1].clamp(-1, 1)).mean())
+    torch.testing.assert_close(
+        flow, learner.policy.flow.loss(behaviour(batch, learner.policy)).mean()
+    )
+
+
+def test_what_each_term_moves() -> None:
+    """Distillation and value move the one-step network only, never the flow."""
+    learner = make_fql()
+    flow, distil, value = learner._actor_loss(two_modes(16))
+    (distil + value).backward(retain_graph=True)
+    assert all(weight.grad is None for weight in learner.policy.flow.parameters())
+    assert all(weight.grad is not None for weight in learner.policy.net.parameters())
+    learner.policy.zero_grad()
+    flow.backward()
+    assert all(weight.grad is not None for weight in learner.policy.flow.parameters())
+    assert all(weight.grad is None for weight in learner.policy.net.parameters())
+
+
+def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
+    learner = make_fql(tau=0.3)
+    learner.optims["critic"].param_groups[0]["lr"] = 0.0
+    before = [weight.detach().clone() for weight in learner.critic_params]
+    torch._foreach_add_(learner.target_params, 1.0)
+    learner.update(two_modes(16))
+    for old, new, average in zip(before, learner.critic_params, learner.target_params, strict=True):
+        assert torch.equal(old, new) and new.grad is None and new.requires_grad
+        torch.testing.assert_close(average, 0.7 * (old + 1) + 0.3 * old)
+
+
+def test_keeps_both_modes_in_the_flow_and_acts_in_the_better_one() -> None:
+    rates = {"actor_lr": 3e-3, "critic_lr": 3e-3}
+    learner = make_fql(batch_size=64, alpha=0.3, normalize_q=True, **rates)
+    for _ in range(300):
+        learner.update(two_modes(64))
+    obs, policy = {"state": torch.zeros(200, 1)}, learner.policy
+    cloned = policy.flow.act(obs, {}, policy.sample_noise(200))[0]
+    assert 0.3 < (cloned > 0).float().mean() < 0.7
+    assert (policy.act(obs, {}, policy.sample_noise(200))[0] > 0).float().mean() > 0.95
+
+
+def test_without_values_it_distils_the_flow() -> None:
+    """Cloning alone: the one-step network follows the flow through noise."""
+    torch.manual_seed(0)
+    policy = make_fql().policy
+    fit(
+        policy.parameters(), lambda: policy.loss(behaviour(two_modes(64), policy)).mean(), 400, 3e-3
+    )
+    obs, noise = {"state": torch.zeros(200, 1)}, policy.sample_noise(200)
+    gap = policy.act(obs, {}, noise)[0].flatten(1) - policy.teacher(obs, noise)
+    assert gap.square().mean() < 0.02
+    assert policy.teacher(obs, noise).var() > 0.1
+
+
+def test_a_one_step_policy_distils_chunks_with_their_own_noise() -> None:
+    wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
+    critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
+    with pytest.raises(ConfigError, match="as large as its chunk"):
+        node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
+        build(node, Policy, spec=LINE_SPEC)
+
+
+GAMMA = 0.9
+CRITIC = {"_target_": "embodied.learners.critics.Critic", "n": 2}
+
+
+def make_qchunk(
+    chunk: int = 1, n: int = 3, hidden: tuple[int, ...] = (16,), **settings: Any
+) -> QChunking:
+    critic = {**CRITIC, "hidden": list(hidden)}
+    policy = make_policy(
+        "wrappers.best_of_n.BestOfN", LINE_SPEC, base=FLOW, critic=critic, n=n, chunk=chunk
+    )
+    given = {"batch_size": 16, "gamma": GAMMA, **settings}
+    return make_learner("offline.qchunking.QChunking", policy, **given)
+
+
+class Known(nn.Module):
+    """Two critics that know the value of a state."""
+
+    def __init__(self, value: Callable[[float], float]) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, obs: Tensors, action: Tensor) -> Tensor:
+        values = [self.value(s) for s in obs["state"][:, 0].tolist()]
+        return torch.tensor([values, values])
+
+
+def returned(s: float, steps: int) -> float:
+    """What the Counter pays from `s` in `steps` steps: s + gamma (s + 1) + ..."""
+    return sum(GAMMA**i * (s + i) for i in range(steps))
+
+
+def forever(s: float) -> float:
+    """sum_i gamma^i (s + i)"""
+    return s / (1 - GAMMA) + GAMMA / (1 - GAMMA) ** 2
+
+
+def left(s: float) -> int:
+    """Steps to the end of the Counter's rows: one ends (for good) at 3, one (by the clock) at 5."""
+    return int(3 - s if s < 100 else 105 - s)
+
+
+def true_value(s: float) -> float:
+    """The first row's world ends with its episode, the other's goes on behind the clock."""
+    return returned(s, left(s)) if s < 100 else forever(s)
+
+
+def recorded() -> Episodes:
+    """One episode of each row of the Counter."""
+    state = torch.tensor([0.0, 1, 2, 100, 101, 102, 103, 104])
+    last = torch.tensor([0, 0, 1, 0, 0, 0, 0, 1], dtype=torch.bool)
+    steps = {
+        "obs/state": state[:, None],
+        "action": torch.zeros(8, 1),
+        "reward": state,
+        "terminated": last & (state < 100),
+        "truncated": last & (state >= 100),
+    }
+    final = {"state": torch.tensor([[3.0], [105.0]])}
+    return Episodes(LINE_SPEC, steps, torch.tensor([0, 3]), torch.tensor([3, 5]), final)
+
+
+def lived(chunk: int) -> Tensors:
+    """Rows of the running world."""
+    learner = make_qchunk(chunk)
+    rollout = Collector(Counter(Config()), learner.policy, GAMMA, executed_steps=True)
+    parts = [rows for _ in range(20) if (rows := rollout.step()[0])]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("source", ["recorded", "lived"])
+def test_the_target_is_the_return_at_every_distance_from_the_end(source: str, chunk: int) -> None:
+    learner = make_qchunk(chunk)
+    rows = recorded_transitions(recorded(), GAMMA, chunk) if source == "recorded" else lived(chunk)
+    states = rows["obs/state"][:, 0].tolist()
+    if source == "recorded":
+        assert states == [0, 1, 2, 100, 101, 102, 103, 104]
+    following = under(rows, "next_obs")
+    learner.target = Known(lambda s: 0.0)
+    nothing = learner._backup(rows["reward"], rows["discount"], following)
+    expected = [returned(s, min(chunk, left(s))) for s in states]
+    torch.testing.assert_close(nothing, torch.tensor(expected))
+    learner.target = Known(true_value)
+    bootstrapped = learner._backup(rows["reward"], rows["discount"], following)
+    torch.testing.assert_close(bootstrapped, torch.tensor([true_value(s) for s in states]))
+
+
+@pytest.mark.parametrize("source", ["recorded", "lived"])
+def test_only_executed_steps_are_imitated(source: str) -> None:
+    """A chunk that the end of an episode cuts short holds actions that nobody took."""
+    learner = make_qchunk(chunk=4)
+    rows = recorded_transitions(recorded(), GAMMA, 4) if source == "recorded" else lived(4)
+    steps = [min(4, left(s)) for s in rows["obs/state"][:, 0].tolist()]
+    assert 1 in steps and 4 in steps
+    imitated = behaviour(rows, learner.policy)["valid"]
+    assert imitated.sum(1).tolist() == steps
+    assert (imitated.int().diff(dim=1) <= 0).all()  # from the first one on
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "of"), [("mean", lambda a: 4 * a), ("min", lambda a: torch.minimum(2 * a, 6 * a))]
+)
+def test_learning_critics_choose_and_their_averages_value(aggregate: str, of: Any) -> None:
+    learner = make_qchunk(hidden=(), n=4, aggregate=aggregate)
+    slopes(learner.critic, [-1.0, -1.0])  # the smallest action is the best
+    slopes(learner.target, [2.0, 6.0])
+    following, reward = {"state": torch.randn(6, 1)}, torch.arange(6.0)
+    discount = torch.tensor([0.9, 0.9, 0.9, 0.81, 0.81, 0.0])
+    torch.manual_seed(4)
+    candidates = learner.policy.proposals(following, learner.policy.sample_noise(6, explore=True))[
+        :, :, 0
+    ]
+    torch.manual_seed(4)
+    backup = learner._backup(reward, discount, following)
+    torch.testing.assert_close(backup, reward + discount * of(candidates.amin(1)))
+    assert candidates.amin(1).max() < candidates.amax(1).min()
+
+
+def test_keeps_both_modes_and_acts_in_the_better_one() -> None:
+    learner = make_qchunk(n=8, batch_size=64, actor_lr=3e-3, critic_lr=3e-3)
+    for _ in range(300):
+        learner.update(two_modes(64))
+    obs = {"state": torch.zeros(200, 1)}
+    policy = learner.policy
+    cloned = policy.base.act(obs, {}, policy.base.sample_noise(200))[0]
+    assert 0.3 < (cloned > 0).float().mean() < 0.7
+    acted = policy.act(obs, {}, policy.sample_noise(200))[0]
+    assert (acted > 0).float().mean() > 0.95
+
+
+def test_each_step_moves_its_own_part() -> None:
+    learner = make_qchunk(tau=0.3)
+    target = [weight.clone() for weight in learner.target_params]
+    base = [weight.detach().clone() for weight in learner.policy.base.parameters()]
+    learner.update(two_modes(16))
+    for old, new, average in zip(target, learner.critic_params, learner.target_params, strict=True):
+        torch.testing.assert_close(average, 0.7 * old + 0.3 * new.detach())
+    moved = zip(base, learner.policy.base.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in moved)
+    assert learner.critic is learner.policy.critic
+
+
+def test_single_steps_are_no_chunks() -> None:
+    with pytest.raises(ConfigError, match="hold 1 steps per decision"):
+        learner = make_qchunk(2)
+        learner._actor_loss(two_modes(4))

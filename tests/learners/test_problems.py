@@ -1,0 +1,124 @@
+"""Off-policy learners: problems whose answer is known, and policies that a learner refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from embodied.buffers.replay import ReplayBuffer
+from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf, Spec
+from embodied.learners.acceleration import accelerate
+from embodied.learners.learner import RunPlan
+from embodied.training.collector import Collector
+from tests.builders import make_learner, make_policy, still
+from tests.toy_envs import Reach
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+LINE = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+RATES = {"critic_lr": 3e-3, "actor_lr": 3e-3}
+SOFT = {"temperature_lr": 1e-2, "initial_temperature": 0.05, "target_entropy": -3.0}
+
+
+@pytest.mark.parametrize(
+    ("target", "policy", "settings", "updates"),
+    [
+        ("sac.Sac", "gaussian.Gaussian", SOFT, 600),
+        ("td3.Td3", "deterministic.Deterministic", {}, 600),
+        ("dsac_t.DsacT", "gaussian.Gaussian", SOFT, 800),
+    ],
+)
+def test_bandit_is_solved(target: str, policy: str, settings: dict[str, Any], updates: int) -> None:
+    """Q(a) = 1 - (a - 0.5)^2 when every decision ends the world; the best action is 0.5."""
+    acting = make_policy(policy, LINE, hidden=[32])
+    given = {"hidden": [32], "batch_size": 64, **RATES, **settings}
+    learner = make_learner(f"off_policy.{target}", acting, **given)
+    for _ in range(updates):
+        action = torch.rand(64, 1) * 2 - 1
+        learner.update(still(torch.zeros(64, 1), action, 1 - (action[:, 0] - 0.5).square()))
+    best = acting.act({"state": torch.zeros(1, 1)}, {}, torch.zeros(1, 1))[0].item()
+    assert best == pytest.approx(0.5, abs=0.12)
+    if target == "dsac_t.DsacT":
+        return
+    grid = torch.linspace(-0.9, 0.9, 7)[:, None]
+    with torch.no_grad():
+        q = learner.critic({"state": torch.zeros(7, 1)}, grid)
+    torch.testing.assert_close(q, (1 - (grid[:, 0] - 0.5).square()).expand(2, 7), atol=0.06, rtol=0)
+
+
+SMALL = {"hidden": [64, 64]}
+FAST = {**SMALL, "actor_lr": 1e-3, "critic_lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("target", "policy", "shape", "settings", "steps", "least"),
+    [
+        ("sac.Sac", "gaussian.Gaussian", SMALL, {**FAST, "initial_temperature": 0.1}, 700, -5.5),
+        ("td3.Td3", "deterministic.Deterministic", SMALL, FAST, 700, -5.5),
+        (
+            "flashsac.Flashsac",
+            "block_gaussian.BlockGaussian",
+            {"width": 32},
+            {"width": 32, "actor_lr": 1e-3, "critic_lr": 1e-3, "temperature_lr": 1e-3},
+            1000,
+            -7.0,
+        ),
+    ],
+)
+def test_learns_to_reach(
+    target: str,
+    policy: str,
+    shape: dict[str, Any],
+    settings: dict[str, Any],
+    steps: int,
+    least: float,
+) -> None:
+    """The real collector, replay and update; a policy that stands still scores about -15, full
+    speed from everywhere about -3.5."""
+    env = Reach(8)
+    acting = make_policy(policy, env.spec, **shape)
+    learner = make_learner(f"off_policy.{target}", acting, batch_size=128, **settings)
+    replay, rollout = ReplayBuffer(20_000), Collector(env, acting.warmup_policy(), 0.95, seed=0)
+    for step in range(steps):
+        if step == 50:
+            rollout.act_with(acting)
+        replay.add(rollout.step()[0])
+        if step >= 50:
+            learner.update(replay.sample(128))
+    test = Reach(50)
+    obs, total = test.reset(seed=1), torch.zeros(50)
+    with torch.no_grad():
+        for _ in range(20):
+            played = test.step(acting.act(obs, {}, acting.sample_noise(50))[0][:, 0])
+            obs, total = played.obs, total + played.reward
+    assert total.mean().item() > least
+
+
+@pytest.mark.parametrize(
+    ("target", "policy", "says"),
+    [
+        ("off_policy.sac.Sac", "random.Random", "log-prob"),
+        ("off_policy.dsac_t.DsacT", "deterministic.Deterministic", "log-prob"),
+        ("off_policy.td3.Td3", "gaussian.Gaussian", "policy=deterministic"),
+        ("off_policy.flashsac.Flashsac", "gaussian.Gaussian", "block_gaussian"),
+        ("offline.iql.Iql", "random.Random", "needs a loss"),
+        ("offline.fql.Fql", "generative.flow.Flow", "policy=one_step"),
+        ("offline.qchunking.QChunking", "generative.flow.Flow", "policy=best_of_n"),
+        ("finetune.expo.Expo", "generative.flow.Flow", "policy=edit"),
+        ("finetune.dsrl_na.DsrlNa", "gaussian.Gaussian", "finetune=dsrl_na"),
+        ("finetune.dppo.Dppo", "diagonal_gaussian.DiagonalGaussian", "policy=noisy_diffusion"),
+        ("on_policy.ppo.Ppo", "generative.flow.Flow", "policy=diagonal_gaussian"),
+    ],
+)
+def test_policies_that_do_not_fit_are_refused(target: str, policy: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_learner(target, make_policy(policy, SPEC), run=RunPlan(1))
+
+
+def test_a_recorded_update_needs_a_gpu() -> None:
+    policy = make_policy("gaussian.Gaussian", SPEC)
+    learner = make_learner("off_policy.sac.Sac", policy, cuda_graph=True)
+    with pytest.raises(ConfigError, match="cuda_graph=true needs a GPU"):
+        accelerate(learner).update(still(torch.zeros(256, 3), torch.zeros(256, 2), torch.ones(256)))

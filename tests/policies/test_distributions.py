@@ -1,0 +1,417 @@
+"""Gaussian, diagonal, beta and categorical policies: densities and samples by hand and by torch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical as Theirs
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+
+from embodied.core.actor import Actor
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
+from embodied.core.spec import NORMALIZED, Leaf, Spec
+from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
+from embodied.datasets.transitions import Dataset, chunks
+from embodied.learners.acceleration import accelerate, native_obstacle
+from embodied.learners.imitation.behavior_cloning import BehaviorCloning
+from embodied.learners.imitation.behavior_cloning import Config as ImitateConfig
+from embodied.learners.learner import RunPlan
+from embodied.nn.fit import fit
+from embodied.policies.categorical import Categorical
+from embodied.policies.categorical import Config as CategoricalConfig
+from embodied.policies.diagonal_beta import TRIES, DiagonalBeta, gamma
+from embodied.policies.diagonal_gaussian import DiagonalGaussian
+from embodied.policies.gaussian import Config, Gaussian
+from tests.builders import make_learner, make_policy
+
+SPEC = Spec({"state": Leaf((4,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+
+
+@pytest.fixture
+def policy() -> Gaussian:
+    torch.manual_seed(0)
+    return Gaussian(Config(chunk=3, hidden=(32,)), SPEC)
+
+
+def theirs(policy: Gaussian, obs: dict[str, Tensor]) -> TransformedDistribution:
+    mean, log_std = policy(obs)
+    normal = Independent(Normal(mean.double(), log_std.double().exp()), 1)
+    return TransformedDistribution(normal, [TanhTransform()])
+
+
+def test_log_probabilities_are_those_of_torch(policy: Gaussian) -> None:
+    obs = {"state": torch.randn(50, 4)}
+    action, log_prob = policy.sample(obs, 0.5 * policy.sample_noise(50, explore=True))
+    assert action.shape == (50, 6) and log_prob.shape == (50,)
+    expected = theirs(policy, obs).log_prob(action.detach().double())
+    torch.testing.assert_close(log_prob.double(), expected, atol=1e-3, rtol=1e-3)
+    again = policy.log_prob(obs, action.detach())
+    torch.testing.assert_close(again, log_prob, atol=1e-2, rtol=1e-3)
+
+
+def test_one_log_probability_by_hand(policy: Gaussian) -> None:
+    for parameter in policy.parameters():
+        torch.nn.init.zeros_(parameter)  # mean 0, log std the middle of its bounds, -1.5
+    noise = torch.zeros(1, 6)
+    noise[0, 0] = 2.0
+    action, log_prob = policy.sample({"state": torch.zeros(1, 4)}, noise)
+    u = 2 * math.exp(-1.5)
+    normal = -0.5 * 2**2 + 6 * (1.5 - 0.5 * math.log(2 * math.pi))
+    expected = normal - math.log(1 - math.tanh(u) ** 2)
+    assert action[0, 0].item() == pytest.approx(math.tanh(u))
+    assert log_prob.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_far_out_the_density_stays_finite_and_has_a_gradient(policy: Gaussian) -> None:
+    obs = {"state": torch.randn(3, 4)}
+    action, log_prob = policy.sample(obs, torch.full((3, 6), 100.0))
+    assert torch.isfinite(log_prob).all()
+    log_prob.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.parameters() if p.grad is not None)
+    assert torch.isfinite(policy.log_prob(obs, torch.ones(3, 6))).all()
+    assert (action.abs() <= 1).all()
+
+
+def test_acting_is_sampling_with_the_same_noise(policy: Gaussian) -> None:
+    obs, noise = {"state": torch.randn(5, 4)}, policy.sample_noise(5, explore=True)
+    actions, _ = policy.act(obs, {}, noise)
+    torch.testing.assert_close(actions.flatten(1), policy.sample(obs, noise)[0])
+    assert not policy.sample_noise(5, explore=False).any()
+
+
+def test_likelihood_learns_the_deviation_and_squared_error_does_not() -> None:
+    torch.manual_seed(0)
+    wanted = 0.3
+    batch = {
+        "obs/state": torch.zeros(2000, 4),
+        "action": torch.tanh(0.2 + wanted * torch.randn(2000, 1, 2)),
+        "valid": torch.ones(2000, 1, dtype=torch.bool),
+    }
+    deviations = {}
+    for kind in ("nll", "mse"):
+        policy = make_policy("gaussian.Gaussian", SPEC, seed=None, hidden=[8], imitate=kind)
+        fit(policy.parameters(), lambda: policy.loss(batch).mean(), 200, lr=0.02)  # noqa: B023
+        mean, log_std = policy({"state": torch.zeros(1, 4)})
+        assert (mean - 0.2).abs().max() < 0.05
+        deviations[kind] = log_std.exp()
+    assert (deviations["nll"] - wanted).abs().max() < 0.03
+    assert (deviations["mse"] - wanted).abs().min() > 0.03
+
+
+def test_a_head_of_zeros_starts_at_the_middle() -> None:
+    policy = Gaussian(Config(zero_head=True), SPEC)
+    actions, _ = policy.act({"state": torch.randn(3, 4)}, {}, policy.sample_noise(3))
+    assert torch.equal(actions, torch.zeros(3, 1, 2))
+
+
+def test_hard_bounds_are_clamped() -> None:
+    policy = Gaussian(Config(hidden=(), log_std=(-20.0, 2.0), soft=False), SPEC)
+    for parameter in policy.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[0.0, 0.0]]  # a deviation of 1
+    torch.nn.init.constant_(policy.net[-1].bias, 3.0)
+    assert policy({"state": torch.zeros(1, 4)})[1].tolist() == [[2.0, 2.0]]
+
+
+ACT = Leaf((2,), low=-1.0, high=1.0)
+NORMAL_SPEC = Spec({"state": Leaf((3,))}, ACT, dt=0.1)
+
+
+def make(**settings: Any) -> DiagonalGaussian:
+    return make_policy(
+        "diagonal_gaussian.DiagonalGaussian", NORMAL_SPEC, **{"hidden": [8], **settings}
+    )
+
+
+def test_density_and_entropy_by_hand() -> None:
+    policy = make(zero_head=True, log_std=math.log(2.0))
+    log_prob, entropy = policy.evaluate_actions(
+        {"state": torch.randn(1, 3)}, torch.tensor([[2.0, -4.0]])
+    )
+    # z = (1, -2): -(1 + 4) / 2 - 2 log 2 - log 2 pi; entropy 2 (log 2 + (1 + log 2 pi) / 2)
+    assert log_prob.item() == pytest.approx(-2.5 - 2 * math.log(2) - math.log(2 * math.pi))
+    assert entropy.item() == pytest.approx(2 * math.log(2) + 1 + math.log(2 * math.pi))
+    assert policy.entropy({"state": torch.randn(4, 3)}).tolist() == pytest.approx(
+        [entropy.item()] * 4
+    )
+
+
+def test_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
+    torch.manual_seed(0)
+    policy = make(head=1.0)
+    obs = {"state": torch.randn(7, len(policy.encoder.norm.mean))}
+    action, weight = torch.randn(7, policy.size), torch.randn(7)
+    found: list[list[torch.Tensor]] = []
+    normal = torch.distributions.Normal(policy(obs), policy.log_std.exp())
+    theirs = (normal.log_prob(action).sum(1), normal.entropy().sum(1))
+    for density, entropy in (policy.evaluate_actions(obs, action), theirs):
+        loss = (density * weight).sum() + 3 * entropy.mean()
+        gradients = torch.autograd.grad(loss, list(policy.parameters()))
+        found.append([density, entropy, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_part_of_a_chunk() -> None:
+    policy = make(chunk=3, head=1.0)
+    obs, action = {"state": torch.randn(5, 3)}, torch.randn(5, 6)
+    some, _ = policy.evaluate_actions(obs, action[:, :2])
+    mean = policy(obs)[:, :2]
+    expected = torch.distributions.Normal(mean, 1.0).log_prob(action[:, :2]).sum(1)
+    torch.testing.assert_close(some, expected)
+
+
+def test_the_robot_gets_the_clipped_action_and_the_learner_the_whole() -> None:
+    policy = make(log_std=1.0)
+    actor = Actor(policy, 50, explore=True)
+    action = actor({"state": torch.randn(50, 3)}, torch.ones(50, dtype=torch.bool))
+    assert actor.stored_action.abs().max() > 2
+    assert torch.equal(action, actor.stored_action.clamp(-1, 1))
+
+
+def test_it_begins_near_zero_and_orthogonal() -> None:
+    obs = {"state": 5 * torch.randn(100, 3)}
+    assert not make(zero_head=True)(obs).any()
+    assert 1e-4 < make()(obs).std() < 0.1
+    weight = make().net[0].weight
+    torch.testing.assert_close(weight.T @ weight, 2 * torch.eye(3))
+    assert not make(learn_std=False).log_std.requires_grad
+
+
+def test_discrete_actions_are_refused() -> None:
+    spec = NORMAL_SPEC.with_act(Leaf((), "int64", 0, 3))
+    with pytest.raises(ConfigError, match="continuous"):
+        build(
+            {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian"}, Policy, spec=spec
+        )
+
+
+def make_beta(spec: Spec = NORMAL_SPEC, **settings: Any) -> DiagonalBeta:
+    return make_policy("diagonal_beta.DiagonalBeta", spec, **{"hidden": [8], **settings})
+
+
+def beta_by_torch(policy: DiagonalBeta, obs: dict[str, Tensor]) -> torch.distributions.Distribution:
+    """2 x - 1 with x ~ Beta, by torch."""
+    alpha, beta = policy(obs).unbind(2)
+    base = torch.distributions.Beta(alpha, beta)
+    affine = torch.distributions.AffineTransform(-1.0, 2.0)
+    return torch.distributions.TransformedDistribution(base, [affine])
+
+
+def test_beta_log_prob_and_entropy_are_torchs_with_their_gradients() -> None:
+    policy = make_beta(head=2.0)
+    obs = {"state": torch.randn(7, 3)}
+    action, weight = 1.9 * torch.rand(7, 2) - 0.95, torch.randn(7)
+    alpha, beta = policy(obs).unbind(2)
+    entropy = torch.distributions.Beta(alpha, beta).entropy().sum(1) + 2 * math.log(2)
+    found: list[list[Tensor]] = []
+    density = beta_by_torch(policy, obs).log_prob(action).sum(1)
+    for one, other in (policy.evaluate_actions(obs, action), (density, entropy)):
+        loss = (one * weight).sum() + 3 * other.mean()
+        gradients = torch.autograd.grad(loss, list(policy.parameters()))
+        found.append([one, other, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_the_density_integrates_to_one() -> None:
+    spec = Spec(NORMAL_SPEC.obs, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+    policy = make_beta(spec, head=2.0)
+    grid = torch.linspace(-1, 1, 20_001)[:, None]
+    obs = {"state": torch.randn(1, 3).expand(len(grid), 3)}
+    density = policy.log_prob(obs, grid).exp()
+    assert torch.trapezoid(density, grid[:, 0]).item() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("shape", [1.0, 1.7, 6.0, 200.0])
+def test_gamma_samples_have_the_distribution(shape: float) -> None:
+    """Kolmogorov and Smirnov's distance to the exact distribution, at a level of 0.1%."""
+    torch.manual_seed(1)
+    n = 20_000
+    noise = torch.stack([torch.randn(n, TRIES), 1 - torch.rand(n, TRIES)], 2)
+    drawn = gamma(torch.full((n,), shape), noise).double().sort().values
+    exact = torch.special.gammainc(torch.full((n,), shape, dtype=torch.float64), drawn)
+    ranks = torch.arange(1, n + 1, dtype=torch.float64) / n
+    assert (exact - ranks).abs().max().item() < 1.95 / math.sqrt(n)
+
+
+def test_samples_have_the_policys_moments() -> None:
+    policy = make_beta(head=2.0)
+    obs = {"state": torch.randn(1, 3).expand(50_000, 3)}
+    with torch.no_grad():
+        action, _ = policy.act(obs, {}, policy.sample_noise(50_000, explore=True))
+        exact = beta_by_torch(policy, obs)
+        drawn = exact.sample()
+    assert action.abs().max() <= 1
+    torch.testing.assert_close(action[:, 0].mean(0), drawn.mean(0), atol=0.01, rtol=0)
+    torch.testing.assert_close(action[:, 0].std(0), drawn.std(0), atol=0.01, rtol=0)
+
+
+def test_the_mean_acts_in_evaluation() -> None:
+    policy = make_beta(head=2.0).eval()
+    obs = {"state": torch.randn(5, 3)}
+    action = Actor(policy, 5)(obs, torch.ones(5, dtype=torch.bool))
+    alpha, beta = policy(obs).unbind(2)
+    torch.testing.assert_close(action, (2 * alpha / (alpha + beta) - 1).detach())
+    mode = 2 * (alpha - 1) / (alpha + beta - 2) - 1
+    assert (action - mode).abs().max() > 0.01
+
+
+def test_beta_part_of_a_chunk() -> None:
+    policy = make_beta(chunk=3, head=2.0)
+    obs, action = {"state": torch.randn(4, 3)}, 2 * torch.rand(4, 6) - 1
+    density, entropy = policy.evaluate_actions(obs, action[:, :2])
+    alpha, beta = policy(obs)[:, :2].unbind(2)
+    exact = torch.distributions.Beta(alpha, beta)
+    expected = exact.log_prob((action[:, :2] + 1) / 2).sum(1) - 2 * math.log(2)
+    torch.testing.assert_close(density, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(entropy, exact.entropy().sum(1) + 2 * math.log(2))
+
+
+def test_actions_at_the_bounds_have_finite_densities() -> None:
+    policy = make_beta(head=2.0)
+    density, _ = policy.evaluate_actions(
+        {"state": torch.zeros(2, 3)}, torch.tensor([[-1.0, 1.0]] * 2)
+    )
+    assert density.isfinite().all()
+
+
+def test_actions_without_bounds_are_refused() -> None:
+    for leaf, match in (
+        (Leaf((2,), unit=NORMALIZED), "actions have bounds"),
+        (Leaf((), "int64", low=0, high=3), "continuous actions"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            make_beta(Spec(NORMAL_SPEC.obs, leaf, dt=0.1))
+
+
+def test_ppo_trains_it_without_native_code() -> None:
+    """Rewarded for actions near (0.5, -0.5), its mean goes there; the report names the reason."""
+    policy = make_beta()
+    settings = {"horizon": 1, "batch_size": 256, "epochs": 4, "lr": 0.01, "value": {"hidden": [8]}}
+    learner = make_learner("on_policy.ppo.Ppo", policy, run=RunPlan(decisions=1), **settings)
+    accelerate(learner, native=True)
+    assert native_obstacle(learner) == "the policy is DiagonalBeta, not DiagonalGaussian"
+    obs = torch.zeros(1, 256, 3)
+    flags = {"ended": torch.ones(1, 256, dtype=torch.bool)}
+    flags |= {"valid": flags["ended"], "first": flags["ended"]}
+    kls: list[float] = []
+    for _ in range(30):
+        with torch.no_grad():
+            action, _ = policy.act({"state": obs[0]}, {}, policy.sample_noise(256, explore=True))
+        reward = -(action - torch.tensor([0.5, -0.5])).square().sum((1, 2))[None]
+        batch = {"obs/state": obs, "next_obs/state": obs, "action": action[:, 0][None]}
+        batch |= {"reward": reward, "discount": torch.zeros(1, 256), **flags}
+        kls.append(float(learner.update(batch)["kl"]))
+    mean, _ = policy.act({"state": obs[0, :1]}, {}, policy.sample_noise(1))
+    torch.testing.assert_close(mean[0, 0], torch.tensor([0.5, -0.5]), atol=0.15, rtol=0)
+    assert 0 < max(kls) < 0.2
+
+
+CELLS = Leaf((2, 2), "uint8", 0, 3, unit="symbol")
+CATEGORICAL_SPEC = Spec(
+    {"cells": CELLS}, Leaf((), "int64", 0, 4), dt=1.0, text="press the right key"
+)
+
+
+def cells(n: int) -> dict[str, torch.Tensor]:
+    return {"cells": torch.randint(4, (n, 2, 2)).to(torch.uint8)}
+
+
+@pytest.fixture
+def discrete() -> Categorical:
+    torch.manual_seed(0)
+    built = Categorical(CategoricalConfig(chunk=2, hidden=(16,)), CATEGORICAL_SPEC)
+    head = built.net[-1]
+    assert isinstance(head, nn.Linear)
+    nn.init.normal_(head.weight)  # far from uniform
+    return built
+
+
+def test_probabilities_are_those_of_torch(discrete: Categorical) -> None:
+    obs = cells(30)
+    action = torch.randint(5, (30, 2))
+    theirs = Theirs(logits=discrete.net(discrete.encoder(obs)).view(30, 2, 5))
+    torch.testing.assert_close(discrete.log_prob(obs, action), theirs.log_prob(action).sum(1))
+    torch.testing.assert_close(discrete.entropy(obs), theirs.entropy().sum(1))
+
+
+def test_gumbel_noise_draws_from_the_distribution(discrete: Categorical) -> None:
+    one = {"cells": cells(1)["cells"].expand(40_000, 2, 2)}
+    action, _ = discrete.act(one, {}, discrete.sample_noise(40_000, explore=True))
+    probability = discrete(one)[0].exp()
+    for step in range(2):
+        share = torch.bincount(action[:, step], minlength=5) / 40_000
+        assert (share - probability[step]).abs().max() < 0.012  # over four deviations
+    best, _ = discrete.act(one, {}, discrete.sample_noise(40_000))
+    assert (best == probability.argmax(1)).all()
+
+
+def test_who_is_sampled_draws_in_evaluation_too() -> None:
+    policy = Categorical(CategoricalConfig(hidden=(4,), sampled=True), CATEGORICAL_SPEC)
+    assert policy.sample_noise(5).abs().min() > 0 and policy.sample_noise(5).shape == (5, 1, 5)
+
+
+def test_loss_by_hand(discrete: Categorical) -> None:
+    for parameter in discrete.parameters():
+        nn.init.zeros_(parameter)
+    head = discrete.net[-1]
+    assert isinstance(head, nn.Linear)
+    head.bias.data = torch.tensor([math.log(4), 0, 0, 0, 0, 0, 0, 0, 0, math.log(6)])
+    batch = {
+        "obs/cells": cells(3)["cells"],
+        "action": torch.tensor([[0, 4], [1, 0], [0, 2]]),
+        "valid": torch.tensor([[True, True], [True, False], [False, False]]),
+    }
+    # First action: weights 4 1 1 1 1 of 8; second: 1 1 1 1 6 of 10.
+    expected = [(math.log(8 / 4) + math.log(10 / 6)) / 2, math.log(8), 0.0]
+    assert discrete.loss(batch).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_equally_likely_at_the_start_if_asked() -> None:
+    policy = Categorical(CategoricalConfig(head=0.0), CATEGORICAL_SPEC)
+    assert policy.entropy(cells(4)).tolist() == pytest.approx([math.log(5)] * 4)
+
+
+def test_continuous_actions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs discrete actions"):
+        Categorical(CategoricalConfig(), CATEGORICAL_SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
+
+
+def test_discrete_demonstrations_go_to_disk_and_are_imitated(tmp_path: Path) -> None:
+    """Recorded as int64, read back the same, and learnt without a mistake."""
+    torch.manual_seed(0)
+    with EpisodeWriter(tmp_path, CATEGORICAL_SPEC) as writer:
+        for _ in range(8):
+            seen = torch.randint(4, (41, 2, 2)).to(torch.uint8)
+            right = torch.where(seen[:40, 0, 0] == 3, 4, seen[:40, 1, 1].long())
+            no = torch.zeros(40, dtype=torch.bool)
+            late = torch.arange(40) == 39
+            steps = {"obs/cells": seen[:40], "next_obs/cells": seen[40], "action": right}
+            flags = {"reward": torch.zeros(40), "terminated": no, "truncated": late}
+            writer.add(steps | flags)
+    episodes = read_episodes(tmp_path)
+    assert episodes.spec == CATEGORICAL_SPEC and episodes.spec.obs["cells"].is_symbol
+    assert episodes.steps["action"].dtype == torch.int64
+    assert episodes.steps["action"].shape == (320,)
+    assert episodes.steps["obs/cells"].dtype == torch.uint8
+    rows = Dataset(chunks(episodes, 1))
+    assert rows.rows["action"].shape == (320, 1)
+    learner = BehaviorCloning(
+        ImitateConfig(batch_size=64, lr=1e-2),
+        Categorical(CategoricalConfig(), CATEGORICAL_SPEC),
+        run=RunPlan(150),
+    )
+    learner.fit(rows.rows)
+    for _ in range(150):
+        learner.update(rows.sample(64))
+    obs = cells(500)
+    right = torch.where(obs["cells"][:, 0, 0] == 3, 4, obs["cells"][:, 1, 1].long())
+    chosen, _ = learner.policy.act(obs, {}, learner.policy.sample_noise(500))
+    assert (chosen[:, 0] == right).float().mean() > 0.98

@@ -1,0 +1,397 @@
+"""Best of N, edits, features of a base and physical units: choices and values by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
+
+from embodied.core import checkpoint
+from embodied.core.actor import Actor
+from embodied.core.affine import Affine
+from embodied.core.build import ConfigError, build
+from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.nn.fit import fit
+from embodied.nn.networks import QFunction
+from embodied.policies.steering.dsrl_features import DsrlFeatures
+from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
+from embodied.policies.wrappers.edit import Edit
+from embodied.policies.wrappers.physical_units import PhysicalUnits
+from tests.builders import make_policy, node_of
+
+SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 2}
+GAUSSIAN = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16]}
+LINEAR = {"_target_": "embodied.learners.critics.Critic", "n": 2, "hidden": []}
+
+
+def best(**settings: Any) -> BestOfN:
+    torch.manual_seed(0)
+    given = {"base": FLOW, "critic": LINEAR, "n": 4, **settings}
+    return make_policy("wrappers.best_of_n.BestOfN", SPEC, **given)
+
+
+def edit(**settings: Any) -> Edit:
+    torch.manual_seed(0)
+    node = node_of("policies.wrappers.edit.Edit", base=FLOW, critic=LINEAR, edit=GAUSSIAN)
+    return build({**node, "n": 4, **settings}, Policy, spec=SPEC)
+
+
+@torch.no_grad()
+def prefer(policy: BestOfN, weights: list[list[float]]) -> None:
+    """Make Q_i(s, a) = weights[i] . a, whatever s."""
+    ensemble = policy.critic.ensemble
+    ensemble.weights[0].zero_()
+    ensemble.biases[0].zero_()
+    ensemble.weights[0][:, -len(weights[0]) :, 0] = torch.tensor(weights)
+
+
+def test_select_by_q_by_hand() -> None:
+    candidates = torch.tensor(
+        [[[1.0, 0.0], [3.0, 1.0], [2.0, 5.0]], [[4.0, 2.0], [0.0, 3.0], [1.0, 0.0]]]
+    )
+    first, second = (lambda obs, a, i=i: a[:, :, i] * obs["sign"][:, None] for i in (0, 1))
+    obs = {"sign": torch.tensor([1.0, -1.0])}
+    chosen, index = select_by_q(first, obs, candidates)
+    assert index.tolist() == [1, 1] and chosen.tolist() == [[3, 1], [0, 3]]
+    chosen, index = select_by_q(second, obs, candidates)
+    assert index.tolist() == [2, 2] and chosen.tolist() == [[2, 5], [1, 0]]
+
+
+def test_rows_are_repeated_in_place() -> None:
+    assert repeat({"a": torch.tensor([[1], [2]])}, 2)["a"].flatten().tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("value", "slopes"), [("mean", [1.0, 2.0]), ("min", [1.0, 1.0])])
+def test_the_best_candidate_by_the_critics_together(value: str, slopes: list[float]) -> None:
+    policy = best(value=value)
+    # Of the last action element: Q_1 = a, Q_2 = 3 a; the mean is 2 a, the minimum a or 3 a.
+    prefer(policy, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 3.0]])
+    obs, noise = {"state": torch.randn(5, 3)}, policy.sample_noise(5)
+    chosen, _ = policy.act(obs, {}, noise)
+    each = torch.stack([policy.base.act(obs, {}, z)[0] for z in noise.view(5, 4, 4).unbind(1)], 1)
+    last = each[:, :, 1, 1]
+    score = 2 * last if value == "mean" else torch.where(last > 0, last, 3 * last)
+    expected = each[torch.arange(5), score.argmax(1)]
+    torch.testing.assert_close(chosen, expected)
+    assert len(set(score.argmax(1).tolist())) > 1
+
+
+def test_one_candidate_is_the_base_itself() -> None:
+    policy = best(n=1)
+    obs, noise = {"state": torch.randn(5, 3)}, policy.sample_noise(5)
+    assert torch.equal(policy.act(obs, {}, noise)[0], policy.base.act(obs, {}, noise)[0])
+
+
+def test_the_first_candidate_is_drawn_as_the_base_acts() -> None:
+    policy = best(base={**GAUSSIAN, "chunk": 2}, n=3)
+    calm = policy.sample_noise(4).view(4, 3, 4)
+    assert not calm[:, 0].any() and calm[:, 1:].all()
+
+
+def test_chunk_and_refusals() -> None:
+    assert best(chunk=3).chunk == 3 and best().chunk == 2
+    with pytest.raises(ConfigError, match="policy with a density"):
+        edit(edit=FLOW)
+
+
+@pytest.mark.parametrize("make", [best, edit])
+def test_around_a_loaded_base(make: Any, tmp_path: Path) -> None:
+    """The base keeps weights and normalisers; the whole loads alone."""
+    torch.manual_seed(3)
+    base = build(FLOW, Policy, spec=SPEC)
+    rows = {"obs/state": 5 + torch.randn(50, 3), "action": torch.rand(50, 4) / 2}
+    base.fit(rows)
+    kept = {key: value.clone() for key, value in base.state_dict().items()}
+    kind = type(make())
+    node = {key: value for key, value in make().node.items() if key != "base"}
+    policy = kind.wrap(base, node)
+    policy.fit({"obs/state": torch.randn(50, 3), "action": torch.rand(50, 4) * 2 - 1})
+    assert all(torch.equal(value, kept[key]) for key, value in policy.base.state_dict().items())
+    assert policy.critic.encoder.norm.limit < 100  # fitted
+    checkpoint.save(tmp_path / "1", policy, 1)
+    loaded = checkpoint.load_policy(tmp_path / "1", SPEC)
+    obs, noise = {"state": torch.randn(6, 3)}, policy.sample_noise(6, explore=True)
+    assert torch.equal(loaded.act(obs, {}, noise)[0], policy.act(obs, {}, noise)[0])
+
+
+def test_any_base_and_what_its_critic_judges() -> None:
+    """Around latent noise, a critic of the noise chooses; carries are those of the chosen."""
+    torch.manual_seed(1)
+    flow = build(FLOW, Policy, spec=SPEC)
+    latent = node_of("policies.steering.dsrl.Dsrl", bound=2.0, base=FLOW, inner=GAUSSIAN)
+    steered = build(latent, Policy, spec=SPEC)
+    steered.base.load_state_dict(flow.state_dict())
+    policy = best(base=latent, n=5)
+    policy.base.load_state_dict(steered.state_dict())
+    prefer(policy, [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    actor = Actor(policy, 6, explore=True)
+    torch.manual_seed(2)
+    actor({"state": torch.zeros(6, 3)}, torch.ones(6, dtype=torch.bool))
+    torch.manual_seed(2)
+    noise = policy.sample_noise(6, explore=True).view(6, 5, 4)
+    obs = {"state": torch.zeros(6, 3)}
+    u = torch.stack([steered.inner.act(obs, {}, z)[0][:, 0] for z in noise.unbind(1)], 1)
+    expected = u[torch.arange(6), u[:, :, 0].argmax(1)]
+    torch.testing.assert_close(actor.stored_action, expected)
+    torch.testing.assert_close(actor.plan, flow.act(obs, {}, 2 * expected)[0])
+
+
+def test_edits_of_nothing_are_the_base_bit_for_bit() -> None:
+    """A head of zeros and no exploration: with one candidate the base, with more the best of it."""
+    zero = {**GAUSSIAN, "zero_head": True}
+    obs = {"state": torch.randn(7, 3)}
+    one = edit(edit=zero, n=1)
+    noise = one.sample_noise(7)
+    assert torch.equal(one.act(obs, {}, noise)[0], one.base.act(obs, {}, noise[:, :4])[0])
+    many, plain = edit(edit=zero), best()
+    plain.base.load_state_dict(many.base.state_dict())
+    plain.critic.load_state_dict(many.critic.state_dict())
+    noise = many.sample_noise(7)
+    assert torch.equal(many.act(obs, {}, noise)[0], plain.act(obs, {}, noise[:, :16])[0])
+    explored = many.act(obs, {}, many.sample_noise(7, explore=True))[0]
+    assert not torch.equal(explored, plain.act(obs, {}, noise[:, :16])[0])
+
+
+def test_proposals_are_the_base_and_its_edits() -> None:
+    policy = edit(scale=0.7)
+    torch.nn.init.normal_(policy.edit.net[-1].bias, std=2.0)
+    obs, noise = {"state": torch.randn(3, 3)}, policy.sample_noise(3, explore=True)
+    proposals = policy.proposals(obs, noise)
+    assert proposals.shape == (3, 8, 4) and proposals.abs().max() == 1
+    base, edits = noise[:, :16].view(3, 4, 4), noise[:, 16:].view(3, 4, 4)
+    for i in range(4):
+        action = policy.base.act(obs, {}, base[:, i])[0].flatten(1)
+        torch.testing.assert_close(proposals[:, i], action)
+        u = policy.edit.act({**obs, "base_action": action}, {}, edits[:, i])[0].flatten(1)
+        torch.testing.assert_close(proposals[:, 4 + i], (action + 0.7 * u).clamp(-1, 1))
+    prefer(policy, [[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    chosen = policy.act(obs, {}, noise)[0].flatten(1)
+    expected = proposals[torch.arange(3), proposals[:, :, 2].argmax(1)]
+    torch.testing.assert_close(chosen, expected)
+
+
+def test_the_density_of_an_edit_is_that_of_the_scaled_one() -> None:
+    policy = edit(scale=0.2)
+    obs, action, noise = {"state": torch.randn(6, 3)}, torch.zeros(6, 4), torch.randn(6, 4)
+    edited, log_prob = policy.revise(obs, action, noise)
+    mean, log_std = policy.edit({**obs, "base_action": action})
+    transforms = [TanhTransform(), AffineTransform(0.0, 0.2)]
+    density = TransformedDistribution(Normal(mean, log_std.exp()), transforms)
+    torch.testing.assert_close(log_prob, density.log_prob(edited).sum(1), atol=1e-3, rtol=1e-3)
+    assert edited.abs().max() < 0.2
+
+
+def flat(obs: Tensors, actions: Tensor, critic: Any) -> Tensor:
+    """Values one candidate at a time."""
+    return torch.stack([critic(obs, a) for a in actions.unbind(1)], 2)
+
+
+def test_values_of_many_actions_are_those_of_each() -> None:
+    torch.manual_seed(0)
+    node = {**LINEAR, "n": 3, "hidden": [8, 8], "layer_norm": True}
+    critic = build(node, QFunction, spec=SPEC, size=4)
+    obs, actions = {"state": torch.randn(5, 3)}, torch.randn(5, 6, 4)
+    expected = flat(obs, actions, critic)
+    torch.testing.assert_close(critic.each(obs, actions), expected)
+    some = torch.tensor([2, 0])
+    torch.testing.assert_close(critic.each(obs, actions, some), expected[some])
+
+
+FEATURED_SPEC = Spec(
+    {"state": Leaf((3,)), "wrist": Leaf((16, 16, 3), "uint8"), "privileged/state": Leaf((5,))},
+    Leaf((2,), low=-1.0, high=1.0),
+    dt=0.1,
+)
+BASE = node_of(
+    "policies.generative.flow.Flow", chunk=3, width=16, images={"channels": [4], "features": 7}
+)
+
+
+def made(**base: Any) -> DsrlFeatures:
+    torch.manual_seed(0)
+    node = {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures", "bound": 2.0}
+    policy = DsrlFeatures.wrap(build(BASE | base, Policy, spec=FEATURED_SPEC), node, GAUSSIAN)
+    assert isinstance(policy, DsrlFeatures)
+    return policy
+
+
+def seen(n: int) -> Tensors:
+    return {
+        "state": torch.randn(n, 3),
+        "wrist": torch.randint(256, (n, 16, 16, 3), dtype=torch.uint8),
+        "privileged/state": torch.randn(n, 5),
+    }
+
+
+def test_rows_hold_features_and_what_critics_see_and_no_picture() -> None:
+    policy, obs = made(), seen(4)
+    actor = Actor(policy, 4, explore=True)
+    actor(obs, torch.ones(4, dtype=torch.bool))
+    assert set(actor.decision_obs) == {"features", "privileged/state"} == set(policy.inner.spec.obs)
+    assert actor.decision_obs["features"].shape == (4, 3 + 7)
+    assert torch.equal(actor.decision_obs["features"], policy.base.get_submodule("encoder")(obs))
+    assert actor.stored_action.shape == (4, 6)
+    assert not any("sight" in key for key in actor.carry), "pictures stay in the carry"
+    assert set(actor.preview(obs)) == {"features", "privileged/state"}
+
+
+def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
+    policy, obs = made(), seen(4)
+    actor = Actor(policy, 4)
+    one = actor(obs, torch.ones(4, dtype=torch.bool))
+    u = actor.stored_action
+    expected = policy.base.act(obs, {}, 2.0 * u)[0]
+    assert torch.allclose(one, expected[:, 0], atol=1e-6)
+    other = {key: value.roll(1, 0) for key, value in obs.items()}
+    again = actor(other, torch.tensor([True, False, False, False]))
+    assert torch.allclose(again[1:], expected[1:, 1], atol=1e-6), "these go on with their chunks"
+    fresh = policy.base.act(other, {}, 2.0 * actor.stored_action)[0]
+    assert torch.allclose(again[0], fresh[0, 0], atol=1e-6)
+
+
+def test_a_base_without_an_encoder_is_refused() -> None:
+    base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=FEATURED_SPEC)
+    with pytest.raises(ConfigError, match="no encoder"):
+        DsrlFeatures.wrap(
+            base, {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures"}, GAUSSIAN
+        )
+
+
+DEGREES = Leaf((2,), unit="deg", names=("shoulder", "elbow"))
+ARM = Spec({"state": Leaf((3,), unit="deg")}, DEGREES, dt=0.1)
+ACTION = Affine((-90.0, 0.0), (90.0, 100.0))
+STATE = Affine((-10.0,) * 3, (10.0,) * 3)
+DEEP_FLOW = {
+    "_target_": "embodied.policies.generative.flow.Flow",
+    "chunk": 4,
+    "width": 16,
+    "depth": 1,
+}
+
+
+def arm(reach: float | None = None) -> PhysicalUnits:
+    node = {
+        "_target_": "embodied.policies.wrappers.physical_units.PhysicalUnits",
+        "base": DEEP_FLOW,
+        "action": ACTION.to_json(),
+        "obs": {"state": STATE.to_json()},
+        "reach": reach,
+    }
+    return build(node, PhysicalUnits, spec=ARM)
+
+
+def test_actions_and_observations_are_physical() -> None:
+    policy = arm()
+    noise, state = policy.sample_noise(5), torch.randn(5, 3) * 10
+    actions, _ = policy.act({"state": state}, {}, noise)
+    inner, _ = policy.base.act({"state": state / 10}, {}, noise)
+    assert actions.shape == (5, 4, 2) and policy.chunk == 4
+    torch.testing.assert_close(actions, ACTION.to_physical(inner))
+
+
+def test_the_base_sees_a_spec_in_normalised_values() -> None:
+    inner = arm().base.spec
+    assert (inner.act.low, inner.act.high) == (-1.0, 1.0)
+    assert inner.obs["state"].is_normalized and inner.act.names == DEGREES.names
+    assert arm(reach=3.0).base.spec.act.is_normalized
+
+
+def test_a_loss_in_physical_units_is_the_bases() -> None:
+    policy = arm()
+    batch = {
+        "obs/state": torch.randn(6, 3) * 10,
+        "action": torch.randn(6, 4, 2) * 50,
+        "valid": torch.ones(6, 4, dtype=torch.bool),
+    }
+    normalised = {
+        **batch,
+        "obs/state": batch["obs/state"] / 10,
+        "action": ACTION.to_unit(batch["action"]),
+    }
+    torch.manual_seed(0)
+    here = policy.loss(batch)
+    torch.manual_seed(0)
+    torch.testing.assert_close(here, policy.base.loss(normalised))
+
+
+def test_it_is_put_around_a_trained_policy_and_saved(tmp_path: Path) -> None:
+    base = arm().base
+    policy = PhysicalUnits.of(base, ARM, ACTION, {"state": STATE})
+    loaded = checkpoint.load_policy(checkpoint.save(tmp_path / "1", policy, 1), ARM)
+    noise, obs = policy.sample_noise(3), {"state": torch.randn(3, 3)}
+    assert torch.equal(loaded.act(obs, {}, noise)[0], policy.act(obs, {}, noise)[0])
+    assert isinstance(loaded, Policy) and loaded.spec == ARM
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"action": {"low": [0], "high": [1]}}, "action.low has 1 numbers"),
+        ({"obs": {"stat": STATE.to_json()}}, "obs.stat has 3 numbers.*absent"),
+        ({"action": {"low": [0, 0], "high": [0, 1]}}, "equal in element 0"),
+    ],
+)
+def test_maps_that_do_not_fit_are_refused(change: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        build({**arm().node, **change}, PhysicalUnits, spec=ARM)
+
+
+WIDE = arm(reach=4.0)
+
+
+def networks() -> list[dict]:
+    small = {"hidden": [16]}
+    flow = {"chunk": 2, "width": 16, "depth": 1}
+    where = "embodied.policies.generative"
+    return [
+        {"_target_": "embodied.policies.gaussian.Gaussian", **small},
+        {"_target_": "embodied.policies.gaussian.Gaussian", "imitate": "nll", **small},
+        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", **small},
+        {"_target_": "embodied.policies.deterministic.Deterministic", **small},
+        {"_target_": f"{where}.flow.Flow", **flow},
+        {"_target_": f"{where}.shortcut.Shortcut", **flow},
+        {"_target_": f"{where}.consistency.Consistency", "steps": 2, **flow},
+        {"_target_": f"{where}.diffusion.Diffusion", **flow},
+        {
+            "_target_": f"{where}.one_step.OneStep",
+            "hidden": [16],
+            "flow": {"_target_": f"{where}.flow.Flow", **flow},
+        },
+        {"_target_": f"{where}.act.Act", "chunk": 2, "width": 16, "heads": 2, "style": 4},
+    ]
+
+
+@pytest.mark.parametrize("node", networks(), ids=lambda node: node["_target_"].rpartition(".")[2])
+def test_every_imitating_policy_reaches_beyond_the_quantiles(node: dict) -> None:
+    """2% of the data lie outside of the quantiles: an action there is learned, not clamped."""
+    torch.manual_seed(0)
+    policy = build({**WIDE.node, "base": node}, PhysicalUnits, spec=ARM)
+    target = ACTION.to_physical(torch.tensor([2.5, -2.5]))
+    rows = {
+        "obs/state": torch.randn(64, 3) * 10,
+        "action": target.expand(64, policy.chunk, 2),
+        "valid": torch.ones(64, policy.chunk, dtype=torch.bool),
+    }
+    policy.fit(rows)
+    fit(policy.parameters(), lambda: policy.loss(rows).mean(), 200, lr=0.02)
+    policy.eval()
+    obs = {"state": rows["obs/state"][:16]}
+    with torch.no_grad():
+        actions, _ = policy.act(obs, policy.initial(16), policy.sample_noise(16))
+    found = ACTION.to_unit(actions).mean((0, 1))
+    assert found[0] > 1.1 and found[1] < -1.1
+
+
+def test_observations_are_normalised_once() -> None:
+    base = WIDE.base
+    rows = {"obs/state": torch.randn(100, 3) * 1000, "action": torch.zeros(100, 4, 2)}
+    WIDE.fit(rows)
+    values = torch.full((1, 3), 50.0)
+    assert torch.equal(base.encoder({"state": values}), values)

@@ -1,0 +1,231 @@
+"""Off-policy runs: kinds of replay, schedules of the update ratio, exact resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied.compose import compose
+from embodied.core.build import ConfigError, build
+from embodied.core.env import Step
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.learners.off_policy import sac
+from embodied.learners.off_policy.sac import Sac
+from embodied.training.collector import Collector
+from embodied.training.components import RunComponents
+from embodied.training.config import read_config
+from embodied.training.update_ratio import Config, SwitchWhenSteady
+from tests.builders import node_of
+from tests.contract.test_learner import batch_for, make
+from tests.toy_envs import Config as CounterConfig
+from tests.toy_envs import Counter, Reach
+from tests.training.test_train import resumed, run, same, settings, weights
+
+KINDS: dict[str, dict[str, Any]] = {
+    "prioritized": {"replay": {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}},
+    "mapped": {"replay": {"_target_": "embodied.buffers.memmap.MemmapReplayBuffer"}},
+    "successes": {"success_fraction": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_is_exact(kind: str, tmp_path: Path) -> None:
+    changes = KINDS[kind] | {"replay_size": 1000, "env": {"_target_": f"{__name__}.Near"}}
+    resumed(settings(tmp_path, **changes, steps=240), 120)
+
+
+class Near(Reach):
+    """A world in which many an episode succeeds by chance."""
+
+    def step(self, action: torch.Tensor) -> Step:
+        out = super().step(action)
+        out.log["success"] = out.next_obs["state"].norm(dim=1) < 0.5
+        return out
+
+
+def test_a_learner_that_does_not_say_is_refused(tmp_path: Path) -> None:
+    node = settings(tmp_path / "run", **KINDS["prioritized"])
+    node["policy"] = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]}
+    node["learner"] = node_of("learners.off_policy.td3.Td3", hidden=[8], batch_size=8)
+    with pytest.raises(ConfigError, match="no TD error"):
+        run(node)
+
+
+def make_sac() -> Sac:
+    learner = make("sac")
+    assert isinstance(learner, Sac)
+    return learner
+
+
+def test_priorities_are_the_errors_and_weights_weigh() -> None:
+    """Two slices of an update; doubling all weights doubles the critic's loss."""
+    losses = []
+    for weight in (1.0, 2.0):
+        learner = make_sac()
+        batch = batch_for(learner) | {"weight": torch.full((learner.batch_size,), weight)}
+        torch.manual_seed(0)
+        losses.append(learner.update(batch)["critic_loss"].item())
+        assert learner.priority is not None and learner.priority.shape == (learner.batch_size,)
+    assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
+    torch.manual_seed(0)
+    plain = make_sac()
+    q = plain.critic({"state": batch["obs/state"]}, batch["action"])
+    torch.manual_seed(0)
+    backup = plain._backup(batch["reward"], batch["discount"], {"state": batch["next_obs/state"]})
+    torch.testing.assert_close(learner.priority, (q - backup).abs().mean(0).detach())
+
+
+def test_an_intervention_marks_its_decision() -> None:
+    """Row 0 is taken over in its second step: the first decision of two steps has the mark."""
+
+    class Watched(Counter):
+        steps = 0
+
+        def step(self, action: torch.Tensor) -> Step:
+            out = super().step(action)
+            self.steps += 1
+            out.log["intervened"] = torch.tensor([self.steps == 2, False])
+            return out
+
+    for chunk, expected in ((2, [[True, False], [False, False]]), (1, None)):
+        env = Watched(CounterConfig(ends=(100, 100)))
+        node = {"_target_": "embodied.policies.random.Random", "chunk": chunk}
+        rollout = Collector(env, build(node, Policy, spec=env.spec), 0.9)
+        out = [rows for rows in (rollout.step()[0] for _ in range(4)) if rows]
+        marks = [rows["intervened"].tolist() for rows in out]
+        assert marks == (expected or [[False, False], [True, False]] + 2 * [[False, False]])
+
+
+TARGET = "embodied.training.update_ratio.SwitchWhenSteady"
+QUICK = {"_target_": TARGET, "low": 0.25, "high": 1.0, "every": 4, "window": 2, "threshold": 0.05}
+
+
+class Probed(sac.Sac):
+    """SAC that reports as `active_units` 1 / (number of the update)."""
+
+    def __init__(self, config: sac.Config, policy: Policy, spec: Spec) -> None:
+        super().__init__(config, policy, spec)
+        self.register_buffer("made", torch.zeros(()))
+
+    def update(self, batch: Tensors) -> Tensors:
+        self.made += 1
+        return {**super().update(batch), "active_units": 1 / self.made}
+
+
+def fed(schedule: SwitchWhenSteady, values: list[float]) -> list[float]:
+    return [schedule.ratio({"active_units": torch.tensor(value)}) for value in values]
+
+
+def test_it_switches_once_when_the_metric_is_steady() -> None:
+    """Checks after every 3 calls, of the mean of the last two: 5.5, 7, 7.0005."""
+    schedule = SwitchWhenSteady(Config(every=3, window=2))
+    assert schedule.ratio({}) == 0.5
+    assert fed(schedule, [100, 5, 6, -40, 7, 7]) == [0.5] * 6
+    assert fed(schedule, [0, 7, 7.001]) == [0.5, 0.5, 2.0]
+    assert fed(schedule, [100, 0, 55, 3]) == [2.0] * 4  # for good
+
+
+def test_the_threshold_is_included_and_the_first_check_has_nothing_to_compare() -> None:
+    assert fed(SwitchWhenSteady(Config(every=1, window=1, threshold=0.5)), [0, 0.5]) == [0.5, 2]
+    assert fed(SwitchWhenSteady(Config(every=1, window=1, threshold=0.5)), [0, 0.51]) == [0.5, 0.5]
+
+
+def test_it_does_not_switch_too_early() -> None:
+    schedule = SwitchWhenSteady(Config(every=2, window=1, earliest=7))
+    assert fed(schedule, [1.0] * 9) == [0.5] * 7 + [2.0] * 2
+
+
+def test_its_state_goes_on() -> None:
+    values = [3.0, 2.0, 9.0, 2.0, 4.0, 5.0, 2.0, 4.0, 5.0, 1.0]
+    expected = fed(SwitchWhenSteady(Config(every=3, window=2)), values)
+    assert set(expected) == {0.5, 2.0}
+    for cut in range(len(values)):
+        half = SwitchWhenSteady(Config(every=3, window=2))
+        before = fed(half, values[:cut])
+        resumed = SwitchWhenSteady(Config(every=3, window=2))
+        resumed.set_state(half.get_state())
+        assert before + fed(resumed, values[cut:]) == expected
+
+
+def probed(folder: Path, ratio: Any, **more: Any) -> Any:
+    made = settings(folder, utd_ratio=ratio, **more)
+    made["learner"]["_target_"] = f"{__name__}.Probed"
+    return made
+
+
+def updates_of(folder: Path, ratio: Any) -> int:
+    components = RunComponents(read_config(probed(folder, ratio, warmup_steps=0)))
+    loop: Any = components.loop
+    due: list[int] = []
+
+    class Counting:
+        """Stops after 20 vector steps."""
+
+        running, step = True, 0
+
+        def advance(self, steps: int, metrics: Any, step: Any, updates: int) -> None:
+            due.append(updates)
+            self.running = len(due) < 20
+
+    loop.run(Counting())
+    return sum(due)
+
+
+def test_a_run_switches(tmp_path: Path) -> None:
+    """4 transitions per vector step. One update each at 0.25; at the 4th and 8th the means are
+    0.29 and 0.13, at the 12th 0.087, which is within 0.05: then 4 updates in each of 8 steps."""
+    assert updates_of(tmp_path, QUICK) == 12 + 8 * 4
+    assert updates_of(tmp_path, QUICK | {"threshold": 0.0}) == 20
+    assert updates_of(tmp_path, 0.25) == 20
+
+
+def test_update_ratio_resume_is_exact(tmp_path: Path) -> None:
+    """Before and after the switch."""
+    ratio = QUICK | {"every": 20, "window": 7, "threshold": 0.02}  # at step 320
+    for cut in (148, 360):
+        whole = weights(resumed(probed(tmp_path / f"at-{cut}", ratio), cut))
+    run(probed(tmp_path / "never", ratio | {"threshold": 0.0}))
+    assert not same(whole, weights(tmp_path / "never"))
+
+
+class Constant:
+    """No UpdateRatio: it does not have that class as a base."""
+
+    def ratio(self, metrics: Mapping[str, Tensor]) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"),
+    [
+        (QUICK | {"low": -1}, "low=-1 should be at least 0"),
+        (QUICK | {"window": 9}, "window=9 should be at most every=4"),
+        ({"_target_": f"{__name__}.Constant"}, "is no UpdateRatio"),
+        ("often", "data.utd_ratio='often'"),
+        (-1, r"data\.utd_ratio=-1 should be at least 0"),
+    ],
+)
+def test_wrong_schedules_are_refused(tmp_path: Path, ratio: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        RunComponents(read_config(probed(tmp_path, ratio)))
+
+
+def test_a_metric_that_is_not_reported_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'no metric active_unit .*"active_units"'):
+        run(probed(tmp_path, QUICK | {"metric": "active_unit"}))
+
+
+def test_the_command_line_takes_a_node() -> None:
+    words = ["experiment=pendulum_sac", "name=x", "out=y"]
+    node = compose("train", [*words, f"data.utd_ratio={{_target_: {TARGET}, low: 0.25}}"]).node
+    data: Any = read_config(node).data
+    assert {"_target_": TARGET, "low": 0.25, "high": 2.0}.items() <= data.utd_ratio.items()
+    data = read_config(compose("train", [*words, "data.utd_ratio=3"]).node).data
+    assert data.utd_ratio == 3.0
