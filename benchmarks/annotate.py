@@ -23,9 +23,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import nest
 from embodied.nn.statistics import spearman
-from embodied.rewards.language.annotate import Annotate
-from embodied.rewards.language.caption_models import Classification
-from embodied.rewards.language.prompts import CaptionLabeller
+from embodied.rewards.language.annotate import Annotate, CaptionLabeller, Classification
 from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
 from embodied.rewards.wrappers.event_captions import with_event_captions

@@ -1,6 +1,6 @@
 """Description of an environment for a reward designer, generated from its Spec.
 
-Two styles: "table" lists the variables of `embodied.rewards.handcrafted.variables`; "pythonic"
+Two styles: "table" lists the variables of `embodied.rewards.handcrafted.program`; "pythonic"
 writes them as a typed class tree (Text2Reward, Xie et al., 2023). Neither says how success is
 measured, nor names the simulator.
 """
@@ -15,7 +15,7 @@ from typing import Literal
 from embodied.core.env import VecEnv
 from embodied.core.spec import Spec
 from embodied.core.wrapper import Wrapper
-from embodied.rewards.handcrafted.variables import ACTION, Variable, variables
+from embodied.rewards.handcrafted.program import ACTION, Variable, variables
 
 Style = Literal["table", "pythonic"]
 SOFTWARE = re.compile(

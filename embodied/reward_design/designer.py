@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from embodied.core.spec import Spec
 from embodied.reward_design.experience import Experience, Verdict
 from embodied.reward_design.journal import Candidate, Journal
-from embodied.rewards.handcrafted.variables import Variable
+from embodied.rewards.handcrafted.program import Variable
 
 
 @dataclass(frozen=True)

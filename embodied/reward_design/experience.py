@@ -23,7 +23,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.nn.statistics import auc_of_samples
-from embodied.rewards.handcrafted import variables as vs
+from embodied.rewards.handcrafted.program import ACTION, NEXT, Variable, inputs
 from embodied.sandbox.gate import Sandbox
 from embodied.sandbox.program import Rejected
 
@@ -61,11 +61,11 @@ class Experience:
         rows = load_file(folder / "experience.safetensors")
         return cls(rows, rows.pop("success", None), rows.pop("random"))
 
-    def check(self, sandbox: Sandbox, variables: dict[str, vs.Variable], source: str) -> Verdict:
+    def check(self, sandbox: Sandbox, variables: dict[str, Variable], source: str) -> Verdict:
         """Check a program in the sandbox and on the transitions."""
         try:
-            names = (*variables, *(vs.NEXT + name for name in variables if name != vs.ACTION))
-            given = vs.inputs(variables, names, self.rows)
+            names = (*variables, *(NEXT + name for name in variables if name != ACTION))
+            given = inputs(variables, names, self.rows)
             gated = sandbox.gate(source, tt.take(given, self._tried()))
             output = gated(given)
             gated.close()
@@ -120,7 +120,7 @@ def _play(
     for _ in range(-(-count // env.num_envs)):
         action = actor(obs, first) if actor is not None else _random(env, generator)
         step = env.step(action.to(env.device))
-        row = {**tt.nest(obs, "obs"), vs.ACTION: action, **tt.nest(step.next_obs, "next_obs")}
+        row = {**tt.nest(obs, "obs"), ACTION: action, **tt.nest(step.next_obs, "next_obs")}
         parts.append({key: value.clone().cpu() for key, value in row.items()})
         if "success" in step.log:
             flags.append(step.log["success"].clone().cpu())

@@ -22,7 +22,7 @@ from embodied.reward_design.experience import Experience, gather
 from embodied.reward_design.journal import FILE, Journal
 from embodied.reward_design.search import Search, Tell, folder_of
 from embodied.reward_design.trial import Budget, Trials
-from embodied.rewards.handcrafted.variables import variables
+from embodied.rewards.handcrafted.program import variables
 from embodied.sandbox.gate import Sandbox
 
 ROWS = 16  # parallel envs for the experience

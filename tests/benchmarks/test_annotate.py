@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.annotate import HELPFUL, agreement, saved, taught
 from embodied.nn.statistics import ranks, spearman
-from embodied.rewards.language.caption_models import Classification
+from embodied.rewards.language.annotate import Classification
 from embodied.rewards.language.rule_reader import Config, RuleReader
 
 

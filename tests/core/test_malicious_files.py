@@ -411,7 +411,7 @@ def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, watched: list[str]) -> No
         (
             collect_with_a_shell(marker),
             POLICIES["a chat"](marker),
-            {"_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights"}
+            {"_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights"}
             | {"function": "embodied.core.checkpoint.git_revision", "start": {}},
             {"_target_": "embodied.rewards.handcrafted.factors.Shaping"}
             | {"potential": {"of": "embodied.core.checkpoint.file_hash", "path": "/etc/passwd"}},

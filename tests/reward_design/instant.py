@@ -18,7 +18,7 @@ from embodied.reward_design.experience import Experience
 from embodied.reward_design.journal import Journal
 from embodied.reward_design.search import Search
 from embodied.reward_design.trial import Budget, Job, Outcome, Trials
-from embodied.rewards.handcrafted.variables import inputs, known, variables
+from embodied.rewards.handcrafted.program import inputs, known, variables
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.recorded import Recital
 

@@ -17,7 +17,7 @@ from embodied.reward_design.experience import Experience, Verdict
 from embodied.reward_design.journal import Journal
 from embodied.reward_design.search import folder_of
 from embodied.reward_design.trial import Budget, Job, Trials, thinned
-from embodied.rewards.handcrafted.variables import variables
+from embodied.rewards.handcrafted.program import variables
 
 LEARN = (
     "learn=policy=diagonal_gaussian learner=ppo env.num_envs=16 learner.horizon=16 "

@@ -8,7 +8,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.reward_design.description import SOFTWARE, about, describe
-from embodied.rewards.handcrafted.variables import known, variables
+from embodied.rewards.handcrafted.program import known, variables
 from tests.reward_design.instant import WORLD
 
 NAMES = ("q1", "q2", "tool_x", "tool_y", "tool_z", "width", "cup_from_tool_x", "cup_from_tool_y")

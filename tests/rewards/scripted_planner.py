@@ -25,7 +25,7 @@ from embodied.envs.minigrid.describe import COLOURS, KIND
 from embodied.envs.minigrid.subgoals import asked
 from embodied.llm.chat import Message
 from embodied.llm.client import ChatClient, Config
-from embodied.rewards.language.subgoals import ROLE, SCHEMA
+from embodied.rewards.language.subgoal_bonus import ROLE, SCHEMA
 
 MODEL = "scripted-planner"
 

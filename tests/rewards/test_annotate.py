@@ -22,9 +22,13 @@ from embodied.core.reward import (
 )
 from embodied.core.tensors import nest
 from embodied.envs.minigrid.env import Config, MiniGrid
-from embodied.rewards.language.annotate import Annotate
-from embodied.rewards.language.caption_models import Classification, Ranking
-from embodied.rewards.language.prompts import CONTRADICTED, CaptionLabeller
+from embodied.rewards.language.annotate import (
+    CONTRADICTED,
+    Annotate,
+    CaptionLabeller,
+    Classification,
+    Ranking,
+)
 from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
 from embodied.rewards.wrappers.event_captions import TIMES

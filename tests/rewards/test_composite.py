@@ -27,7 +27,7 @@ NEAR = {
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
     "env_weight": 0.0,
 }
-RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "env_weight": 0.0, "hidden": [8]}
+RND = {"_target_": "embodied.rewards.intrinsic.curiosity.Rnd", "env_weight": 0.0, "hidden": [8]}
 
 
 class Looking(Reward):
@@ -95,7 +95,7 @@ def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
         and isinstance(learning, Stateful)
     )
     scheduled = {
-        "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
+        "_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights",
         "function": "embodied.envs.quadrotor.rewards.hover_rows",
         "start": {"position": 1.0},
     }

@@ -15,14 +15,14 @@ from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.datasets.lerobot.video import encode_png
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
-from embodied.rewards.vision_language.goal import Goal
+from embodied.rewards.vision_language.clip import Goal
 
 STATE = Leaf((3,), names=("x", "y", "z"))
 SPEC = Spec({"state": STATE, "front": Leaf((48, 48, 3), "uint8", 0, 255)}, Leaf((2,)), dt=0.1)
 
 
 def made(**settings: object) -> Goal:
-    node = {"_target_": "embodied.rewards.vision_language.goal.Goal", **settings}
+    node = {"_target_": "embodied.rewards.vision_language.clip.Goal", **settings}
     return build(node, Reward, spec=SPEC, device=torch.device("cpu"))
 
 

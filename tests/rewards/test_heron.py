@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from embodied.rewards.preferences.heron import Heron, preference_loss, preferences
+from embodied.rewards.preferences.bradley_terry import Heron, preference_loss, preferences
 from tests.rewards.rows import drawn, make
 
 NODE = {
-    "_target_": "embodied.rewards.preferences.heron.Heron",
+    "_target_": "embodied.rewards.preferences.bradley_terry.Heron",
     "factors": [
         {"of": "above", "a": "goal_x", "than": 1.0, "margin": 0},
         {"of": "distance", "a": "tool", "b": "cube", "weight": -1, "margin": 0.5},

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.rewards.handcrafted.kinesthetic import Kinesthetic, krc
+from embodied.rewards.handcrafted.factors import Kinesthetic, krc
 from tests.rewards.rows import make, rows, state
 
 NODE = {
-    "_target_": "embodied.rewards.handcrafted.kinesthetic.Kinesthetic",
+    "_target_": "embodied.rewards.handcrafted.factors.Kinesthetic",
     "utilities": {
         "offence": {
             "weight": 2.0,

@@ -21,9 +21,16 @@ from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import FitConfig
-from embodied.rewards.preferences.image_store import IMAGE_INDEX, ImageIndexWrapper, ImageStore
-from embodied.rewards.preferences.offline import agreement, sample_pairs, split
-from embodied.rewards.preferences.preference import Config, Preference
+from embodied.rewards.preferences.preference import (
+    IMAGE_INDEX,
+    Config,
+    ImageIndexWrapper,
+    ImageStore,
+    Preference,
+    agreement,
+    sample_pairs,
+    split,
+)
 from embodied.rewards.wrappers.render_caption import PICTURE
 from tests.llm.server import says, serving
 from tests.toy_envs import Config as CounterConfig

@@ -12,8 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
 from embodied.core.reward import HasComponents, Reward, Scheduled, Stateful
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.handcrafted.program import Program, statistics
-from embodied.rewards.handcrafted.variables import variables
+from embodied.rewards.handcrafted.program import Program, statistics, variables
 
 NAMES = ("tool_x", "tool_y", "tool_z", "width", "goal_from_tool_x", "goal_from_tool_y")
 NAMES = (*NAMES, "goal_from_tool_z")

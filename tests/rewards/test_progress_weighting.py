@@ -11,10 +11,10 @@ from torch import Tensor
 from embodied.buffers.weighted import Weighted
 from embodied.core.build import ConfigError, build
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.rewards.demonstrations.progress_weighting import ProgressGain, weights
+from embodied.rewards.demonstrations.rewind import ProgressGain, weights
 from tests.rewards.test_progress import corridor, record
 
-NODE = {"_target_": "embodied.rewards.demonstrations.progress_weighting.ProgressGain"}
+NODE = {"_target_": "embodied.rewards.demonstrations.rewind.ProgressGain"}
 
 
 def test_weights_by_hand() -> None:

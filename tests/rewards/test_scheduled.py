@@ -10,10 +10,10 @@ from embodied.buffers.source import Relabel
 from embodied.core.build import ConfigError, build
 from embodied.core.reward import Reward, Scheduled
 from embodied.envs.quadrotor.rewards import hover_rows
-from embodied.rewards.handcrafted.scheduled import ScheduledWeights
+from embodied.rewards.handcrafted.composite import ScheduledWeights
 
 NODE = {
-    "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
+    "_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights",
     "function": "embodied.envs.quadrotor.rewards.hover_rows",
     "start": {"position": 5.0, "velocity": 0.01, "action": 0.01},
     "factor": {"position": 1.2, "velocity": 1.4, "action": 1.4},

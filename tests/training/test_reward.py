@@ -123,7 +123,7 @@ def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     }
     collected |= {"out": str(tmp_path / "demos"), "num_envs": 4, "success_only": False}
     collect(parse(CollectConfig, collected, "collect"), lambda kept, played: None)
-    double = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
+    double = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": -2.0}
     more = {"demos": str(tmp_path / "demos"), "demo_fraction": None, "reward": double}
     node = settings(tmp_path / "run", **more)
     made = RunComponents(read_config(node))

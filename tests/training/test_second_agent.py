@@ -65,7 +65,7 @@ def test_both_are_counted_and_both_learn(tmp_path: Path, name: str) -> None:
 
 
 def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
-    reward = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled"}
+    reward = {"_target_": "embodied.rewards.handcrafted.composite.Scaled"}
     random = {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]}
     base = build(random, Policy, spec=build(NODE["env"], VecEnv).spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)

@@ -35,7 +35,7 @@ POLICIES = {
         "hidden": [8],
     },
 }
-REWARD = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
+REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": -2.0}
 UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}

@@ -31,7 +31,7 @@ from embodied.reward_design.description import describe
 from embodied.reward_design.designer import Board, Designer, Proposal
 from embodied.reward_design.designers.eureka import newest_best
 from embodied.reward_design.journal import Candidate
-from embodied.rewards.handcrafted.variables import Variable
+from embodied.rewards.handcrafted.program import Variable
 from embodied.sandbox.program import defined, required
 
 WIDEST = 4  # most elements of a variable in the digest
