@@ -156,7 +156,10 @@ def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
         limits = {"calls": 3, "backoff": 0.001}
         return DesignConfig(
             env={"_target_": "embodied.envs.toy.two_gap.TwoGap"},
-            designer={"_target_": "embodied.reward_design.designers.eureka.Eureka", "repairs": 0},
+            designer={
+                "_target_": "embodied.reward_design.designers.language_model.Eureka",
+                "repairs": 0,
+            },
             chat={"_target_": "embodied.llm.client.ChatClient", "url": url, "model": "m"}
             | {"limits": limits},
             sentence="go to the goal",

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.llm.cache import Cache, Record
-from embodied.llm.chat import Message
-from embodied.llm.request import Request
+from embodied.llm.chat import Message, Request
+from embodied.llm.client import Cache, Record
 
 
 def record(name: str) -> Record:

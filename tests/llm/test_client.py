@@ -19,12 +19,9 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.budget import Budget, Limits
-from embodied.llm.cache import CachedChat
-from embodied.llm.cache import Config as RecordedConfig
-from embodied.llm.chat import BudgetSpent, ChatError, Message
-from embodied.llm.client import ChatClient, Config, open_chat
-from embodied.llm.http import HttpClient, retry_after
-from embodied.llm.request import Request, parse_json
+from embodied.llm.chat import BudgetSpent, ChatError, Message, Request, parse_json
+from embodied.llm.client import CachedChat, ChatClient, Config, HttpClient, open_chat, retry_after
+from embodied.llm.client import CachedConfig as RecordedConfig
 from tests.llm.server import Server, Told, says, serving
 
 ASK = [Message("user", "which one?")]
@@ -298,7 +295,7 @@ def test_a_node_opens_either(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be an address"):
         open_chat({**node, "url": "127.0.0.1:9"}, None)
     with pytest.raises(ConfigError, match="does not exist"):
-        open_chat({"_target_": "embodied.llm.cache.CachedChat", "cache": "nowhere.jsonl"}, None)
+        open_chat({"_target_": "embodied.llm.client.CachedChat", "cache": "nowhere.jsonl"}, None)
 
 
 def cut(text: str) -> Told:

@@ -7,7 +7,7 @@ import torch
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.reward_design.experience import Experience, gather
+from embodied.reward_design.designer import Experience, gather
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import WORLD
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.nn.statistics import auc_of_samples
-from embodied.reward_design.designer import Board, Designer
-from embodied.reward_design.designers import eureka, text2reward
-from embodied.reward_design.experience import Experience
-from embodied.reward_design.journal import Journal
-from embodied.reward_design.search import Search
-from embodied.reward_design.trial import Budget, Job, Outcome, Trials
+from embodied.reward_design.designer import Board, Designer, Experience, Journal
+from embodied.reward_design.designers.language_model import (
+    Eureka,
+    EurekaConfig,
+    Text2Reward,
+    Text2RewardConfig,
+)
+from embodied.reward_design.search import Budget, Job, Outcome, Search, Trials
 from embodied.rewards.handcrafted.program import inputs, known, variables
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.recorded import Recital
@@ -98,6 +100,6 @@ BAD = {
 }
 
 LOOPS: dict[str, Callable[[Recital], Designer]] = {
-    "eureka": lambda chat: eureka.Eureka(eureka.Config(), chat),
-    "text2reward": lambda chat: text2reward.Text2Reward(text2reward.Config(), chat),
+    "eureka": lambda chat: Eureka(EurekaConfig(), chat),
+    "text2reward": lambda chat: Text2Reward(Text2RewardConfig(), chat),
 }

@@ -7,7 +7,7 @@ import pytest
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
-from embodied.reward_design.description import SOFTWARE, about, describe
+from embodied.reward_design.prompts import SOFTWARE, about, describe
 from embodied.rewards.handcrafted.program import known, variables
 from tests.reward_design.instant import WORLD
 

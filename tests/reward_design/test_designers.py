@@ -13,8 +13,16 @@ import yaml
 
 from embodied.core.env import VecEnv
 from embodied.llm.chat import Answer
-from embodied.reward_design.designers import automc, eureka, grammar, text2reward
-from embodied.reward_design.experience import Experience
+from embodied.reward_design.designer import Experience
+from embodied.reward_design.designers import grammar
+from embodied.reward_design.designers.language_model import (
+    AutoMc,
+    AutoMcConfig,
+    Eureka,
+    EurekaConfig,
+    Text2Reward,
+    Text2RewardConfig,
+)
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import LOOPS, board, search
 from tests.reward_design.recorded import Recital
@@ -25,7 +33,7 @@ def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(
 ) -> None:
     chat = Recital(["no fence", "two fences", "good", "crash", "prose", "constant", "better"])
     here = board(tmp_path, env, experience, sandbox)
-    run, _ = search(eureka.Eureka(eureka.Config(repairs=0), chat), here, 3, 3)
+    run, _ = search(Eureka(EurekaConfig(repairs=0), chat), here, 3, 3)
     run.run()
     sizes = [len(messages) for messages in chat.asked]
     assert sizes == [2, 2, 2, 4, 4, 4, 4, 4, 4]
@@ -66,12 +74,12 @@ def test_text2reward_shows_examples_and_takes_a_persons_words(
     shots = [("open the door", "1"), ("go to the far goal", "2"), ("the goal", "3"), ("fly", "4")]
     items = [{"instruction": i, "code": f"def reward(x):\n    return {c} * x"} for i, c in shots]
     (tmp_path / "shots.yaml").write_text(yaml.safe_dump(items))
-    config = text2reward.Config(
+    config = Text2RewardConfig(
         examples=str(tmp_path / "shots.yaml"), shots=2, feedback=str(tmp_path / "words.txt")
     )
     chat = Recital(["good", "better", "good"])
     here = board(tmp_path / "run", env, experience, sandbox)
-    search(text2reward.Text2Reward(config, chat), here, 5, 1)[0].run()
+    search(Text2Reward(config, chat), here, 5, 1)[0].run()
     assert len(chat.asked) == 2  # an empty line ends it
     world = chat.asked[0][1].text
     assert "class State:" in world and "go to the far goal" in world and "fly" not in world
@@ -83,7 +91,7 @@ def test_automc_pays_signs_and_its_critic_has_facts(
 ) -> None:
     chat = Recital([["one sign", "signs", "critical", "signs", "content"]])
     here = board(tmp_path, env, experience, sandbox)
-    best = search(automc.AutoMc(automc.Config(), chat), here, 1, 1)[0].run()
+    best = search(AutoMc(AutoMcConfig(), chat), here, 1, 1)[0].run()
     assert best is not None and len(chat.asked) == 5
     assert "both signs" in chat.asked[1][3].text  # by measurement, without asking the critic
     assert "Measured: sparse" in chat.asked[2][1].text
@@ -101,7 +109,7 @@ def test_automc_gives_up_after_three_reviews(
 ) -> None:
     chat = Recital([["prose", "one sign", "crash", "prose"]])
     here = board(tmp_path, env, experience, sandbox)
-    assert search(automc.AutoMc(automc.Config(), chat), here, 1, 1)[0].run() is None
+    assert search(AutoMc(AutoMcConfig(), chat), here, 1, 1)[0].run() is None
     assert len(chat.asked) == 4 and len(here.ledger.candidates[0].origin["reviews"]) == 3
 
 
@@ -135,7 +143,7 @@ def test_text2reward_goes_on_without_a_person(
 ) -> None:
     chat = Recital(["good", "better", "two fences"])
     here = board(tmp_path, env, experience, sandbox)
-    search(text2reward.Text2Reward(text2reward.Config(), chat), here, 3, 1)[0].run()
+    search(Text2Reward(Text2RewardConfig(), chat), here, 3, 1)[0].run()
     assert len(chat.asked) == 3 and "A person" not in chat.asked[1][3].text
 
 
@@ -143,8 +151,8 @@ def test_nobody_is_asked_about_a_round_in_which_nothing_was_trained(
     tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> None:
     (tmp_path / "words.txt").write_text("\nfaster\n")
-    config = text2reward.Config(feedback=str(tmp_path / "words.txt"), repairs=0)
+    config = Text2RewardConfig(feedback=str(tmp_path / "words.txt"), repairs=0)
     chat = Recital(["prose", "good"])
     here = board(tmp_path / "run", env, experience, sandbox)
-    best = search(text2reward.Text2Reward(config, chat), here, 2, 1)[0].run()
+    best = search(Text2Reward(config, chat), here, 2, 1)[0].run()
     assert best is not None and best.round == 1

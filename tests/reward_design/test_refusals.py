@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from embodied.core.env import VecEnv
-from embodied.reward_design.designers import eureka
-from embodied.reward_design.experience import Experience
-from embodied.reward_design.report import row_of
+from embodied.reward_design.designer import Experience
+from embodied.reward_design.designers.language_model import Eureka, EurekaConfig
+from embodied.reward_design.run import row_of
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import BAD, LOOPS, board, search
 from tests.reward_design.recorded import Recital
@@ -22,7 +22,7 @@ def test_bad_answers_are_told_apart_and_the_good_one_is_chosen(
 ) -> None:
     chat = Recital([name, "good", name])
     here = board(tmp_path, env, experience, sandbox)
-    best = search(eureka.Eureka(eureka.Config(), chat), here, 1, 3)[0].run()
+    best = search(Eureka(EurekaConfig(), chat), here, 1, 3)[0].run()
     first, second, third = here.ledger.of_round(0)
     assert re.search(BAD[name], first.problem), first.problem
     assert third.problem and third.id == 2

@@ -9,9 +9,9 @@ import torch
 
 from embodied.core.env import VecEnv
 from embodied.nn.statistics import auc_of_samples
-from embodied.reward_design.designers import eureka, grammar
-from embodied.reward_design.experience import Experience
-from embodied.reward_design.journal import Candidate
+from embodied.reward_design.designer import Candidate, Experience
+from embodied.reward_design.designers import grammar
+from embodied.reward_design.designers.language_model import Eureka, EurekaConfig
 from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import board, search
 from tests.reward_design.recorded import Recital
@@ -22,7 +22,7 @@ def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(
 ) -> None:
     chat = Recital(["good"])
     here = board(tmp_path, env, experience, sandbox)
-    run, said = search(eureka.Eureka(eureka.Config(), chat), here, 5, 1)
+    run, said = search(Eureka(EurekaConfig(), chat), here, 5, 1)
     best = run.run()
     assert best is not None and best.id == 0
     assert "  the budget of the model is spent: the search ends" in said
@@ -33,7 +33,7 @@ def test_no_valid_program_is_an_end_too(
     tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> None:
     here = board(tmp_path, env, experience, sandbox)
-    run, _ = search(eureka.Eureka(eureka.Config(), Recital(["prose"] * 4)), here, 2, 2)
+    run, _ = search(Eureka(EurekaConfig(), Recital(["prose"] * 4)), here, 2, 2)
     assert run.run() is None and len(here.ledger.candidates) == 4
 
 
@@ -43,7 +43,7 @@ def test_a_search_goes_on_from_its_ledger(
     """Stopped after the first training of a round: nothing is asked or trained twice."""
     chat = Recital(["good", "two fences", "better"])
     here = board(tmp_path, env, experience, sandbox)
-    run, _ = search(eureka.Eureka(eureka.Config(), chat), here, 1, 3)
+    run, _ = search(Eureka(EurekaConfig(), chat), here, 1, 3)
 
     def stop(line: str) -> None:
         if "auc" in line:
@@ -57,7 +57,7 @@ def test_a_search_goes_on_from_its_ledger(
     again = board(tmp_path, env, experience, sandbox)
     assert sum(bool(c.scores) for c in again.ledger.candidates.values()) == 1
     silent = Recital([])
-    run, _ = search(eureka.Eureka(eureka.Config(), silent), again, 1, 3)
+    run, _ = search(Eureka(EurekaConfig(), silent), again, 1, 3)
     best = run.run()
     assert silent.asked == [] and best is not None
     assert len([n for n, _ in run.trials.trained if n.startswith("candidates")]) == 2  # type: ignore[attr-defined]

@@ -19,11 +19,9 @@ from embodied import cli
 from embodied.core.env import VecEnv
 from embodied.llm.chat import Message
 from embodied.reward_design import prompts
-from embodied.reward_design.description import about
-from embodied.reward_design.designers import eureka
-from embodied.reward_design.experience import Experience
-from embodied.reward_design.journal import Journal
-from embodied.reward_design.prompts import extract
+from embodied.reward_design.designer import Experience, Journal
+from embodied.reward_design.designers.language_model import Eureka, EurekaConfig
+from embodied.reward_design.prompts import about, extract
 from embodied.sandbox.gate import Sandbox
 from tests.llm.tiny_model import served, write_model
 from tests.reward_design.instant import board
@@ -51,7 +49,7 @@ def conversations(
     wrong, right = chat.texts["unknown input"], chat.texts["good"]
     verdict = here.check(str(extract(wrong).source))
     reason = prompts.refusal(f"{verdict.layer}: {verdict.problem}")
-    first = eureka.Eureka(eureka.Config(), chat).messages(here, 0)
+    first = Eureka(EurekaConfig(), chat).messages(here, 0)
     first = [*first, Message("assistant", wrong)]
     return [first, [*first, Message("user", reason), Message("assistant", right)]]
 

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from embodied.core.bounds import Count, Fraction
-from embodied.reward_design.designer import Board, Designer, Proposal
-from embodied.reward_design.journal import Candidate
+from embodied.reward_design.designer import Board, Candidate, Designer, Proposal
 from embodied.reward_design.prompts import curves
 from embodied.rewards.handcrafted.program import NEXT, Variable
 

@@ -38,10 +38,8 @@ from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.sandbox.evaluate import ProgramOutput
-from embodied.sandbox.gate import Sandbox
-from embodied.sandbox.process import Limits
-from embodied.sandbox.program import Rejected
+from embodied.sandbox.gate import Limits, Sandbox
+from embodied.sandbox.program import ProgramOutput, Rejected
 
 AXES = re.compile(r"(.+)_([xyz])")
 NUMBERED = re.compile(r"([A-Za-z]+(?:_[A-Za-z]+)*?)_?(\d+)")
