@@ -20,9 +20,14 @@ from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
-from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Need, TwoAgentTeacher
+from embodied.teachers.resets.reset_distribution import DEFAULT_RESET, ResetStateWrapper
+from embodied.teachers.teacher import (
+    Curriculum,
+    Need,
+    StudentEstimates,
+    TaskWrapper,
+    TwoAgentTeacher,
+)
 
 SMALL: dict[str, Any] = {
     **{"every": 60, "iterations": 10, "pretrain": 10, "steps": 5, "warmup": 40, "most": 30},

@@ -5,8 +5,8 @@ there. What passes stays in that process: nothing that a program computes, takes
 happens in the training process. Threat model: docs/sandbox.md.
 
 `Template` and `Worker` are the training process's handles of the template process, and of one
-locked process per program. Time and memory are limited per call. Time is the CPU time of the locked process, read from outside,
-so that a busy machine stops no program.
+locked process per program. Time and memory are limited per call. Time is the CPU
+time of the locked process, read from outside, so that a busy machine stops no program.
 """
 
 from __future__ import annotations

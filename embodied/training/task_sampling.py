@@ -14,10 +14,16 @@ from embodied.core.env import HasLevels, VecEnv
 from embodied.core.reward import Stateful
 from embodied.core.wrapper import find_protocol
 from embodied.learners.learner import HasStateValues, Learner
-from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Teacher, TwoAgentTeacher
+from embodied.teachers.teacher import (
+    FILE,
+    Curriculum,
+    EpisodeLog,
+    StudentEstimates,
+    TaskWrapper,
+    Teacher,
+    TwoAgentTeacher,
+)
 from embodied.training.config import OnPolicy, RunConfig
 from embodied.training.second_agent import SecondAgent
 from embodied.training.value_query import task_value_estimator

@@ -11,7 +11,7 @@ from embodied.core import tensors as tt
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.learners.learner import HasStateValues, Learner
-from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import Floats
 
 SEED = 20_000  # of the randomness in initial states; the same in every call
 

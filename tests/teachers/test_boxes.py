@@ -9,8 +9,8 @@ import torch
 from embodied.core.build import ConfigError
 from tests.teachers.place import ended, made
 
-ADR = "tasks.adr.Adr"
-GROW = "tasks.easy_to_hard.EasyToHard"
+ADR = "tasks.boxes.Adr"
+GROW = "tasks.boxes.EasyToHard"
 
 
 def test_the_box_around_the_easy_task() -> None:

@@ -12,19 +12,22 @@ import torch
 from embodied.core.build import build
 from embodied.core.state_codec import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.clutr import Clutr, LatentGaussian
-from embodied.teachers.levels.level_autoencoder import (
+from embodied.teachers.levels.regret import (
+    AutoencoderSettings as Settings,
+)
+from embodied.teachers.levels.regret import (
+    Clutr,
+    Grammar,
+    LatentGaussian,
     LevelAutoencoder,
-    Settings,
     beta,
     divergence,
     train,
 )
-from embodied.teachers.levels.level_generator import Grammar
 from embodied.teachers.teacher import Curriculum, Outcome
 
 SMALL = {"pool": 64, "steps": 3, "latent": 4}
-NODE = {"_target_": "embodied.teachers.levels.clutr.Clutr", "every": 8, "autoencoder": SMALL}
+NODE = {"_target_": "embodied.teachers.levels.regret.Clutr", "every": 8, "autoencoder": SMALL}
 
 
 @pytest.fixture(scope="module")

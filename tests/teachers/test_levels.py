@@ -13,11 +13,10 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, LevelBuffer, Plr
-from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Outcome
+from embodied.teachers.levels.replay import AGAIN, EDIT, NEW, LevelBuffer, Plr
+from embodied.teachers.teacher import Curriculum, Outcome, StudentEstimates, TaskWrapper
 
-NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5, "score": "gain"}
+NODE = {"_target_": "embodied.teachers.levels.replay.Plr", "size": 8, "fill": 0.5, "score": "gain"}
 
 
 @pytest.fixture(scope="module")

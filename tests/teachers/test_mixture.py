@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from embodied.teachers.tasks.gmm import best, draw, fit, price
+from embodied.teachers.tasks.learning_progress import best, draw, fit, price
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.teachers.tasks.mpts import correlated, divergence, standard
+from embodied.teachers.tasks.networks import correlated, divergence, standard
 from tests.teachers.place import ended, made
 
-TARGET = "tasks.mpts.Mpts"
+TARGET = "tasks.networks.Mpts"
 
 
 def test_divergence_by_hand() -> None:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.teachers.tasks.goalgan import critic_loss
-from embodied.teachers.tasks.settersolver import Flow, normal
+from embodied.teachers.tasks.networks import Flow, critic_loss, normal
 from embodied.teachers.torch_teacher import mlp, tensor
 from tests.teachers.place import ended, made, point
 
-GAN = "tasks.goalgan.GoalGan"
-SETTER = "tasks.settersolver.SetterSolver"
+GAN = "tasks.networks.GoalGan"
+SETTER = "tasks.networks.SetterSolver"
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError
-from embodied.teachers.tasks.gmm_teacher import pick
+from embodied.teachers.tasks.learning_progress import pick
 from tests.teachers.place import LINE, made, point
+
+ALP, COVAR, RIAC = (f"tasks.learning_progress.{name}" for name in ("AlpGmm", "CovarGmm", "Riac"))
 
 
 def test_progress_is_the_difference_to_the_nearest_task() -> None:
-    teacher = made("tasks.gmm_teacher.AlpGmm")
+    teacher = made(ALP)
     for i in range(5):
         teacher.row(point(0.1 * i, 0.0), 0.1 * i)
     assert teacher.progress(point(0.21, 0.0), 0.9) == 0  # five tasks are not yet enough
@@ -24,28 +26,28 @@ def test_progress_is_the_difference_to_the_nearest_task() -> None:
 
 def test_of_tasks_as_near_the_newest_is_compared_with() -> None:
     for memory in (0, 8):
-        teacher = made("tasks.gmm_teacher.AlpGmm", memory=memory)
+        teacher = made(ALP, memory=memory)
         for score in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
             teacher.keep(point(0.5, 0.5), score)
         assert teacher.progress(point(0.5, 0.5), 0.6) == pytest.approx(0.1)
 
 
 def test_a_limited_memory_forgets_the_oldest() -> None:
-    teacher = made("tasks.gmm_teacher.AlpGmm", memory=6)
+    teacher = made(ALP, memory=6)
     for i in range(8):  # 0 and 1 are forgotten; 6 and 7 lie where those were
         teacher.keep(point(0.1 * i, 0.0), 0.1 * i)
     assert teacher.progress(point(0.0, 0.0), 0.0) == pytest.approx(0.2)
     for i in range(8):
         teacher.keep(point(0.5, 0.5), 0.01 * i)
     assert teacher.progress(point(0.5, 0.5), 0.07) == pytest.approx(0.0)
-    unlimited = made("tasks.gmm_teacher.AlpGmm", memory=0)
+    unlimited = made(ALP, memory=0)
     for i in range(200):  # the arrays grow
         unlimited.keep(point(i / 200, 0.0), i / 200)
     assert unlimited.progress(point(0.0, 0.0), 0.0) == 0
 
 
 def test_components_are_drawn_by_their_progress_not_by_their_weight() -> None:
-    teacher = made("tasks.gmm_teacher.AlpGmm", random=0.0)
+    teacher = made(ALP, random=0.0)
     cov = np.repeat(1e-6 * np.eye(3)[None], 3, 0)
     mean = np.array([[0.1, 0.1, 0.0], [0.5, 0.5, 0.1], [0.9, 0.9, 0.3]])
     teacher.mixture = {"weight": np.array([0.9, 0.05, 0.05]), "mean": mean, "cov": cov}
@@ -56,7 +58,7 @@ def test_components_are_drawn_by_their_progress_not_by_their_weight() -> None:
 
 
 def test_random_tasks_are_of_the_whole_box() -> None:
-    teacher = made("tasks.gmm_teacher.AlpGmm", random=0.2)
+    teacher = made(ALP, random=0.2)
     teacher.mixture = {
         "weight": np.ones(1), "mean": np.array([[0.5, 0.5, 0.2]]), "cov": 1e-8 * np.eye(3)[None],
     }  # fmt: skip
@@ -73,7 +75,7 @@ def test_pick_without_any_weight_is_uniform() -> None:
 
 def test_fits_use_the_last_window_only() -> None:
     """Windows of 40: the first one is dull, the second lively on the right."""
-    teacher = made("tasks.gmm_teacher.AlpGmm", every=40, most=3, random=0.0)
+    teacher = made(ALP, every=40, most=3, random=0.0)
     random = np.random.Generator(np.random.PCG64(1))
     for turn in range(80):
         where = random.random(2)
@@ -86,7 +88,7 @@ def test_fits_use_the_last_window_only() -> None:
 
 
 def test_covariance_of_time_and_score() -> None:
-    teacher = made("tasks.gmm_teacher.CovarGmm", every=10)
+    teacher = made(COVAR, every=10)
     assert teacher.row(point(0.1, 0.2), 0.7) == [0.1, 0.2, 0.0, 0.7]
     teacher.rows = [[0.0] * 4] * 3
     assert teacher.row(point(0.1, 0.2), 0.7) == [0.1, 0.2, 0.3, 0.7]
@@ -94,12 +96,12 @@ def test_covariance_of_time_and_score() -> None:
     cov[0, 2, 3], cov[1, 2, 3] = 0.04, -0.06
     mixture = {"weight": np.ones(2) / 2, "mean": np.zeros((2, 4)), "cov": cov}
     assert teacher.worth(mixture).tolist() == [0.04, 0.0]
-    absolute = made("tasks.gmm_teacher.CovarGmm", every=10, absolute=True)
+    absolute = made(COVAR, every=10, absolute=True)
     assert absolute.worth(mixture).tolist() == [0.04, 0.06]
 
 
 def test_riac_progress_is_between_halves() -> None:
-    teacher = made("tasks.riac.Riac", window=4)
+    teacher = made(RIAC, window=4)
     scores = [9.0, 0.0, 0.2, 0.6, 1.0]  # the last four: |0.1 - 0.8|
     assert teacher.progress([[0.5, 0.5, s] for s in scores]) == pytest.approx(0.7)
     assert teacher.progress([[0.5, 0.5, s] for s in scores[:2]]) == 0
@@ -110,13 +112,13 @@ def test_riac_scores_a_cut_by_sizes_and_difference() -> None:
     """Below: 4 rows, progress 1; above: 3 rows, progress 0.25 -> 4 * 3 * 0.75; legacy 0.75."""
     below = [[0.1, 0.0, s] for s in (0.0, 0.0, 1.0, 1.0)]
     above = [[0.9, 0.0, s] for s in (0.5, 0.25, 0.25)]
-    assert made("tasks.riac.Riac").score(below, above) == pytest.approx(9.0)
-    assert made("tasks.riac.Riac", legacy_score=True).score(below, above) == pytest.approx(0.75)
+    assert made(RIAC).score(below, above) == pytest.approx(9.0)
+    assert made(RIAC, legacy_score=True).score(below, above) == pytest.approx(0.75)
 
 
 def test_riac_cuts_where_progress_differs() -> None:
     """Scores rise for x > 0.6 only: the first cut is near 0.6, in x, with the parts' progress."""
-    teacher = made("tasks.riac.Riac", most=200, attempts=300)
+    teacher = made(RIAC, most=200, attempts=300)
     random = np.random.Generator(np.random.PCG64(2))
     for turn in range(201):
         where = random.random(2)
@@ -134,14 +136,14 @@ def test_riac_cuts_where_progress_differs() -> None:
 
 def test_riac_forgets_where_no_cut_is_valid() -> None:
     """All tasks in one place: no cut leaves enough on both sides, a quarter goes."""
-    teacher = made("tasks.riac.Riac", most=40, fewest=5)
+    teacher = made(RIAC, most=40, fewest=5)
     for _ in range(41):
         teacher.learn(np.array([[0.5, 0.5]]), np.array([1.0]), [None])
     assert len(teacher.regions) == 1 and len(teacher.regions[0]["rows"]) == 41 - 10
 
 
 def test_riac_samples_as_its_shares_say() -> None:
-    teacher = made("tasks.riac.Riac", spec=LINE, random=0.2, mutated=0.1, mutation=0.001)
+    teacher = made(RIAC, spec=LINE, random=0.2, mutated=0.1, mutation=0.001)
     rows = [[0.93, 0.1], [0.97, 0.9]]
     teacher.regions = [
         {"low": [0.0], "high": [1.0], "rows": [], "alp": 0.0, "cut": [0, 0.9, 1, 2]},
@@ -157,8 +159,8 @@ def test_riac_samples_as_its_shares_say() -> None:
 @pytest.mark.parametrize(
     ("target", "settings", "message"),
     [
-        ("tasks.gmm_teacher.AlpGmm", {"every": 3}, "two episodes a component"),
-        ("tasks.riac.Riac", {"random": 0.95}, "random \\+ mutated"),
+        (ALP, {"every": 3}, "two episodes a component"),
+        (RIAC, {"random": 0.95}, "random \\+ mutated"),
     ],
 )
 def test_settings_that_cannot_be(target: str, settings: dict[str, float], message: str) -> None:

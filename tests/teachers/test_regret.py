@@ -13,17 +13,18 @@ from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.state_codec import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.level_generator import (
+from embodied.teachers.levels.regret import (
+    STUDENT,
     Grammar,
     LevelGenerator,
+    Paired,
     Settings,
     advantages,
     improve,
+    regret,
     surrogate,
 )
-from embodied.teachers.levels.regret import STUDENT, Paired, regret
-from embodied.teachers.task_wrapper import TaskWrapper
-from embodied.teachers.teacher import Curriculum, Outcome
+from embodied.teachers.teacher import Curriculum, Outcome, TaskWrapper
 
 NODE = {"_target_": "embodied.teachers.levels.regret.Paired", "every": 4}
 

@@ -21,20 +21,23 @@ from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.gym import Config as GymConfig
 from embodied.envs.gym import Gym
-from embodied.teachers.episode_log import FILE, EpisodeLog
-from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.resets.reverse import Reverse
-from embodied.teachers.resets.snapshot import Snapshot, k_means
-from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
-from embodied.teachers.teacher import Curriculum, Outcome
+from embodied.teachers.resets.curricula import Reverse, Snapshot, k_means
+from embodied.teachers.resets.reset_distribution import (
+    DEFAULT_RESET,
+    ResetDistribution,
+    ResetStateWrapper,
+    Trajectories,
+    record_trajectories,
+    restored,
+)
+from embodied.teachers.teacher import FILE, Curriculum, EpisodeLog, Outcome
 from embodied.training.logger import Log
 from embodied.training.train import train
 from tests.training.test_teaching import NODE, PPO
 
 SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-SNAPSHOT = "embodied.teachers.resets.snapshot.Snapshot"
-REVERSE = "embodied.teachers.resets.reverse.Reverse"
+SNAPSHOT = "embodied.teachers.resets.curricula.Snapshot"
+REVERSE = "embodied.teachers.resets.curricula.Reverse"
 
 
 def reach(rows: int = 2, horizon: int = 20) -> Fr3:

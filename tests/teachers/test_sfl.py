@@ -11,10 +11,10 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.state_codec import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.sfl import Sfl
+from embodied.teachers.levels.replay import Sfl
 from embodied.teachers.teacher import Curriculum, Outcome
 
-NODE = {"_target_": "embodied.teachers.levels.sfl.Sfl", "candidates": 6, "plays": 4, "size": 2}
+NODE = {"_target_": "embodied.teachers.levels.replay.Sfl", "candidates": 6, "plays": 4, "size": 2}
 
 
 @pytest.fixture(scope="module")

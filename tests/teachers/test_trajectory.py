@@ -11,13 +11,17 @@ import torch
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.state_codec import pack, unpack
-from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.resets.state_library import Trajectories, record_trajectories
-from embodied.teachers.resets.trajectory import (
+from embodied.teachers.resets.curricula import (
     Trajectory,
     nearby_states,
     similarity,
     similarity_graph,
+)
+from embodied.teachers.resets.reset_distribution import (
+    DEFAULT_RESET,
+    ResetStateWrapper,
+    Trajectories,
+    record_trajectories,
 )
 from embodied.teachers.teacher import Curriculum, Outcome
 from tests.teachers.test_resets import SCRIPT, Fr3, paths, reach
@@ -25,7 +29,7 @@ from tests.teachers.test_resets import SCRIPT, Fr3, paths, reach
 
 def made(env: Fr3, **settings: Any) -> Trajectory:
     node = {
-        "_target_": "embodied.teachers.resets.trajectory.Trajectory",
+        "_target_": "embodied.teachers.resets.curricula.Trajectory",
         "player": SCRIPT,
         "episodes": 3,
     }

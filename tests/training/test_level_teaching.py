@@ -18,7 +18,7 @@ from embodied.core.complete_node import complete
 from embodied.core.seeding import seed_everything
 from embodied.envs.maze.render import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
-from embodied.teachers.task_wrapper import TaskWrapper
+from embodied.teachers.teacher import TaskWrapper
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
@@ -126,15 +126,15 @@ def test_the_report_shows_levels(tmp_path: Path) -> None:
     from embodied.datasets.lerobot.video import decode_image
     from embodied.reports import task_sampling
     from embodied.reports.run_report import write
-    from embodied.teachers import episode_log
-    from embodied.teachers.plots.level_gallery import chosen
+    from embodied.teachers.plots.task_density import chosen
+    from embodied.teachers.teacher import read_episode_log
 
     run(tmp_path / "run", node("domain_randomization"))
     assert "that the teacher sampled" in write(tmp_path / "run").read_text()
     picture = np.asarray(decode_image((tmp_path / "run" / task_sampling.FILE).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
     assert goals.sum() > 36 * 20
-    past = episode_log.read_episode_log(tmp_path / "run")
+    past = read_episode_log(tmp_path / "run")
     assert past is not None and past.task.shape[1] == 28
     assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
 

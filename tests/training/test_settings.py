@@ -36,7 +36,7 @@ POLICIES = {
     },
 }
 REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": -2.0}
-UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
+UNIFORM = {"_target_": "embodied.teachers.tasks.boxes.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.teachers import episode_log
+from embodied.teachers.teacher import FILE
 from embodied.training.logger import Log
 from embodied.training.train import train
 
@@ -20,7 +20,7 @@ NODE: dict[str, Any] = {
     "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "teacher": {
-        "_target_": "embodied.teachers.tasks.gmm_teacher.AlpGmm",
+        "_target_": "embodied.teachers.tasks.learning_progress.AlpGmm",
         "box": {"goal_x": [0.1, 0.3]},
         "signal": "return",
         "every": 20,
@@ -45,7 +45,7 @@ PPO = {
 def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], Any]:
     node = {**node, "out": str(folder), **changes}
     train(node, Log(folder, silent=True))
-    lines = (folder / episode_log.FILE).read_text().splitlines()
+    lines = (folder / FILE).read_text().splitlines()
     return [json.loads(line) for line in lines], checkpoint.load_state(folder, "loop")["loop"][
         "parts"
     ]
@@ -59,7 +59,7 @@ def test_tasks_are_the_teachers_and_a_resume_is_exact(tmp_path: Path, more: dict
     assert all(0.1 <= row["task"][0] <= 0.3 for row in whole)
     assert {row["length"] for row in whole} <= set(range(1, 9))
     run(tmp_path / "parts", {**node, "steps": 240})
-    with (tmp_path / "parts" / episode_log.FILE).open("a") as late:
+    with (tmp_path / "parts" / FILE).open("a") as late:
         late.write('{"half a li')  # what came after the checkpoint is cut off
     again, other = run(tmp_path / "parts", node, resume=str(tmp_path / "parts"))
     assert again == whole

@@ -30,8 +30,7 @@ from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
 from embodied.teachers.plots.task_density import draw
-from embodied.teachers.task_space import Floats
-from embodied.teachers.teacher import Outcome, Teacher
+from embodied.teachers.teacher import Floats, Outcome, Teacher
 
 OPEN, TOP = 75, 100
 PASSED = 50  # competence from which episodes succeed
