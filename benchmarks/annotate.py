@@ -26,8 +26,11 @@ from embodied.nn.statistics import spearman
 from embodied.rewards.language.annotate import Annotate, CaptionLabeller, Classification
 from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
-from embodied.rewards.wrappers.event_captions import with_event_captions
-from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
+from embodied.rewards.wrappers.added_observations import (
+    CAPTION,
+    CaptionVocabulary,
+    with_event_captions,
+)
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.trainer import Every, Trainer

@@ -31,8 +31,7 @@ from embodied.rewards.language.annotate import (
 )
 from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
-from embodied.rewards.wrappers.event_captions import TIMES
-from embodied.rewards.wrappers.render_caption import CAPTION
+from embodied.rewards.wrappers.added_observations import CAPTION, TIMES
 from tests.llm.server import says, serving
 
 JUDGE = {

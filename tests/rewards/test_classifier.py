@@ -30,7 +30,7 @@ from embodied.rewards.success.model import (
     split,
     threshold_for,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE
+from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.builders import make_reward
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -327,7 +327,7 @@ def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> 
         "env": {"_target_": "embodied.envs.toy.two_gap.TwoGap"},
         "wrappers": [
             {
-                "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
+                "_target_": "embodied.rewards.wrappers.added_observations.AddRenderObservation",
                 "size": 48,
             }
         ],

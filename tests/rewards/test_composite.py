@@ -15,8 +15,7 @@ from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.composite import CompositeReward, correlation
-from embodied.rewards.wrappers.render_caption import with_render
-from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
+from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, with_render
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter

@@ -14,8 +14,12 @@ from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.envs.minigrid.events import happened
 from embodied.policies.scripted.minigrid import Config as PlannerConfig
 from embodied.policies.scripted.minigrid import Planner
-from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
-from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
+from embodied.rewards.wrappers.added_observations import (
+    CAPTION,
+    TIMES,
+    CaptionVocabulary,
+    with_event_captions,
+)
 
 KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 

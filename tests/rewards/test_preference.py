@@ -31,7 +31,7 @@ from embodied.rewards.preferences.preference import (
     sample_pairs,
     split,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE
+from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.llm.server import says, serving
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach

@@ -16,8 +16,17 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.nn.statistics import spearman
-from embodied.rewards.demonstrations import progress_hops
-from embodied.rewards.demonstrations.progress import StepwiseProgress
+from embodied.rewards.demonstrations.progress import (
+    StepwiseProgress,
+    agreement,
+    balanced,
+    cells,
+    compose,
+    hop,
+    integrate,
+    pairs,
+)
+from embodied.rewards.fitted import SHAPINGS, linear_progress
 from tests.builders import make_reward
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -87,31 +96,29 @@ def test_hops_by_hand() -> None:
     before = torch.tensor([0.2, 0.6, 0.0, 1.0, 1.0, 0.0, 0.5])
     after = torch.tensor([0.6, 0.2, 1.0, 0.0, 1.0, 0.0, 0.5])
     expected = torch.tensor([0.5, -2 / 3, 1.0, -1.0, 0.0, 0.0, 0.0])
-    torch.testing.assert_close(progress_hops.hop(before, after), expected)
-    torch.testing.assert_close(progress_hops.compose(before, expected), after)
+    torch.testing.assert_close(hop(before, after), expected)
+    torch.testing.assert_close(compose(before, expected), after)
 
 
 def test_hops_put_together_never_leave_the_unit_interval() -> None:
     torch.testing.assert_close(
-        progress_hops.integrate(torch.tensor([0.5, 0.5, -1 / 3, 1.0, 1.0, -1.0])),
+        integrate(torch.tensor([0.5, 0.5, -1 / 3, 1.0, 1.0, -1.0])),
         torch.tensor([0.0, 0.5, 0.75, 0.5, 1.0, 1.0, 0.0]),
     )
-    walk = progress_hops.integrate(2 * torch.rand(500) - 1)
+    walk = integrate(2 * torch.rand(500) - 1)
     assert walk.min() >= 0 and walk.max() <= 1
 
 
 def test_readouts_that_disagree_count_less() -> None:
     forward, backward = torch.tensor([0.4, 0.9]), torch.tensor([0.4, 0.4])
-    torch.testing.assert_close(
-        progress_hops.agreement(forward, backward, 0.5), torch.tensor([1.0, math.exp(-1)])
-    )
+    torch.testing.assert_close(agreement(forward, backward, 0.5), torch.tensor([1.0, math.exp(-1)]))
 
 
 def test_bins_by_hand() -> None:
     label = torch.tensor([-1.0, 1.0, 0.0, -0.9, 0.5])
     gap = torch.tensor([1.0, 0.99, 0.0, 0.25, 0.5])
     # 25 scores of width 0.08 from -1, by 4 gaps of width 0.25.
-    assert progress_hops.cells(label, gap).tolist() == [
+    assert cells(label, gap).tolist() == [
         3,
         24 * 4 + 3,
         12 * 4,
@@ -122,28 +129,28 @@ def test_bins_by_hand() -> None:
 
 def test_every_bin_gets_its_quota_and_the_centre_the_remainder() -> None:
     cell = torch.tensor([0] * 50 + [12 * 4] * 3 + [24 * 4] * 7)
-    chosen = cell[progress_hops.balanced(cell, 32, torch.Generator().manual_seed(0))]
+    chosen = cell[balanced(cell, 32, torch.Generator().manual_seed(0))]
     assert [int((chosen == k).sum()) for k in (0, 48, 96)] == [11, 11, 10]
 
 
 def test_progress_of_moments_and_labels_of_pairs() -> None:
-    frames = progress_hops.linear_progress(torch.tensor([3, 5]))
+    frames = linear_progress(torch.tensor([3, 5]))
     torch.testing.assert_close(
         frames.progress, torch.tensor([0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0])
     )
     random = torch.Generator().manual_seed(0)
     for cross in (0.0, 1.0):
-        drawn = progress_hops.pairs(frames, 100, zero=0.05, cross=cross, random=random)
+        drawn = pairs(frames, 100, zero=0.05, cross=cross, random=random)
         assert len(drawn.label) == 100
         assert torch.equal(drawn.before[95:], drawn.after[95:]) and not drawn.label[95:].any()
         mine, other = frames.episode[drawn.before[:95]], frames.episode[drawn.after[:95]]
         assert (mine != other).all() if cross else (mine == other).all()
-        label = progress_hops.hop(frames.progress[drawn.before], frames.progress[drawn.after])
+        label = hop(frames.progress[drawn.before], frames.progress[drawn.after])
         torch.testing.assert_close(drawn.label, label)
 
 
 def test_episodes_that_come_to_nothing_stay_at_no_progress() -> None:
-    frames = progress_hops.linear_progress(torch.tensor([4]), succeeds=False)
+    frames = linear_progress(torch.tensor([4]), succeeds=False)
     assert not frames.progress.any() and frames.place[-1] == 1
 
 
@@ -286,7 +293,7 @@ def test_shaping_leaves_the_optimal_policy_as_it_is() -> None:
         reward, discount = draw(6, 3, 6), 0.9 * (draw(6, 3, 6) > 0.2).double()
         phi = draw(6)
         before, after = phi[:, None, None].expand(6, 3, 6), phi.expand(6, 3, 6)
-        shaping = progress_hops.SHAPINGS["potential"](before, after, discount)
+        shaping = SHAPINGS["potential"](before, after, discount)
         true = values(reward, discount, chance)
         shaped = values(reward + shaping, discount, chance)
         torch.testing.assert_close(shaped + phi[:, None], true, rtol=0, atol=1e-9)
@@ -310,11 +317,9 @@ def test_the_level_of_progress_makes_it_linger_and_the_potential_does_not() -> N
     reward = (discount == 0).double()
     best = {
         "potential": values(
-            reward + progress_hops.SHAPINGS["potential"](before, after, discount), discount, chance
+            reward + SHAPINGS["potential"](before, after, discount), discount, chance
         ),
-        "gain": values(
-            reward + progress_hops.SHAPINGS["gain"](before, after, discount), discount, chance
-        ),
+        "gain": values(reward + SHAPINGS["gain"](before, after, discount), discount, chance),
         "level": values(reward + after, discount, chance),
     }
     assert best["potential"][:door].argmax(1).tolist() == [1, 1, 1, 1]

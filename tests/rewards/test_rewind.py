@@ -17,8 +17,8 @@ from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.datasets.transitions import transitions, with_observations
 from embodied.nn.statistics import spearman
 from embodied.reports.label_dataset import labels
-from embodied.rewards.demonstrations.progress_hops import linear_progress
 from embodied.rewards.demonstrations.rewind import PROGRESS, FitConfig, Rewind, Window, draw
+from embodied.rewards.fitted import linear_progress
 from tests.builders import make_reward
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter

@@ -22,7 +22,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.chat import ChatError
 from embodied.rewards.vision_language.video_reward import VideoReward, probability_of_true, shrunk
-from embodied.rewards.wrappers.episode_video import VIDEO_INDEX, Video
+from embodied.rewards.wrappers.added_observations import VIDEO_INDEX, Video
 from tests.llm.server import Server, Told, says, serving
 from tests.toy_envs import Config, Counter
 

@@ -35,7 +35,7 @@ with mean m and standard deviation s of all gains. The model is ReWiND's (`rewin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -46,20 +46,18 @@ from embodied.buffers.weighted import Weights
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import VecEnv
 from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import observations
 from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.policies.networks.encoders import Encoder
-from embodied.rewards.demonstrations.observations import require_recorded
-from embodied.rewards.demonstrations.progress_hops import SHAPINGS, Frames
-from embodied.rewards.fitted import FittedReward
+from embodied.rewards.fitted import SHAPINGS, FittedReward, Frames, require_recorded
+from embodied.rewards.wrappers.added_observations import ObservationWrapper
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
 
@@ -68,13 +66,15 @@ PROGRESS = "privileged/progress"
 BATCH = 256  # images per call of the frozen encoder
 
 
-class ProgressObservation(Wrapper):
+class ProgressObservation(ObservationWrapper):
     """Adds `privileged/progress`, float32 [B]: `predict(first, newest)` of the features of each
     episode's first frame [B, F] and of its `reach` newest ones [B, reach, F], oldest first. Before
     the start of an episode, its first frame is repeated.
 
     `features(obs)` gives the features [B, F] of observations.
     """
+
+    newest = "progress"
 
     def __init__(
         self,
@@ -83,34 +83,19 @@ class ProgressObservation(Wrapper):
         predict: Callable[[Tensor, Tensor], Tensor],
         reach: int,
     ) -> None:
-        super().__init__(env, env.spec.with_obs(**{PROGRESS: Leaf((), low=0.0, high=1.0)}))
+        super().__init__(env, PROGRESS, Leaf((), low=0.0, high=1.0))
         self.features = features
         self.predict = predict
         self.reach = reach
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        obs = self.env.reset(seed, task, mask)
-        self._begin(self.features(obs), self.rows(mask))
-        return self.transform_obs(obs)
-
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
-        past = self.memory["past"]
-        past = torch.cat([past[:, 1:], self.features(step.next_obs)[:, None]], 1)
+    def observe(self, following: Tensors) -> Tensor:
+        past = torch.cat([self.memory["past"][:, 1:], self.features(following)[:, None]], 1)
         after = self.predict(self.memory["first"], past)
         self.memory = {**self.memory, "past": past, "progress": after}
-        if step.ended.any():
-            self._begin(self.features(step.obs), step.ended)
-        following = {**step.next_obs, PROGRESS: after}
-        return replace(step, obs=self.transform_obs(step.obs), next_obs=following)
+        return after
 
-    def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**obs, PROGRESS: self.memory["progress"]}
-
-    def _begin(self, features: Tensor, rows: Tensor) -> None:
-        """Episodes begin in the envs `rows` [B] (bool)."""
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        features = self.features(obs)
         past = features[:, None].expand(-1, self.reach, -1)
         fresh = {"first": features, "past": past, "progress": self.predict(features, past)}
         if not self.memory:

@@ -41,8 +41,7 @@ from embodied.core.reward import (
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.running_stats import RunningMeanStd
-from embodied.rewards.wrappers.render_caption import augment_shared
-from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
+from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, augment_shared
 
 
 @dataclass(frozen=True)

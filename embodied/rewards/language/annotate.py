@@ -55,8 +55,12 @@ from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import Answer, Chat, Message
 from embodied.llm.client import open_chat
 from embodied.nn.fit import gradient_step
-from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
-from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
+from embodied.rewards.wrappers.added_observations import (
+    CAPTION,
+    TIMES,
+    CaptionVocabulary,
+    with_event_captions,
+)
 
 Question = tuple[str, ...]
 """A caption, or two that are compared."""

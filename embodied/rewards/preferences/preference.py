@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,14 +44,13 @@ from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
 from embodied.datasets.lerobot.lazy_pictures import load
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.datasets.transitions import transitions
 from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import FitConfig, Labels, Ranker, joined
 from embodied.rewards.preferences.labellers import ABSTAIN, SECOND, SKIPPED, TIE, Labeller
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.added_observations import PICTURE, ObservationWrapper, with_render
 
 IMAGE_INDEX = "privileged/sight"
 
@@ -115,23 +114,16 @@ class ImageStore:
         self.scores[: self.count] = state["scores"]
 
 
-class ImageIndexWrapper(Wrapper):
+class ImageIndexWrapper(ObservationWrapper):
     """Adds the observations `names` to `store` and their index `privileged/sight` (int64 [B]) to
     the observations, from which `hidden` ones are then removed."""
 
     def __init__(
         self, env: VecEnv, store: ImageStore, names: Sequence[str], hidden: Sequence[str] = ()
     ) -> None:
-        spec = env.spec.with_obs(**{IMAGE_INDEX: Leaf((), "int64", 0, 2**31 - 1)})
-        super().__init__(env, replace(spec, obs=_without(spec.obs, hidden)))
+        super().__init__(env, IMAGE_INDEX, Leaf((), "int64", 0, 2**31 - 1), hidden)
         self.store = store
         self.names = names
-        self.hidden = hidden
-
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        return self.transform_obs(self.env.reset(seed, task, mask))
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
@@ -141,19 +133,14 @@ class ImageIndexWrapper(Wrapper):
             ended = step.ended.nonzero().flatten()
             after = now.clone()
             after[ended] = self._store(tt.take(step.next_obs, ended))
-        obs = {**_without(step.obs, self.hidden), IMAGE_INDEX: now}
-        following = {**_without(step.next_obs, self.hidden), IMAGE_INDEX: after}
+        obs, following = self.having(step.obs, now), self.having(step.next_obs, after)
         return replace(step, obs=obs, next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**_without(obs, self.hidden), IMAGE_INDEX: self._store(obs)}
+        return self.having(obs, self._store(obs))
 
     def _store(self, obs: Tensors) -> Tensor:
         return self.store.add({name: obs[name] for name in self.names}).to(self.device)
-
-
-def _without(leaves: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in leaves.items() if key not in names}
 
 
 CHECKED = 2000  # pairs to compare with the recorded reward

@@ -38,7 +38,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.datasets.lerobot.video import decode_image
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.added_observations import PICTURE, with_render
 from embodied.rewards.wrappers.success_detector import NoTerminationWrapper
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText

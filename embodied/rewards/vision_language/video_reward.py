@@ -3,7 +3,7 @@
 The frames of an episode that ended wait for the model; a thread asks, and training goes on. The
 answer gives the progress Phi of every observation of the episode, and
 
-    r = env_weight r_env + scale F(Phi, Phi')       (F: `rewards.demonstrations.progress_hops`)
+    r = env_weight r_env + scale F(Phi, Phi')       (F: `rewards.fitted.SHAPINGS`)
 
 where Phi is 0 until there is an answer, and where there was none. Transitions are rewarded when
 they are sampled, so that old ones get late answers. Recorded episodes are asked about at once.
@@ -53,15 +53,16 @@ from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, ServerUnusable
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
-from embodied.rewards.demonstrations.progress_hops import SHAPINGS
+from embodied.rewards.fitted import SHAPINGS
 from embodied.rewards.vision_language.clip import require_picture
-from embodied.rewards.wrappers.episode_video import (
+from embodied.rewards.wrappers.added_observations import (
+    PICTURE,
     VIDEO_INDEX,
     EpisodeVideoWrapper,
     Video,
     VideoRecorder,
+    with_render,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.vision.contrastive import resized
 
 logger = logging.getLogger(__name__)
