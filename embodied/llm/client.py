@@ -444,11 +444,7 @@ class ChatClient(Chat):
             ) from error
 
     def _post(
-        self,
-        http: HttpClient,
-        request: Request,
-        messages: list[dict[str, Any]],
-        deadline: Deadline,
+        self, http: HttpClient, request: Request, messages: list[dict[str, Any]], deadline: Deadline
     ) -> dict[str, Any]:
         """The server's response; a server without JSON-schema support gets the schema in the prompt
         only."""

@@ -34,6 +34,11 @@ class Server:
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
+    def node(self, **settings: Any) -> dict[str, Any]:
+        """The node of a client of this server."""
+        target = "embodied.llm.client.ChatClient"
+        return {"_target_": target, "url": self.url, "model": "m", **settings}
+
 
 def says(text: str | None, **more: Any) -> Told:
     """An ordinary answer."""

@@ -1,7 +1,8 @@
-"""Designers in the loop: what each of them requests, and what it learns from a round."""
+"""The search and its designers: what each requests, learns and refuses, and how it resumes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier
@@ -13,7 +14,7 @@ import yaml
 
 from embodied.core.env import VecEnv
 from embodied.llm.chat import Answer
-from embodied.reward_design.designer import Experience
+from embodied.reward_design.designer import Candidate, Experience
 from embodied.reward_design.designers import grammar
 from embodied.reward_design.designers.language_model import (
     AutoMc,
@@ -23,9 +24,125 @@ from embodied.reward_design.designers.language_model import (
     Text2Reward,
     Text2RewardConfig,
 )
+from embodied.reward_design.run import row_of
 from embodied.sandbox.gate import Sandbox
-from tests.reward_design.instant import LOOPS, board, search
-from tests.reward_design.recorded import Recital
+from tests.reward_design.instant import BAD, LOOPS, Recital, board, search
+
+
+def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital(["good"])
+    here = board(tmp_path, env, experience, sandbox)
+    run, said = search(Eureka(EurekaConfig(), chat), here, 5, 1)
+    best = run.run()
+    assert best is not None and best.id == 0
+    assert "  the budget of the model is spent: the search ends" in said
+    assert sorted(here.ledger.rounds) == [0, 1]
+
+
+def test_no_valid_program_is_an_end_too(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    here = board(tmp_path, env, experience, sandbox)
+    run, _ = search(Eureka(EurekaConfig(), Recital(["prose"] * 4)), here, 2, 2)
+    assert run.run() is None and len(here.ledger.candidates) == 4
+
+
+def test_a_search_goes_on_from_its_ledger(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    """Stopped after the first training of a round: nothing is asked or trained twice."""
+    chat = Recital(["good", "two fences", "better"])
+    here = board(tmp_path, env, experience, sandbox)
+    run, _ = search(Eureka(EurekaConfig(), chat), here, 1, 3)
+
+    def stop(line: str) -> None:
+        if "auc" in line:
+            raise KeyboardInterrupt
+
+    run.tell = stop
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    with (tmp_path / "design.jsonl").open("a") as sink:
+        sink.write('{"event": "candidate", "id": 9, "rou')  # killed in a line
+    again = board(tmp_path, env, experience, sandbox)
+    assert sum(bool(c.scores) for c in again.ledger.candidates.values()) == 1
+    silent = Recital([])
+    run, _ = search(Eureka(EurekaConfig(), silent), again, 1, 3)
+    best = run.run()
+    assert silent.asked == [] and best is not None
+    assert len([n for n, _ in run.trials.trained if n.startswith("candidates")]) == 2  # type: ignore[attr-defined]
+    assert all(c.trained for c in again.ledger.candidates.values())
+
+
+def test_halving_trains_all_a_little_and_the_best_third_to_the_end(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    here = board(tmp_path, env, experience, sandbox)
+    designer = grammar.Grammar(grammar.Config())
+    run, _ = search(designer, here, 1, 6, halving=True)
+    best = run.run()
+    steps = [s for name, s in run.trials.trained if name.startswith("cand")]  # type: ignore[attr-defined]
+    assert steps == [500] * 6 + [1000] * 2
+    assert best is not None and best.trained
+
+
+def test_order_is_by_the_best_then_by_all() -> None:
+    def tried(*values: float) -> Candidate:
+        return Candidate(0, 0, "", "", {}, scores=list(enumerate(values)))
+
+    assert tried(0.0, 1.0).order > tried(0.9, 0.9).order
+    assert tried(0.5, 1.0).order > tried(0.0, 1.0).order > Candidate(0, 0, "", "", {}).order
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_answers_are_told_apart_and_the_good_one_is_chosen(
+    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital([name, "good", name])
+    here = board(tmp_path, env, experience, sandbox)
+    best = search(Eureka(EurekaConfig(), chat), here, 1, 3)[0].run()
+    first, second, third = here.ledger.of_round(0)
+    assert re.search(BAD[name], first.problem), first.problem
+    assert third.problem and third.id == 2
+    assert best is not None and best == second
+    assert best.origin["reply"] == chat.texts["good"]
+    assert (tmp_path / "best.py").read_text() == second.source
+    assert "import torch" in str(best.source) and "def distance" in str(best.source)
+    assert here.ledger.finals == {1000: pytest.approx(best.fitness)}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("wrong", [name for name in BAD if name not in ("silence", "hack")])
+def test_a_refusal_is_returned_to_the_model_once(
+    name: str, wrong: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital([[wrong, "good"]])
+    here = board(tmp_path, env, experience, sandbox)
+    run, said = search(LOOPS[name](chat), here, 1, 1)
+    best = run.run()
+    assert best is not None and best.origin["reply"] == chat.texts["good"]
+    assert any(re.search(f"0  returned  .*{BAD[wrong]}", line) for line in said)
+    assert best.origin["tokens"] == 14  # of both answers
+    assert re.search(f"repaired: .*{BAD[wrong]}", row_of(best).replace("&#x27;", "'"))
+    first, second = chat.asked
+    assert second[:2] == first and second[2].text == chat.texts[wrong]
+    assert re.search(BAD[wrong], second[3].text) and re.search(
+        BAD[wrong], best.origin["refused"][0]
+    )
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_round_without_a_program_is_told_in_the_next(
+    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital([["crash", "wrong shape"], ["good"]])
+    here = board(tmp_path, env, experience, sandbox)
+    best = search(LOOPS[name](chat), here, 2, 1)[0].run()
+    assert best is not None and best.round == 1
+    assert chat.asked[2][2].text == chat.texts["wrong shape"]
+    assert re.search(BAD["wrong shape"], chat.asked[2][3].text)
 
 
 def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(

@@ -17,7 +17,6 @@ from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
-from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.envs.toy.two_gap import Config as PlanarConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.success.classifier import Classifier, RecentBuffer
@@ -32,6 +31,7 @@ from embodied.rewards.success.model import (
 )
 from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.builders import make_reward
+from tests.rewards.rows import write_episodes
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
@@ -45,23 +45,9 @@ NODE = {
 def record(path: Path, count: int, won: bool, seed: int) -> str:
     """Walks of STEPS steps along x: from 0 past 1, which is success, or to 0.5."""
     random = torch.Generator().manual_seed(seed)
-    with EpisodeWriter(path, SPEC) as writer:
-        for _ in range(count):
-            x = torch.linspace(0, 1.05 if won else 0.5, STEPS + 1)
-            walk = torch.stack([x, torch.randn(STEPS + 1, generator=random)], 1)
-            last = torch.arange(STEPS) == STEPS - 1
-            writer.add(
-                {
-                    "obs/state": walk[:-1],
-                    "next_obs/state": walk[-1],
-                    "action": torch.zeros(STEPS, 1),
-                    "reward": (last & won).float(),
-                    "terminated": last & won,
-                    "truncated": last & (not won),
-                    "success": last & won,
-                }
-            )
-    return str(path)
+    x = torch.linspace(0, 1.05 if won else 0.5, STEPS + 1)
+    noise = [torch.randn(STEPS + 1, generator=random) for _ in range(count)]
+    return write_episodes(path, SPEC, [{"state": torch.stack([x, y], 1)} for y in noise], won)
 
 
 @pytest.fixture(scope="module")
@@ -289,10 +275,7 @@ def test_shuffled_labels_pay_nothing(tmp_path: Path, data: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({}, "reward.data="),
-        ({"trained": "nowhere"}, "has no trained classifier"),
-    ],
+    [({}, "reward.data="), ({"trained": "nowhere"}, "has no trained classifier")],
 )
 def test_what_is_missing_is_said(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

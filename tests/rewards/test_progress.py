@@ -14,7 +14,6 @@ from torch import Tensor
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
-from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.nn.statistics import spearman
 from embodied.rewards.demonstrations.progress import (
     StepwiseProgress,
@@ -26,8 +25,9 @@ from embodied.rewards.demonstrations.progress import (
     integrate,
     pairs,
 )
-from embodied.rewards.fitted import SHAPINGS, linear_progress
+from embodied.rewards.fitted import linear_progress
 from tests.builders import make_reward
+from tests.rewards.rows import write_episodes
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 NODE = {
@@ -55,21 +55,7 @@ def corridor(count: int, steps: int, seed: int) -> list[Tensor]:
 
 
 def record(path: Path, walks: list[Tensor], spec: Spec = SPEC) -> str:
-    with EpisodeWriter(path, spec) as writer:
-        for walk in walks:
-            last = torch.arange(len(walk) - 1) == len(walk) - 2
-            writer.add(
-                {
-                    "obs/state": walk[:-1],
-                    "next_obs/state": walk[-1],
-                    "action": torch.zeros(len(walk) - 1, 1),
-                    "reward": last.float(),
-                    "terminated": last,
-                    "truncated": torch.zeros_like(last),
-                    "success": last,
-                }
-            )
-    return str(path)
+    return write_episodes(path, spec, [{"state": walk} for walk in walks])
 
 
 def made(folder: Path, spec: Spec = SPEC, **settings: Any) -> StepwiseProgress:
@@ -118,13 +104,7 @@ def test_bins_by_hand() -> None:
     label = torch.tensor([-1.0, 1.0, 0.0, -0.9, 0.5])
     gap = torch.tensor([1.0, 0.99, 0.0, 0.25, 0.5])
     # 25 scores of width 0.08 from -1, by 4 gaps of width 0.25.
-    assert cells(label, gap).tolist() == [
-        3,
-        24 * 4 + 3,
-        12 * 4,
-        1 * 4 + 1,
-        18 * 4 + 2,
-    ]
+    assert cells(label, gap).tolist() == [3, 24 * 4 + 3, 12 * 4, 1 * 4 + 1, 18 * 4 + 2]
 
 
 def test_every_bin_gets_its_quota_and_the_centre_the_remainder() -> None:
@@ -270,96 +250,24 @@ def test_a_world_of_another_shape_is_refused(tmp_path: Path, shown: str) -> None
         made(tmp_path, spec=wide, demos=shown)
 
 
-def values(reward: Tensor, discount: Tensor, chance: Tensor) -> Tensor:
-    """Q [S, A] by value iteration in a finite world of `reward`, `discount`, `chance` [S, A, S]."""
-    q = torch.zeros(chance.shape[:2], dtype=torch.float64)
-    for _ in range(400):
-        q = (chance * (reward + discount * q.max(1).values)).sum(2)
-    return q
-
-
-def test_shaping_leaves_the_optimal_policy_as_it_is() -> None:
-    """Random worlds, random ends, random potentials: Q + Phi = Q of the world, to rounding, and
-    so the same best actions. A level reward changes them."""
-    random = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=random, dtype=torch.float64)
-
-    changed = 0
-    for _ in range(20):
-        chance = draw(6, 3, 6) ** 4
-        chance /= chance.sum(2, keepdim=True)
-        reward, discount = draw(6, 3, 6), 0.9 * (draw(6, 3, 6) > 0.2).double()
-        phi = draw(6)
-        before, after = phi[:, None, None].expand(6, 3, 6), phi.expand(6, 3, 6)
-        shaping = SHAPINGS["potential"](before, after, discount)
-        true = values(reward, discount, chance)
-        shaped = values(reward + shaping, discount, chance)
-        torch.testing.assert_close(shaped + phi[:, None], true, rtol=0, atol=1e-9)
-        assert torch.equal(shaped.argmax(1), true.argmax(1))
-        level = values(reward + 5 * after, discount, chance)
-        changed += int(not torch.equal(level.argmax(1), true.argmax(1)))
-    assert changed > 5
-
-
-def test_the_level_of_progress_makes_it_linger_and_the_potential_does_not() -> None:
-    """Five cells: fetch the key (cell 3), go through the door (cell 4, the end, pays 1). Paid the
-    level, waiting before the door for ever beats going through it."""
-    cells, gamma, door = 5, 0.95, 4
-    chance = torch.zeros(cells, 2, cells, dtype=torch.float64)  # 0: stay, 1: go on
-    for cell in range(cells):
-        chance[cell, 0, cell] = chance[cell, 1, min(cell + 1, door)] = 1
-    phi = torch.linspace(0, 1, cells, dtype=torch.float64)
-    before, after = phi[:, None, None].expand(cells, 2, cells), phi.expand(cells, 2, cells)
-    discount = torch.full((cells, 2, cells), gamma, dtype=torch.float64)
-    discount[..., door] = 0
-    reward = (discount == 0).double()
-    best = {
-        "potential": values(
-            reward + SHAPINGS["potential"](before, after, discount), discount, chance
-        ),
-        "gain": values(reward + SHAPINGS["gain"](before, after, discount), discount, chance),
-        "level": values(reward + after, discount, chance),
-    }
-    assert best["potential"][:door].argmax(1).tolist() == [1, 1, 1, 1]
-    assert best["gain"][:door].argmax(1).tolist() == [1, 1, 1, 1]
-    assert best["level"][:door].argmax(1).tolist() == [1, 1, 1, 0]
-
-
 def test_two_pictures_of_a_moment_are_seen_together(tmp_path: Path) -> None:
     """A bright column that moves along one view; the other view is noise."""
     leaf = Leaf((16, 16, 3), "uint8", 0, 255)
     spec = Spec({"front": leaf, "wrist": leaf}, SPEC.act, dt=0.1)
 
-    def film(seed: int) -> tuple[Tensor, Tensor]:
+    def film(seed: int) -> dict[str, Tensor]:
         random = torch.Generator().manual_seed(seed)
         front = torch.zeros(15, 16, 16, 3, dtype=torch.uint8)
         for t in range(15):
             front[t, :, t : t + 2] = 255
-        return front, torch.randint(256, front.shape, dtype=torch.uint8, generator=random)
+        wrist = torch.randint(256, front.shape, dtype=torch.uint8, generator=random)
+        return {"front": front, "wrist": wrist}
 
-    with EpisodeWriter(tmp_path / "demos", spec, images="png") as writer:
-        for seed in range(2):
-            front, wrist = film(seed)
-            last = torch.arange(14) == 13
-            writer.add(
-                {
-                    "obs/front": front[:-1],
-                    "obs/wrist": wrist[:-1],
-                    "next_obs/front": front[-1],
-                    "next_obs/wrist": wrist[-1],
-                    "action": torch.zeros(14, 1),
-                    "reward": last.float(),
-                    "terminated": last,
-                    "truncated": torch.zeros_like(last),
-                }
-            )
     settings = {"views": ["front", "wrist"], "channels": [8, 8], "shift": 0, "updates": 60}
-    reward = made(tmp_path / "run", spec, demos=str(tmp_path / "demos"), **settings)
-    front, wrist = film(7)
-    assert with_time(reward.potential({"front": front, "wrist": wrist})) > 0.9
-    rows = tt.nest({"front": front[:-1], "wrist": wrist[:-1]}, "obs")
-    rows |= tt.nest({"front": front[1:], "wrist": wrist[1:]}, "next_obs")
+    demos = write_episodes(tmp_path / "demos", spec, [film(0), film(1)], images="png")
+    reward, seen = made(tmp_path / "run", spec, demos=demos, **settings), film(7)
+    assert with_time(reward.potential(seen)) > 0.9
+    rows = tt.nest(tt.each(seen, lambda value: value[:-1]), "obs")
+    rows |= tt.nest(tt.each(seen, lambda value: value[1:]), "next_obs")
     rows |= {"reward": torch.zeros(14), "discount": torch.ones(14)}
     assert reward(rows).mean() > 0

@@ -73,12 +73,7 @@ class Student:
         self.orders = [fixed.permutation(config.rugged) for _ in self.shape if config.rugged]
         names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
         self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
-        self.spec = Spec(
-            {"state": Leaf((1,))},
-            Leaf((1,), low=-1.0, high=1.0),
-            1.0,
-            self.task,
-        )
+        self.spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 1.0, self.task)
 
     def cell(self, task: Floats) -> tuple[int, ...]:
         """The cell of a task vector [D]."""
