@@ -121,7 +121,10 @@ class EpisodeLog:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         lines = []
         for i, ticket in enumerate(tickets):
-            values = {name: _number(column[i]) for name, column in columns.items()}
+            values = {
+                name: round(float(column[i]), 6) if np.isfinite(column[i]) else None
+                for name, column in columns.items()
+            }
             task = [round(float(value), 5) for value in tasks[i]]
             lines.append(json.dumps({"episode": ticket, "task": task, **values}))
         with self.file.open("a") as sink:
@@ -167,10 +170,6 @@ def read_episode_log(folder: Path) -> LoggedEpisodes | None:
 
     parts = (column("return"), column("success"), column("length"))
     return LoggedEpisodes(column("episode"), np.array([row["task"] for row in rows]), *parts)
-
-
-def _number(value: float) -> float | None:
-    return round(float(value), 6) if np.isfinite(value) else None
 
 
 @dataclass(frozen=True)

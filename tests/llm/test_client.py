@@ -8,12 +8,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -91,35 +88,34 @@ def test_a_wrong_answer_is_repaired_once() -> None:
     assert "5 is not one of [0, 1, -1]" in server.asked[1]["messages"][2]["content"]
 
 
+def cut(text: str) -> Told:
+    """An answer that max_tokens ended."""
+    told = says(text)
+    told.body["choices"][0]["finish_reason"] = "length"
+    return told
+
+
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("told", "why", "calls"),
     [
-        ('{"better": ', "no JSON"),
-        ("The first picture, I think.", "no JSON"),
-        ('{"best": 1}', "better"),
+        (says('{"better": '), "no JSON", 2),
+        (says("The first picture, I think."), "no JSON", 2),
+        (says('{"best": 1}'), "better", 2),
+        (says('<think>Perhaps {"better": 1} but wait'), "no JSON", 2),
+        (says('Perhaps {"better": 1} </think> I cannot tell.'), "no JSON", 2),
+        (cut('{"better": 1}'), "max_tokens", 1),
+        (says(None, refusal="I will not\nlook at that"), "refused: I will not look at that", 1),
+        (Told({"choices": [], "usage": {"total_tokens": 1}}), "without choices", 1),
+        (Told({"usage": {"total_tokens": 1}}), "without choices", 1),
+        (says(""), "with nothing", 1),
+        (says(None), "with nothing", 1),
     ],
 )
-def test_what_cannot_be_repaired_is_one_clear_line(text: str, why: str) -> None:
-    with serving(says(text)) as server, pytest.raises(ChatError, match=why) as caught:
+def test_no_answer_is_one_clear_line(told: Told, why: str, calls: int) -> None:
+    with serving(told) as server, pytest.raises(ChatError, match=why) as caught:
         chat(server).ask(ASK, SCHEMA)
-    assert len(server.asked) == 2
+    assert len(server.asked) == calls
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
-        (says(None, refusal="I will not\nlook at that"), "refused: I will not look at that"),
-        (Told({"choices": [], "usage": {"total_tokens": 1}}), "without choices"),
-        (Told({"usage": {"total_tokens": 1}}), "without choices"),
-        (says(""), "with nothing"),
-        (says(None), "with nothing"),
-    ],
-)
-def test_no_answer_is_one_clear_line(told: Told, why: str) -> None:
-    with serving(told) as server, pytest.raises(ChatError, match=why):
-        chat(server).ask(ASK, SCHEMA)
-    assert len(server.asked) == 1
 
 
 def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,12 +131,14 @@ def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFix
     assert json.dumps(SCHEMA) in server.asked[2]["messages"][0]["content"]
 
 
-def test_a_request_that_is_wrong_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_or_model_ends_the_run(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "sk-secret")
-    wrong = Told({"error": "no key sk-secret here"}, 401)
-    with serving(wrong) as server, pytest.raises(ConfigError, match=r"401.*chat\.key") as caught:
-        chat(server, key="THE_KEY").ask(ASK)
-    assert len(server.asked) == 1
+    why = f"{status}.*check chat.url, chat.key and chat.model"
+    with serving(Told({"error": "no key sk-secret here"}, status)) as server:
+        with pytest.raises(ConfigError, match=why) as caught:
+            chat(server, key="THE_KEY").ask(ASK)
+        assert len(server.asked) == 1
     assert server.headers[0]["Authorization"] == "Bearer sk-secret"
     assert "sk-secret" not in str(caught.value)
 
@@ -167,11 +165,17 @@ def test_trouble_passes(trouble: Told, calls: int) -> None:
     assert len(server.asked) == 3
 
 
-def test_trouble_that_stays_is_one_clear_line() -> None:
-    with serving(Told({"error": "overloaded"}, 503)) as server:
-        with pytest.raises(ChatError, match=r"503.*overloaded.*\(3 attempts\)"):
-            chat(server).ask(ASK)
-        assert len(server.asked) == 3
+@pytest.mark.parametrize(
+    ("trouble", "why", "calls"),
+    [
+        (Told({"error": "overloaded"}, 503), r"503.*overloaded.*\(3 attempts\)", 3),
+        (Told({}, 429, {"Retry-After": "3600"}), "requests a wait of 3600 s", 1),
+    ],
+)
+def test_trouble_that_stays_is_one_clear_line(trouble: Told, why: str, calls: int) -> None:
+    with serving(trouble) as server, pytest.raises(ChatError, match=why):
+        chat(server).ask(ASK)
+    assert len(server.asked) == calls
 
 
 def test_an_endpoint_that_is_down_is_one_clear_line() -> None:
@@ -200,12 +204,6 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after({}) == retry_after({"retry-after": "tomorrow"}) == 0
 
 
-def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
-    busy = Told({"error": "quota"}, 429, {"Retry-After": "3600"})
-    with serving(busy) as server, pytest.raises(ChatError, match="requests a wait of 3600 s"):
-        chat(server).ask(ASK)
-
-
 def wire(limits: Limits) -> HttpClient:
     return HttpClient("http://127.0.0.1:9/v1", None, limits, Budget(limits, "m"))
 
@@ -221,10 +219,8 @@ def test_requests_keep_their_pace() -> None:
     assert [client.turn(now) for now in (10.0, 10.5, 11.0, 30.0)] == [0.0, 1.5, 3.0, 0.0]
 
 
-@pytest.mark.parametrize(("limit", "asked"), [({"calls": 2}, 2), ({"tokens": 15}, 2)])
-def test_a_budget_ends_with_its_own_error(
-    limit: dict[str, int], asked: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("limit", [{"calls": 2}, {"tokens": 15}])
+def test_a_budget_ends_with_its_own_error(limit: dict[str, int], tmp_path: Path) -> None:
     with serving(says("yes")) as server:
         model = chat(server, replace(QUICK, **limit), cache=str(tmp_path / "c.jsonl"))
         for seed in range(2):
@@ -232,7 +228,7 @@ def test_a_budget_ends_with_its_own_error(
         with pytest.raises(BudgetSpent, match="is spent"):
             model.ask(ASK, seed=2)
         assert model.ask(ASK, seed=0).cached  # what is known costs nothing
-        assert len(server.asked) == asked
+        assert len(server.asked) == 2
 
 
 def test_threads_keep_to_one_budget() -> None:
@@ -302,26 +298,6 @@ def test_a_node_opens_either(tmp_path: Path) -> None:
         open_chat({"_target_": "embodied.llm.client.CachedChat", "cache": "nowhere.jsonl"}, None)
 
 
-def cut(text: str) -> Told:
-    """An answer that max_tokens ended."""
-    told = says(text)
-    told.body["choices"][0]["finish_reason"] = "length"
-    return told
-
-
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
-        (says('<think>Perhaps {"better": 1} but wait'), "no JSON"),
-        (says('Perhaps {"better": 1} </think> I cannot tell.'), "no JSON"),
-        (cut('{"better": 1}'), "max_tokens"),
-    ],
-)
-def test_unfinished_reasoning_is_no_label(told: Told, why: str) -> None:
-    with serving(told) as server, pytest.raises(ChatError, match=why):
-        chat(server).ask(ASK, SCHEMA)
-
-
 @pytest.mark.parametrize("trouble", [{"error": {"message": "upstream"}}, {"choices": []}])
 def test_an_error_of_the_server_is_not_cached(trouble: Any, tmp_path: Path) -> None:
     with serving(Told(trouble), says("fine")) as server:
@@ -333,19 +309,10 @@ def test_an_error_of_the_server_is_not_cached(trouble: Any, tmp_path: Path) -> N
         assert model.ask(ASK).text == "fine"
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_wrong_key_or_model_ends_the_run(status: int) -> None:
-    with serving(Told({"error": "no"}, status)) as server:
-        with pytest.raises(ConfigError, match=f"{status}.*check chat.url, chat.key and chat.model"):
-            chat(server).ask(ASK)
-        assert len(server.asked) == 1
-
-
 def test_content_in_parts_is_joined() -> None:
     told = says(None)
     told.body["choices"][0]["message"]["content"] = [
-        {"type": "text", "text": "the left "},
-        {"type": "text", "text": "one"},
+        {"type": "text", "text": text} for text in ("the left ", "one")
     ]
     with serving(told) as server:
         assert chat(server).ask(ASK).text == "the left one"
@@ -440,63 +407,14 @@ def test_the_repair_of_an_answer_is_within_its_deadline() -> None:
     assert len(server.asked) == 2
 
 
-class Crowd:
-    """How many requests are with the server at a time; it answers once `full` of them are."""
-
-    def __init__(self, full: int) -> None:
-        self.full, self.now, self.most = full, 0, 0
-        self.changed = threading.Condition()
-
-    def enter(self) -> None:
-        with self.changed:
-            self.now += 1
-            self.most = max(self.most, self.now)
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: self.most >= self.full, 10)
-        time.sleep(0.02)  # further requests would be seen now
-        with self.changed:
-            self.now -= 1
-
-
-@contextmanager
-def crowded(full: int) -> Iterator[tuple[str, Crowd]]:
-    """A server that counts the requests in flight."""
-    crowd, body = Crowd(full), b'{"choices": [{"message": {"content": "yes"}}]}'
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            crowd.enter()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing on the terminal."""
-
-    class Many(ThreadingHTTPServer):
-        request_queue_size = 128
-
-    httpd = Many(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{httpd.server_port}/v1", crowd
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
-
-
 @pytest.mark.parametrize(("given", "most"), [({}, 32), ({"in_flight": 3}, 3)])
 def test_so_many_answers_are_in_flight_and_no_more(given: dict[str, Any], most: int) -> None:
-    with crowded(most) as (url, crowd):
-        model = chat_at(url, **given)
+    with serving(replace(says("yes"), full=most)) as server:
+        model = chat_at(server.url, **given)
         with ThreadPoolExecutor(48) as pool:
             answers = list(pool.map(lambda seed: model.ask(ASK, seed=seed).text, range(48)))
     assert answers == ["yes"] * 48
-    assert crowd.most == most
+    assert server.most == most
 
 
 def test_waiting_for_room_is_not_counted_by_the_deadline() -> None:

@@ -1,7 +1,7 @@
 """`embodied reward design` against a real model that `transformers serve` serves, and against its
 recorded answers.
 
-The model is tiny. Fitted to two conversations written by hand, it answers with a program that is
+The model is tiny. Fitted to a conversation written by hand, it answers with a program that is
 refused, and repairs it when it gets the reason. Nothing here says what a language model can do.
 """
 
@@ -37,17 +37,16 @@ BUDGET = ["budget.steps=256", "budget.eval_every=256", "budget.halving=false"]
 def endpoint(
     tmp_path_factory: pytest.TempPathFactory, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> Iterator[list[str]]:
-    """A served model that knows two conversations: the request of the designer with a program that
-    is refused; the same, the reason, and a program that is accepted."""
+    """A served model that knows one conversation: the request of the designer, a program that is
+    refused, the reason, and a program that is accepted."""
     chat, folder = Recital([]), tmp_path_factory.mktemp("board")
     here = replace(board(folder, env, experience, sandbox), about=about(env))
     wrong, right = chat.texts["unknown input"], chat.texts["good"]
     verdict = here.check(str(extract(wrong).source))
     reason = prompts.refusal(f"{verdict.layer}: {verdict.problem}")
-    first = Eureka(EurekaConfig(), chat).messages(here, 0)
-    first = [*first, Message("assistant", wrong)]
-    second = [*first, Message("user", reason), Message("assistant", right)]
-    model = write_model(folder / "fitted", [first, second], updates=150)
+    asked = Eureka(EurekaConfig(), chat).messages(here, 0)
+    said = [Message("assistant", wrong), Message("user", reason), Message("assistant", right)]
+    model = write_model(folder / "fitted", [*asked, *said], updates=100)
     with served(model) as url:
         yield ["chat=endpoint", f"chat.url={url}", f"chat.model={model}"]
 
@@ -88,5 +87,5 @@ def test_answers_without_a_program_end_in_one_line(
     design(2, *endpoint, cache, "chat.max_tokens=2", f"out={out}")
     captured = capfd.readouterr()
     assert captured.err.count("\n") == 1 and "no valid program; see" in captured.err
-    assert captured.out.count("rejected  answer: there is no code block") == 2
+    assert captured.out.count("rejected  answer: ") == 2
     assert all(len(origin["refused"]) == 1 for origin in origins(out))

@@ -85,7 +85,9 @@ def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
     assert happened(before, after) == [said]
 
 
-def test_pictures_of_cells_are_needed() -> None:
+def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.goal"):
+        made(tmp_path, goal="")
     with pytest.raises(ConfigError, match="remove the wrappers"):
         happened({"image": torch.zeros(1)}, {"image": torch.zeros(1)})
 
@@ -230,17 +232,10 @@ def test_what_a_caption_pays(tmp_path: Path) -> None:
     paid = (reward(rows) - 0.5).mean()
     torch.testing.assert_close(metrics["intrinsic"], paid)
     assert float(metrics["coverage"]) == 1.0 and float(metrics["labels"]) == 2
+    noted(reward, rows)
+    assert reward.pool.asked == 2  # each caption is asked about once
     terms = reward.components(rows)
     torch.testing.assert_close(terms["env"] + terms["captions"], reward(rows))
-
-
-def test_each_caption_is_asked_about_once(tmp_path: Path) -> None:
-    reward = made(tmp_path)
-    rows = rows_of(reward, TEXTS, [0, 1, 2, 1])
-    for _ in range(5):
-        noted(reward, rows)
-        reward.update(rows)
-    assert reward.pool.asked == 2
 
 
 def test_abstaining_is_no_label_and_is_asked_again_at_twice_the_visits(tmp_path: Path) -> None:
@@ -323,15 +318,15 @@ def test_classification_knows_colours_it_was_not_told_of() -> None:
 
 def test_ranking_is_measured_against_all_captions() -> None:
     """Normalised over the captions met: unlocking above picking up above facing, below: nothing."""
-    model = Ranking(steps=120, lr=2e-3, batch=32, threshold=0.0, seed=0)
-    every = [said.format(colour) for said in SAID for colour in COLOURS]
-    worth = [2] * 6 + [1] * 6 + [0] * 6
+    model = Ranking(steps=60, lr=2e-3, batch=32, threshold=0.0, seed=0)
+    every = [said.format(colour) for said in SAID for colour in COLOURS[:3]]
+    worth = [2] * 3 + [1] * 3 + [0] * 3
     pairs = [(a, b) for a in every for b in every if a != b]
     value = dict(zip(every, worth, strict=True))
     targets = [0.5 + 0.5 * (value[a] > value[b]) - 0.5 * (value[a] < value[b]) for a, b in pairs]
     model.learn(pairs, targets)
     model.normalize_on(every)
-    paid = model(every).view(3, 6)
+    paid = model(every).view(3, 3)
     assert (paid[0] > paid[1].max()).all() and (paid[2] == 0).all()
     z = (model.scores(every) - model.mean) / model.deviation
     assert abs(float(z.mean())) < 1e-4 and float(z.std()) == pytest.approx(1.0, abs=1e-3)
@@ -352,7 +347,7 @@ def play(reward: Annotate, world: Any, moves: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("model", ["hash", "classification", "ranking"])
 def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str) -> None:
-    moves = torch.randint(0, 6, (160, 4), generator=torch.Generator().manual_seed(1))
+    moves = torch.randint(0, 6, (96, 4), generator=torch.Generator().manual_seed(1))
     settings: Any = {"model": model, "labeller": {"error": 0.2, "refusal": 0.2}, "steps": 4}
     reward = made(tmp_path / "a", **settings)
     assert all(
@@ -363,16 +358,16 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
         world := MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4))
     )
     env.reset(0)
-    play(reward, env, moves[:80])
+    play(reward, env, moves[:48])
     kept, rows = reward.get_state(), env.get_state()
     torch.save(kept, tmp_path / "state.pt")
-    expected = play(reward, env, moves[80:])
+    expected = play(reward, env, moves[48:])
     again = made(tmp_path / "b", **settings)
     other = again.augment_env(MiniGrid(world.config))
     other.reset(0)
     again.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
     other.set_state(rows)
-    for one, two in zip(expected, play(again, other, moves[80:]), strict=True):
+    for one, two in zip(expected, play(again, other, moves[48:]), strict=True):
         if not torch.equal(one, two):
             assert one.ndim == 0  # counts of calls and seconds are of the process
     assert again.captions.texts == reward.captions.texts
@@ -396,11 +391,6 @@ def test_beside_training_the_labels_are_the_same_in_the_end(tmp_path: Path) -> N
         reward.set_step(0)
         values.append(reward.model.get_state()["value"])
     assert values[0] == values[1] and len(values[0]) >= 8
-
-
-def test_what_a_user_may_get_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward\.goal"):
-        made(tmp_path, goal="")
 
 
 def test_a_real_server_is_asked_and_prose_is_no_label(tmp_path: Path) -> None:

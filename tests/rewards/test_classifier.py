@@ -242,12 +242,8 @@ def test_mistakes_at_ends_are_counted_and_warned_of(
 
 
 def test_a_resume_goes_on_exactly(tmp_path: Path, data: list[str]) -> None:
-    settings: dict[str, Any] = {
-        "data": data,
-        "refit_every": 3,
-        "refit_updates": 5,
-        "recent_size": 32,
-    }
+    settings: dict[str, Any] = {"data": data, "refit_every": 3, "refit_updates": 5}
+    settings |= {"recent_size": 32}
     walk = rows([0.1, 0.7, 3.0], [0.9] * 3)
     step = ended([False] * 3, [True, False, True])
 
@@ -273,19 +269,15 @@ def test_shuffled_labels_pay_nothing(tmp_path: Path, data: list[str]) -> None:
     assert not reward(rows([1.05, 0.4], [0.0, 0.0])).any()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({}, "reward.data="), ({"trained": "nowhere"}, "has no trained classifier")],
-)
-def test_what_is_missing_is_said(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        made(tmp_path, **settings)
-
-
-def test_too_few_successes_are_refused(tmp_path: Path) -> None:
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
     few = record(tmp_path / "few", 1, won=True, seed=0)
-    with pytest.raises(ConfigError, match="1 successful episodes are too few"):
-        made(tmp_path / "run", data=few)
+    for settings, message in (
+        ({}, "reward.data="),
+        ({"trained": "nowhere"}, "has no trained classifier"),
+        ({"data": few}, "1 successful episodes are too few"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(tmp_path / "run", **settings)
 
 
 def test_the_command_writes_what_training_reads(
@@ -305,15 +297,11 @@ def test_the_command_writes_what_training_reads(
 def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> None:
     """Recorded in a world that shows the reward's picture; trained in the same world without it:
     the policy sees what it saw, the reward sees the end of an episode."""
+    camera = "embodied.rewards.wrappers.added_observations.AddRenderObservation"
     pictured = {
         "_target_": "embodied.envs.wrappers.stack.Wrapped",
         "env": {"_target_": "embodied.envs.toy.two_gap.TwoGap"},
-        "wrappers": [
-            {
-                "_target_": "embodied.rewards.wrappers.added_observations.AddRenderObservation",
-                "size": 48,
-            }
-        ],
+        "wrappers": [{"_target_": camera, "size": 48}],
     }
     script = yaml.safe_load(Path("configs/demonstrator/two_gap.yaml").read_text())
     config = CollectConfig(pictured, script, 8, str(tmp_path / "won"), num_envs=4, images="png")

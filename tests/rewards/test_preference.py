@@ -242,9 +242,8 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
 ) -> None:
     torch.manual_seed(0)
     with serving(says('{"nearer": "first"}')) as server:
-        judge = VLM | {
-            "chat": server.node(cache=str(tmp_path / "cache.jsonl"), limits={"calls": 9})
-        }
+        chat = server.node(cache=str(tmp_path / "cache.jsonl"), limits={"calls": 9})
+        judge = VLM | {"chat": chat}
         settings = {"every": 20, "pairs": 20, "ties": 1.0, "synchronous": True}
         reward, env = ready(Drawn(), size=32, labeller=judge, **settings)
         with caplog.at_level(logging.WARNING):
@@ -390,9 +389,6 @@ def test_pairs_are_within_and_across_trajectories() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 15])) == (pytest.approx(0.5))
-    assert spearman(torch.tensor([1.0, 1, 2]), torch.tensor([5.0, 5, 9])) == (pytest.approx(1.0))
-    assert math.isnan(spearman(torch.ones(3), torch.arange(3.0)))
     score, episode = torch.tensor([0.0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])
     assert agreement(score, -score, episode) == {"pairs": 0.0, "returns": pytest.approx(-1.0)}
 

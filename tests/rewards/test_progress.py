@@ -69,7 +69,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory, shown: str) -> StepwiseProgress:
-    settings = {"hidden": [64, 64], "updates": 800}
+    settings = {"hidden": [64, 64], "updates": 500}
     return made(tmp_path_factory.mktemp("run"), demos=shown, **settings)
 
 
@@ -181,15 +181,16 @@ def test_rows_are_paid_by_the_potential_of_both_ends(fitted: StepwiseProgress) -
 
 
 def test_it_is_fitted_once(tmp_path: Path, shown: str) -> None:
-    first = made(tmp_path, demos=shown, updates=20)
+    first = made(tmp_path, demos=shown, updates=5)
     card = tmp_path / "progress.json"
+    assert json.loads(card.read_text())["error"] > 0
     written = card.stat().st_mtime_ns
-    again = made(tmp_path, demos=shown, updates=20)
+    again = made(tmp_path, demos=shown, updates=5)
     assert card.stat().st_mtime_ns == written
     walk = {"state": corridor(1, 5, seed=4)[0]}
     assert torch.equal(first.potential(walk), again.potential(walk))
-    other = made(tmp_path, demos=shown, updates=21)
-    assert card.stat().st_mtime_ns != written
+    other = made(tmp_path, demos=shown, updates=1)
+    assert card.stat().st_mtime_ns != written and json.loads(card.read_text())["error"] > 0
     assert not torch.equal(first.potential(walk), other.potential(walk))
     other.set_state(first.get_state())
     assert torch.equal(first.potential(walk), other.potential(walk))
@@ -232,19 +233,10 @@ def test_what_is_missing_is_said(
         made(tmp_path, **demos, **settings)
 
 
-@pytest.mark.parametrize("updates", [1, 5])
-def test_a_fit_of_few_updates_reports_its_error(tmp_path: Path, shown: str, updates: int) -> None:
-    made(tmp_path, demos=shown, updates=updates)
-    assert json.loads((tmp_path / "progress.json").read_text())["error"] > 0
-
-
-def test_a_demonstration_of_one_step_is_refused(tmp_path: Path) -> None:
+def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path, shown: str) -> None:
     short = record(tmp_path / "short", corridor(2, 1, seed=0))
     with pytest.raises(ConfigError, match="at least two steps"):
         made(tmp_path / "run", demos=short)
-
-
-def test_a_world_of_another_shape_is_refused(tmp_path: Path, shown: str) -> None:
     wide = Spec({"state": Leaf((4,))}, SPEC.act, dt=0.1)
     with pytest.raises(ConfigError, match="state is float32\\[4\\] in the environment"):
         made(tmp_path, spec=wide, demos=shown)

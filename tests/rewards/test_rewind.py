@@ -234,11 +234,6 @@ def test_weights_by_hand() -> None:
     assert 0 < float(soft[2]) < float(soft[3]) < 1
 
 
-def test_recordings_without_gain_are_refused() -> None:
-    with pytest.raises(ConfigError, match="gains progress"):
-        weights(torch.tensor([-0.1, -0.2], dtype=torch.float64), 0.01)
-
-
 def test_detours_are_not_sampled(tmp_path: Path) -> None:
     """Walks that turn back in their middle: the steps back have little weight, those on much."""
     demos = record(tmp_path / "demos", corridor(6, 20, seed=1))
@@ -263,6 +258,8 @@ def test_detours_are_not_sampled(tmp_path: Path) -> None:
     assert float(back[drawn].float().mean()) < 0.05
 
 
-def test_good_demonstrations_are_needed() -> None:
+def test_demonstrations_that_gain_progress_are_needed() -> None:
     with pytest.raises(ConfigError, match=r"weighting\.rewind\.demos=DIR"):
         build(WEIGHTING, ProgressGain)
+    with pytest.raises(ConfigError, match="gains progress"):
+        weights(torch.tensor([-0.1, -0.2], dtype=torch.float64), 0.01)

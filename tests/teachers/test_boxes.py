@@ -14,6 +14,7 @@ from tests.teachers.place import LINE, ended, made, point, rng
 
 ADR = "tasks.boxes.Adr"
 GROW = "tasks.boxes.EasyToHard"
+ALP, COVAR, RIAC = (f"tasks.learning_progress.{name}" for name in ("AlpGmm", "CovarGmm", "Riac"))
 
 
 def test_the_box_around_the_easy_task() -> None:
@@ -118,14 +119,13 @@ def test_bounds_that_reached_the_box_may_be_left_alone() -> None:
         (ADR, {"easy": {"x": 0.9}, "box": {"x": [0.0, 0.5]}}, "outside its box"),
         (ADR, {"low": 0.9}, "low < high"),
         (GROW, {"shrink": 0.8}, "shrink < grow"),
+        (ALP, {"every": 3}, "two episodes a component"),
+        (RIAC, {"random": 0.95}, "random \\+ mutated"),
     ],
 )
 def test_settings_that_cannot_be(target: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         made(target, **settings)
-
-
-ALP, COVAR, RIAC = (f"tasks.learning_progress.{name}" for name in ("AlpGmm", "CovarGmm", "Riac"))
 
 
 def test_progress_is_the_difference_to_the_nearest_task() -> None:
@@ -270,20 +270,6 @@ def test_riac_samples_as_its_shares_say() -> None:
     assert np.mean(drawn < 0.9) == pytest.approx(0.2 * 0.9, abs=0.02)
     near_worst = np.mean(abs(drawn - 0.93) < 0.004)
     assert near_worst == pytest.approx(0.1 + 0.008 * (7 + 0.2), abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("target", "settings", "message"),
-    [
-        (ALP, {"every": 3}, "two episodes a component"),
-        (RIAC, {"random": 0.95}, "random \\+ mutated"),
-    ],
-)
-def test_settings_of_progress_that_cannot_be(
-    target: str, settings: dict[str, float], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        made(target, **settings)
 
 
 def test_the_criterion_by_hand() -> None:

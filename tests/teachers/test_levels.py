@@ -251,24 +251,16 @@ def test_what_cannot_be_taught_is_refused(name: str, maze: Maze) -> None:
     with pytest.raises(ConfigError, match="needs an environment with levels"):
         build(node, Curriculum, spec=maze.spec, seed=0)
     with pytest.raises(ConfigError, match="levels are chosen whole"):
-        build(
-            node | {"box": {"start": [0, 1]}},
-            Curriculum,
-            spec=maze.spec,
-            levels=maze.levels,
-            seed=0,
-        )
+        box = {"box": {"start": [0, 1]}}
+        build(node | box, Curriculum, spec=maze.spec, levels=maze.levels, seed=0)
     small = Maze(Config(side=6, blocks=3))
     with pytest.raises(ConfigError, match="39 elements, a level has 28"):
         build(node, Curriculum, spec=small.spec, levels=maze.levels, seed=0)
 
 
-def test_settings_that_make_no_sense(maze: Maze) -> None:
+def test_what_makes_no_sense_is_refused(maze: Maze) -> None:
     with pytest.raises(ConfigError, match="replay above 0"):
         made(maze, robust=True, replay=0.0)
-
-
-def test_an_outcome_without_estimates_is_refused(maze: Maze) -> None:
     teacher = made(maze)
     _, ticket = teacher.sample(1)
     with pytest.raises(ConfigError, match="value estimates"):

@@ -95,18 +95,10 @@ def test_outputs_span_the_cube_or_twice_of_it() -> None:
 
 def test_it_learns_to_make_the_good_goals() -> None:
     """Good goals are those with x in [0.6, 0.8]: they become several times as many."""
-    teacher = made(
-        GAN,
-        rollouts=1,
-        every=100,
-        random=0.3,
-        old=0.0,
-        pretrain=50,
-        iterations=80,
-        generator_width=64,
-        discriminator_width=64,
-    )
-    for _ in range(8):
+    widths = {"generator_width": 64, "discriminator_width": 64}
+    settings = {"rollouts": 1, "random": 0.3, "old": 0.0, "pretrain": 50, "iterations": 60}
+    teacher = made(GAN, every=100, **settings, **widths)
+    for _ in range(7):
         tasks, tickets = teacher.sample(100)
         good = (tasks[:, 0] > 0.6) & (tasks[:, 0] < 0.8)
         teacher.update(tickets, ended(*(0.5 * good).tolist()))

@@ -63,6 +63,7 @@ from embodied.teachers.resets.reset_distribution import (
 from embodied.teachers.teacher import Floats
 
 PASSES = 50
+ROWS = ("episode", "time", "left", "togo", "after")  # of the saved states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +97,7 @@ class Snapshot(ResetDistribution):
         """[M, k]: the features for k-means."""
         if self.config.feature == "return":
             return self.paths.togo.double().numpy()[:, None]
-        leaves = under(self.paths.states, "obs")
-        flat = [leaf.double().flatten(1).numpy() for _, leaf in sorted(leaves.items())]
-        values = np.concatenate(flat, 1)
-        return (values - values.mean(0)) / (values.std(0) + 1e-8)
+        return standardised(self.paths.states, self.paths.states)
 
     def propose(self, n: int) -> list[tuple[int, Any]]:
         chosen = self.random.integers(len(self.members), size=n)
@@ -271,8 +269,7 @@ def nearby_states(
         for each, first in zip(features, origin.tolist(), strict=True)
     ]
     place = torch.tensor(like, dtype=torch.int64)
-    names = ("episode", "time", "left", "togo", "after")
-    return replace(paths, states=states, **{name: getattr(paths, name)[place] for name in names})
+    return replace(paths, states=states, **{name: getattr(paths, name)[place] for name in ROWS})
 
 
 def _random(env: VecEnv, random: np.random.Generator) -> torch.Tensor:
@@ -366,9 +363,6 @@ class Trajectory(ResetDistribution):
             self.paths.episode[where].tolist(), self.paths.time[where].tolist(), strict=True
         )
         return list(pairs)
-
-
-ROWS = ("episode", "time", "left", "togo", "after")
 
 
 def joined(first: Trajectories, then: Trajectories) -> Trajectories:

@@ -150,30 +150,20 @@ class _Recorder:
             self.turn[row] += 1
 
     def trajectories(self) -> Trajectories:
-        episode = []
-        time = []
-        left = []
-        togo = []
-        after = []
-        states = []
+        rows: list[tuple[int, int, int, float, float]] = []
+        states: list[Tensors] = []
         for number in sorted(self.done):
             kept, rewards, _ = self.done[number]
             discounted, plain = _ahead(rewards, self.gamma), _ahead(rewards, 1.0)
             for at, state in kept:
-                episode.append(number)
-                time.append(at)
-                left.append(len(rewards) - at)
-                togo.append(discounted[at])
-                after.append(plain[at])
+                rows.append((number, at, len(rewards) - at, discounted[at], plain[at]))
                 states.append(state)
         played = [self.done[number] for number in sorted(self.done)]
+        episode, time, left, togo, after = zip(*rows, strict=True)
         return Trajectories(
             tt.stack(states),
-            torch.tensor(episode),
-            torch.tensor(time),
-            torch.tensor(left),
-            torch.tensor(togo, dtype=torch.float64),
-            torch.tensor(after, dtype=torch.float64),
+            *(torch.tensor(column) for column in (episode, time, left)),
+            *(torch.tensor(column, dtype=torch.float64) for column in (togo, after)),
             torch.tensor([sum(rewards) for _, rewards, _ in played], dtype=torch.float64),
             torch.tensor([len(rewards) for _, rewards, _ in played]),
             torch.tensor([won for _, _, won in played]),
