@@ -44,6 +44,12 @@ class Answer:
     logprobs: tuple[Mapping[str, float], ...] = ()
 
 
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with these properties, all of them and no others."""
+    exactly = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": dict(properties), **exactly}
+
+
 class ChatError(RuntimeError):
     """No usable answer; the message is one line."""
 

@@ -14,7 +14,8 @@ from typing import Any
 
 @dataclass
 class Told:
-    """What to answer: `body` (bytes as they are, anything else as JSON) with `status`, after
+    """What to answer: `body` (of the request if it is a function; bytes as they are, anything else
+    as JSON) with `status`, after
     `event` was set where there is one, and once `full` requests have been with the server at a
     time. `drops`: a space every 10 ms before the body, until `event` is set (some servers keep a
     connection open so)."""
@@ -77,14 +78,16 @@ def serving(*script: Told) -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             size = int(self.headers["Content-Length"])
-            server.asked.append(json.loads(self.rfile.read(size)))
+            request = json.loads(self.rfile.read(size))
+            server.asked.append(request)
             server.headers.append(dict(self.headers))
             told = server.script[0] if len(server.script) == 1 else server.script.pop(0)
             if told.event is not None and not told.drops:
                 told.event.wait(10)
             if told.full:
                 server.wait_until_full(told.full)
-            body = told.body if isinstance(told.body, bytes) else json.dumps(told.body).encode()
+            found = told.body(request) if callable(told.body) else told.body
+            body = found if isinstance(found, bytes) else json.dumps(found).encode()
             try:
                 self.send_response(told.status)
                 for name, value in told.headers.items():

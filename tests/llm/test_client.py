@@ -20,18 +20,13 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.budget import Budget, DeadlinePassed, Limits
-from embodied.llm.chat import BudgetSpent, ChatError, Message, Request, parse_json
+from embodied.llm.chat import BudgetSpent, ChatError, Message, Request, object_schema, parse_json
 from embodied.llm.client import CachedChat, ChatClient, Config, HttpClient, open_chat, retry_after
 from embodied.llm.client import CachedConfig as RecordedConfig
 from tests.llm.server import Server, Told, says, serving
 
 ASK = [Message("user", "which one?")]
-SCHEMA = {
-    "type": "object",
-    "properties": {"better": {"enum": [0, 1, -1]}},
-    "required": ["better"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"better": {"enum": [0, 1, -1]}})
 QUICK = Limits(connect=1.0, read=5.0, retries=2, backoff=0.001, patience=5.0)
 
 

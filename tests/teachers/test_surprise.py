@@ -165,16 +165,12 @@ def test_other_worlds_and_settings_are_refused() -> None:
 
 TASK = Leaf((2,), low=0.0, high=1.0, names=("cube_x", "help"))
 SPEC = Spec({}, Leaf((1,), low=-1.0, high=1.0), 0.1, TASK)
+PRIVILEGE = {"_target_": "embodied.teachers.assistance.privilege.Privilege"}
 
 
 def made(**settings: Any) -> Privilege:
-    node = {
-        "_target_": "embodied.teachers.assistance.privilege.Privilege",
-        "batch": 4,
-        "step": 0.25,
-        "below": 0.0,
-    }
-    return build({**node, **settings}, Curriculum, spec=SPEC, seed=0)
+    node = {"batch": 4, "step": 0.25, "below": 0.0, **settings}
+    return build(PRIVILEGE | node, Curriculum, spec=SPEC, seed=0)
 
 
 def play(teacher: Privilege, scores: list[float]) -> torch.Tensor:
@@ -230,14 +226,9 @@ def test_no_number_no_lesson_and_an_exact_resume() -> None:
 
 def test_settings_that_mean_nothing() -> None:
     with pytest.raises(ConfigError, match="with assistance"):
-        build(
-            {"_target_": "embodied.teachers.assistance.privilege.Privilege", "name": "aid"},
-            Curriculum,
-            spec=SPEC,
-        )
+        build(PRIVILEGE | {"name": "aid"}, Curriculum, spec=SPEC)
     with pytest.raises(ConfigError, match="with assistance"):
-        node = {"_target_": "embodied.teachers.assistance.privilege.Privilege"}
-        build(node, Curriculum, spec=replace(SPEC, task=None))
+        build(PRIVILEGE, Curriculum, spec=replace(SPEC, task=None))
     with pytest.raises(ConfigError, match="cannot be annealed"):
         made(box={"help": [0.5, 0.5]})
     with pytest.raises(ConfigError, match="little < enough"):

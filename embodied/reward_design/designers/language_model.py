@@ -45,7 +45,7 @@ from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_run_settings
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import ask_all
-from embodied.llm.chat import Chat, ChatError, Message
+from embodied.llm.chat import Chat, ChatError, Message, object_schema
 from embodied.reward_design import prompts
 from embodied.reward_design.designer import Board, Candidate, Designer, Proposal
 from embodied.reward_design.prompts import describe, reflect
@@ -225,12 +225,7 @@ ANALYSER = (
     "You look at the last steps of episodes that failed. Say in at most five sentences what went "
     "wrong most often, and what the reward should pay or punish in addition."
 )
-SCHEMA = {
-    "type": "object",
-    "properties": {"good": {"type": "boolean"}, "critique": {"type": "string"}},
-    "required": ["good", "critique"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"good": {"type": "boolean"}, "critique": {"type": "string"}})
 LEAST = 0.01  # share of steps in which dense has either sign
 
 

@@ -52,7 +52,7 @@ from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
-from embodied.llm.chat import Answer, Chat, Message
+from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
 from embodied.nn.fit import gradient_step
 from embodied.rewards.wrappers.added_observations import (
@@ -135,12 +135,7 @@ def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
     """JSON schema of an object with one of `words` for each number."""
     keys = [str(number) for number in range(1, len(lines) + 1)]
     one = {"type": "string", "enum": list(words)}
-    return {
-        "type": "object",
-        "properties": dict.fromkeys(keys, one),
-        "required": keys,
-        "additionalProperties": False,
-    }
+    return object_schema(dict.fromkeys(keys, one))
 
 
 def labelled(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:

@@ -35,7 +35,7 @@ from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import Wrapper, find_protocol
 from embodied.llm.ask_pool import Asked, AskPool
-from embodied.llm.chat import Answer, Chat, Message
+from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
 
 logger = logging.getLogger(__name__)
@@ -47,12 +47,7 @@ ROLE = (
     "You help an agent that learns to act in a grid world. Given a mission and what there is in "
     "the level, you list the subgoals on the way, the first one first, and nothing else."
 )
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"subgoals": {"type": "array", "items": {"type": "string"}}},
-    "required": ["subgoals"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"subgoals": {"type": "array", "items": {"type": "string"}}})
 
 
 class Guide(Protocol):

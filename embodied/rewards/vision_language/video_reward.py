@@ -50,7 +50,7 @@ from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
-from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, ServerUnusable
+from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, ServerUnusable, object_schema
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
 from embodied.rewards.fitted import SHAPINGS
@@ -68,12 +68,7 @@ from embodied.vision.contrastive import resized
 logger = logging.getLogger(__name__)
 
 TOP = 20  # alternatives of a token, as many as servers usually report
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"score": {"enum": [1, 2, 3, 4, 5]}},
-    "required": ["score"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"score": {"enum": [1, 2, 3, 4, 5]}})
 
 
 @dataclass(frozen=True)
@@ -252,12 +247,7 @@ def integer_list(name: str, count: int, least: int, most: int) -> Mapping[str, A
     """A JSON schema: an object whose only member `name` is a list of `count` integers."""
     numbers = {"type": "integer", "minimum": least, "maximum": most}
     items = {"type": "array", "items": numbers, "minItems": count, "maxItems": count}
-    return {
-        "type": "object",
-        "properties": {name: items},
-        "required": [name],
-        "additionalProperties": False,
-    }
+    return object_schema({name: items})
 
 
 @dataclass(frozen=True)
