@@ -11,8 +11,7 @@ from embodied.core.build import build
 from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
-from embodied.teachers.levels.replay import LEVEL, LevelSpace
-from embodied.teachers.teacher import Floats, LoggedEpisodes
+from embodied.teachers.teacher import LEVEL, Floats, LevelSpace, LoggedEpisodes
 
 FILE = "tasks.png"
 

@@ -43,7 +43,7 @@ from embodied.learners.learner import Learner
 from embodied.training.config import Offline, RunConfig
 
 if TYPE_CHECKING:
-    from embodied.rewards.preferences.preference import SegmentPairs
+    from embodied.rewards.preferences.offline import SegmentPairs
 
 
 def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | None:
@@ -197,7 +197,7 @@ def pairs_of(
     """Labelled pairs of segments of `rows`, which are single steps; ConfigError for a setting that
     is missing or has no effect."""
     from embodied.rewards.preferences.labellers import Labeller
-    from embodied.rewards.preferences.preference import SegmentPairs
+    from embodied.rewards.preferences.offline import SegmentPairs
 
     assert isinstance(config.data, Offline)
     pairs = config.data.pairs

@@ -27,7 +27,7 @@ from embodied.training.demonstrations import (
 from embodied.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from embodied.rewards.preferences.preference import SegmentPairs
+    from embodied.rewards.preferences.offline import SegmentPairs
 
 
 class OfflineLoop:

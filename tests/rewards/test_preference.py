@@ -22,15 +22,13 @@ from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import FitConfig
+from embodied.rewards.preferences.offline import agreement, sample_pairs, split
 from embodied.rewards.preferences.preference import (
     IMAGE_INDEX,
     Config,
     ImageIndexWrapper,
     ImageStore,
     Preference,
-    agreement,
-    sample_pairs,
-    split,
 )
 from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.llm.server import says, serving

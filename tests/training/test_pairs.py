@@ -25,7 +25,7 @@ from embodied.rewards.preferences.labellers import (
     SECOND,
     CountingLabeller,
 )
-from embodied.rewards.preferences.preference import SegmentPairs
+from embodied.rewards.preferences.offline import SegmentPairs
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import read_metrics

@@ -61,13 +61,15 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.nn.fit import gradient_step
 from embodied.teachers import teacher
-from embodied.teachers.levels.replay import LevelSpace, LevelTeacher, TokenizedLevelSpace
 from embodied.teachers.teacher import (
     EpisodeLog,
     Floats,
+    LevelSpace,
+    LevelTeacher,
     Outcome,
     StepSecondAgent,
     TaskWrapper,
+    TokenizedLevelSpace,
     TwoAgentTeacher,
 )
 from embodied.teachers.torch_teacher import TorchTeacher, embedding, gru, linear, mlp, tensor
