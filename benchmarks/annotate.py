@@ -23,13 +23,14 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.tensors import nest
 from embodied.nn.statistics import spearman
-from embodied.rewards.language.annotate import Annotate
-from embodied.rewards.language.caption_models import Classification
-from embodied.rewards.language.prompts import CaptionLabeller
+from embodied.rewards.language.annotate import Annotate, CaptionLabeller, Classification
 from embodied.rewards.language.rule_reader import Config as Rules
 from embodied.rewards.language.rule_reader import RuleReader
-from embodied.rewards.wrappers.event_captions import with_event_captions
-from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
+from embodied.rewards.wrappers.added_observations import (
+    CAPTION,
+    CaptionVocabulary,
+    with_event_captions,
+)
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.trainer import Every, Trainer

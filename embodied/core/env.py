@@ -227,7 +227,7 @@ class FiniteCheck:
 @runtime_checkable
 class HasLevels(Protocol):
     """The task vector encodes a level (a maze, an obstacle course). Level teachers (PLR, PAIRED,
-    domain randomisation, ...) need this; `levels` is a `teachers.levels.level_teacher.LevelSpace`.
+    domain randomisation, ...) need this; `levels` is a `teachers.teacher.LevelSpace`.
     """
 
     @property

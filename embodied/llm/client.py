@@ -1,30 +1,337 @@
 """ChatClient: a client of language models behind an OpenAI-compatible server, also with images.
 
 vLLM, llama.cpp, Ollama and hosted models implement this protocol: POST URL/chat/completions.
+
+Append-only cache of language-model answers with their requests, one JSON line each.
+
+CachedChat answers from such a file, without any server.
+
+HttpClient: requests to an OpenAI-compatible server, with retries.
+
+Rate limits (429), server errors and broken connections are retried after
+
+    min(patience, backoff 2^attempt) u,   u ~ U(0.5, 1),
+
+or after Retry-After, if that is longer. The deadline of an answer covers all its attempts, and
+the pauses between them.
 """
 
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import logging
+import os
+import random
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build
 from embodied.datasets.lerobot.video import encode_png
-from embodied.llm.budget import Budget, Deadline, Limits
-from embodied.llm.cache import Cache, Record, answer_from, missing
-from embodied.llm.chat import Answer, Chat, ChatError, Message, ServerUnusable
-from embodied.llm.http import HttpClient, HttpError
-from embodied.llm.request import Request, parse_json
+from embodied.llm.budget import AppendLog, Budget, Deadline, Limits
+from embodied.llm.chat import Answer, Chat, ChatError, Message, Request, ServerUnusable, parse_json
 
 logger = logging.getLogger(__name__)
+Record = dict[
+    str, Any
+]  # key, request, text, data, error, served, fingerprint, time, usage, seconds
+
+
+class Cache:
+    """Records by the key of their request; the newest counts. The first `put` creates the file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.log = AppendLog(path)
+        self.path = self.log.path
+        self.records: dict[str, Record] = {}
+        self.lock = threading.Lock()
+        self._read()
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def get(self, key: str) -> Record | None:
+        """The record of a request, also if another process has just added it."""
+        with self.lock:
+            if key not in self.records:
+                self._read()
+            return self.records.get(key)
+
+    def put(self, record: Record) -> None:
+        """Append a record and sync it to disk. ChatError if it cannot be written."""
+        with self.lock:
+            self.log.append(record)
+            self.records[record["key"]] = record
+
+    def _read(self) -> None:
+        """Take in the lines that were appended since the last call."""
+        wrong = 0
+        for record in self.log.read():
+            if isinstance(record, dict) and isinstance(record.get("key"), str):
+                self.records[record["key"]] = record
+            else:
+                wrong += 1
+        if wrong:
+            logger.warning("%s: %d lines are no answers and are ignored", self.path, wrong)
+
+
+def answer_from(record: Record) -> Answer:
+    """A cached answer; ChatError if the record is of a failure."""
+    if record.get("error"):
+        raise ChatError(f"{record['error']} (cached)")
+    usage = record.get("usage") or {}
+    return Answer(
+        record["text"],
+        record.get("data"),
+        record.get("served") or record["request"]["model"],
+        record["key"],
+        cached=True,
+        tokens=int(usage.get("total_tokens", 0)),
+        seconds=float(record.get("seconds", 0.0)),
+        logprobs=tuple(record.get("logprobs") or ()),
+    )
+
+
+def missing(question: Request, path: Path | str) -> ChatError:
+    """The error for a request that is not in the cache."""
+    return ChatError(
+        f"{path} has no answer of {question.model} to {question.shown} ({question.key[:12]}); "
+        "only cached answers are allowed here"
+    )
+
+
+@dataclass(frozen=True)
+class CachedConfig:
+    """Settings of a recorded language model; they have to be those of the original requests."""
+
+    cache: str  # file written by a `ChatClient`
+    model: str | None = None  # whose answers; null: the only model in the file
+    max_tokens: Count = 1024  # most tokens of an answer
+    extra: dict[str, Any] = field(default_factory=dict)  # further request fields
+
+
+class CachedChat(Chat):
+    """Raises ChatError for a request that is not in the cache."""
+
+    def __init__(self, config: CachedConfig) -> None:
+        if not Path(config.cache).is_file():
+            raise ConfigError(f"chat.cache={config.cache} does not exist")
+        self.config = config
+        self.cache = Cache(config.cache)
+        self.name = config.model or self._only_model()
+
+    def _only_model(self) -> str:
+        models = sorted({record["request"]["model"] for record in self.cache.records.values()})
+        if len(models) != 1:
+            raise ConfigError(
+                f"{self.config.cache} holds answers of {', '.join(models) or 'no model'}; "
+                "choose one: model=NAME"
+            )
+        return models[0]
+
+    def ask(
+        self,
+        messages: Sequence[Message],
+        schema: Mapping[str, Any] | None = None,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        top_logprobs: int = 0,
+    ) -> Answer:
+        limits = (self.config.max_tokens, self.config.extra)
+        question = Request(self.name, messages, schema, temperature, seed, *limits, top_logprobs)
+        record = self.cache.get(question.key)
+        if record is None:
+            raise missing(question, self.config.cache)
+        return answer_from(record)
+
+
+SETUP = (401, 403, 404)
+"""A wrong key, or a wrong model or address: no later request would succeed."""
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+
+
+class HttpError(ChatError):
+    """The server rejected the request; `status` is the HTTP status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class HttpClient:
+    """Posts JSON to `url`/PATH. `key` names the environment variable with the API key, which is
+    never logged. Thread-safe."""
+
+    def __init__(self, url: str, key: str | None, limits: Limits, budget: Budget) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url={url!r} must be an address such as http://127.0.0.1:8000/v1")
+        self.url = url.rstrip("/")
+        self.limits = limits
+        self.budget = budget
+        if key is not None and not os.environ.get(key):
+            raise ConfigError(f"the environment variable {key} (key={key}) is not set")
+        self.secret = "" if key is None else os.environ[key]
+        bearer = {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
+        # No proxy for a server on this machine.
+        outside = not _loopback(parts.hostname)
+        pool = httpx.Limits(
+            max_connections=limits.in_flight, max_keepalive_connections=limits.in_flight
+        )
+        self.client = httpx.Client(headers=bearer, limits=pool, trust_env=outside)
+        self.slots = threading.BoundedSemaphore(limits.in_flight)
+        self.lock = threading.Lock()
+        self.free_at = 0.0
+        self.random = random.Random()
+
+    @contextmanager
+    def slot(self) -> Iterator[Deadline]:
+        """One of the answers in flight; the deadline begins once there is room."""
+        with self.slots:
+            yield Deadline(self.limits.deadline)
+
+    def post(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """The JSON object of a successful response; HttpError for an invalid request, BudgetSpent,
+        ServerUnusable for a wrong key, model or address, DeadlinePassed,
+        or ChatError if all attempts failed."""
+        problem, wait = "", 0.0
+        for attempt in range(self.limits.retries + 1):
+            deadline.require(self.url, problem, wait)
+            if attempt:
+                logger.info("%s; attempt %d in %.1f s", problem, attempt + 1, wait)
+                time.sleep(wait)
+            try:
+                response = self._sent(path, body, deadline)
+            except httpx.TransportError as error:
+                silent, after = isinstance(error, httpx.ReadTimeout), 0.0
+                before, problem = problem, self._failed(error)
+                deadline.require(self.url, before if silent else problem)
+            else:
+                if response.status_code == 200 and (found := _object(response)) is not None:
+                    self.budget.require_usage(found.get("usage"))
+                    return found
+                problem, after = self._error_text(response), retry_after(response.headers)
+                if response.status_code in SETUP:
+                    raise ServerUnusable(f"{problem}; check chat.url, chat.key and chat.model")
+                if response.status_code not in (200, *RETRIED):
+                    raise HttpError(response.status_code, problem)
+            if after > self.limits.patience:
+                raise ChatError(f"{problem}, and requests a wait of {after:.0f} s")
+            wait = max(after, self.pause(attempt))
+        raise ChatError(f"{problem} ({self.limits.retries + 1} attempts)")
+
+    def _sent(self, path: str, body: Mapping[str, Any], deadline: Deadline) -> httpx.Response:
+        """The response to one request, respecting rate limit and budget. An answer that was begun
+        will be paid for, even if it does not arrive whole."""
+        self.budget.reserve()
+        usage: dict[str, Any] | None = None
+        try:
+            turn = self.turn(time.monotonic())
+            deadline.extend(turn)
+            time.sleep(turn)
+            left = max(deadline.left, 0.001)
+            timeout = httpx.Timeout(
+                min(self.limits.read, left), connect=min(self.limits.connect, left)
+            )
+            with self.client.stream(
+                "POST", f"{self.url}{path}", json=dict(body), timeout=timeout
+            ) as response:
+                usage = {} if response.status_code == 200 else None
+                whole = self._read(response, deadline)
+                usage = _usage(whole) if usage is not None else None
+                return whole
+        finally:
+            self.budget.settle(usage)
+
+    def _read(self, response: httpx.Response, deadline: Deadline) -> httpx.Response:
+        """`response` with its content. A server may send its body in drops that never end, so that
+        each read is quick: the deadline is checked at every one."""
+        parts: list[bytes] = []
+        for part in response.iter_bytes():
+            deadline.require(self.url, f"its answer ({response.status_code}) is not complete")
+            parts.append(part)
+        coded = ("content-encoding", "transfer-encoding", "content-length")
+        headers = {k: v for k, v in response.headers.items() if k not in coded}
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(parts))
+
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt` (from 0)."""
+        longest = min(self.limits.patience, self.limits.backoff * 2**attempt)
+        return longest * self.random.uniform(0.5, 1.0)
+
+    def turn(self, now: float) -> float:
+        """Seconds until a request at time `now` may be sent under `per_minute`; reserves that
+        slot."""
+        if self.limits.per_minute is None:
+            return 0.0
+        with self.lock:
+            begin = max(now, self.free_at)
+            self.free_at = begin + 60.0 / self.limits.per_minute
+        return begin - now
+
+    def _failed(self, error: httpx.TransportError) -> str:
+        if isinstance(error, httpx.TimeoutException):
+            within = self.limits.connect if isinstance(error, httpx.ConnectTimeout) else None
+            return f"{self.url} did not answer within {within or self.limits.read:g} s"
+        return f"no connection to {self.url} ({self._public(str(error)) or type(error).__name__})"
+
+    def _error_text(self, response: httpx.Response) -> str:
+        if response.status_code == 200:
+            return f"{self.url} returned invalid JSON"
+        return f"{self.url} answered {response.status_code}: {self._public(response.text)}"
+
+    def _public(self, text: str) -> str:
+        """One short line without the API key."""
+        text = text.replace(self.secret, "***") if self.secret else text
+        return " ".join(text.split())[:200]
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header, given as a number or a date; 0 without one."""
+    text = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _object(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        found = response.json()
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _usage(response: httpx.Response) -> dict[str, Any]:
+    found = (_object(response) or {}).get("usage")
+    return found if isinstance(found, dict) else {}
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 ANSWER_TOKENS = 4  # of an answer whose log probabilities are requested
 
 
@@ -137,11 +444,7 @@ class ChatClient(Chat):
             ) from error
 
     def _post(
-        self,
-        http: HttpClient,
-        request: Request,
-        messages: list[dict[str, Any]],
-        deadline: Deadline,
+        self, http: HttpClient, request: Request, messages: list[dict[str, Any]], deadline: Deadline
     ) -> dict[str, Any]:
         """The server's response; a server without JSON-schema support gets the schema in the prompt
         only."""

@@ -18,7 +18,7 @@ from embodied.core.saved_node import read_run_settings
 from embodied.evaluation.statistics import rate, wilson
 from embodied.reports import task_sampling
 from embodied.reports.svg import Curve, against, chart, number, several
-from embodied.teachers import episode_log
+from embodied.teachers.teacher import read_episode_log
 from embodied.training.logger import read_metrics
 from embodied.training.reward_components import FILE
 from embodied.training.reward_hacking import evaluations, ever_diverged
@@ -228,7 +228,7 @@ def _terms(folder: Path) -> str:
 
 def _tasks(folder: Path) -> str:
     """The tasks that the run's teacher sampled, by quarter of training."""
-    past = episode_log.read_episode_log(folder)
+    past = read_episode_log(folder)
     if past is None:
         return ""
     try:

@@ -11,9 +11,7 @@ from embodied.core.build import build
 from embodied.core.env import HasLevels, VecEnv
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.wrapper import find_protocol
-from embodied.teachers.episode_log import LoggedEpisodes
-from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
-from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import LEVEL, Floats, LevelSpace, LoggedEpisodes
 
 FILE = "tasks.png"
 
@@ -32,7 +30,7 @@ def picture(folder: Path, past: LoggedEpisodes) -> Path:
 
 
 def _levels(folder: Path, past: LoggedEpisodes) -> Path:
-    from embodied.teachers.plots.level_gallery import draw
+    from embodied.teachers.plots.task_density import draw_levels as draw
 
     node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")

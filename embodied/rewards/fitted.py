@@ -2,6 +2,9 @@
 
 The card is a JSON file beside the weights. It holds the fingerprint of everything that the fit
 depends on, so that the same model is not fitted twice.
+
+Also the observations of datasets for such rewards, frames of several episodes with their progress,
+and the forms of a reward from progress.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,22 +21,166 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from embodied.buffers.augment import random_shift
+from embodied.core import distributed
 from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, nearest
 from embodied.core.env import VecEnv
 from embodied.core.reward import SummedReward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.transitions import joined
-from embodied.rewards.demonstrations.observations import (
-    Folders,
-    all_frames,
-    read_demonstrations,
-    require_observed,
-    shared_leaves,
-)
-from embodied.rewards.demonstrations.progress_hops import Frames, linear_progress
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.added_observations import PICTURE, with_pictures
+
+Folders = str | Sequence[str] | None
+
+
+def read_demonstrations(
+    demos: Folders, limit: int | None, others: Folders, other_limit: int | None
+) -> tuple[list[Episodes], list[Episodes]]:
+    """`limit` episodes (None: all) of each dataset of `demos`, and `other_limit` of `others`.
+
+    ConfigError without demonstrations, for an episode of one step, and with several processes.
+    """
+    if distributed.world() > 1:
+        raise ConfigError("with several processes each would fit its own reward; train in one")
+    if not demos:
+        raise ConfigError(
+            "this reward is learned from demonstrations: reward.demos=DIR "
+            "(embodied demos collect env=... episodes=10 out=DIR)"
+        )
+    won, rest = _read(demos, limit), _read(others, other_limit)
+    if min(int(part.length.min()) for part in won + rest) < 2:
+        raise ConfigError("demonstrations need at least two steps")
+    return won, rest
+
+
+def _read(folders: Folders, limit: int | None) -> list[Episodes]:
+    paths = [folders] if isinstance(folders, str) else folders or ()
+    return [read_episodes(Path(path), limit=limit) for path in paths]
+
+
+def shared_leaves(views: Sequence[str], specs: Sequence[Spec]) -> dict[str, Leaf]:
+    """The observations `views` of several datasets; ConfigError if one is missing or differs in
+    shape."""
+    if not views:
+        raise ConfigError("reward.views is empty: name at least one observation")
+    leaves: dict[str, Leaf] = {}
+    for name in views:
+        for spec in specs:
+            if name not in spec.obs:
+                rendered = ": collect it in an environment that renders it (env=fr3_lift_pictured)"
+                hint = rendered if name == PICTURE else nearest(name, spec.obs)
+                raise ConfigError(f"reward.views: the dataset has no observation {name}{hint}")
+            leaf = leaves.setdefault(name, spec.obs[name])
+            _require_same(name, spec.obs[name], leaf, "one dataset", "another")
+    return leaves
+
+
+def require_observed(leaves: Mapping[str, Leaf], spec: Spec) -> None:
+    """ConfigError if an environment lacks the observations `leaves`; images can be rendered."""
+    for name, leaf in leaves.items():
+        if name in spec.obs:
+            _require_same(name, spec.obs[name], leaf, "the environment", "the dataset")
+        elif name != PICTURE:
+            raise ConfigError(
+                f"reward.views: the environment has no observation {name}{nearest(name, spec.obs)}"
+            )
+
+
+def require_recorded(leaves: Mapping[str, Leaf], obs: Tensors) -> None:
+    """ConfigError if the observations of a recorded episode lack one of `leaves`."""
+    for name in leaves:
+        if name not in obs:
+            raise ConfigError(
+                f"the episodes have no observation {name}, which the reward was learned from"
+                f"{nearest(name, obs)}"
+            )
+
+
+def all_frames(episodes: Episodes, leaves: Mapping[str, Leaf]) -> tuple[Tensors, Tensor]:
+    """Every observation of every episode, the final one included: leaves [N, ...], and the episode
+    [N] of each frame."""
+    episode = torch.repeat_interleave(torch.arange(len(episodes)), episodes.length + 1)
+    start = (episodes.length + 1).cumsum(0) - (episodes.length + 1)
+    place = torch.arange(len(episode)) - start[episode]
+    final = len(episodes.steps["action"]) + episode
+    at = torch.where(place < episodes.length[episode], episodes.start[episode] + place, final)
+    seen = {
+        name: torch.cat([episodes.steps[f"obs/{name}"], episodes.final[name]])[at]
+        for name in leaves
+    }
+    return seen, episode
+
+
+def shift_images(moments: Tensors, most: int, random: torch.Generator) -> Tensors:
+    """Images [N, H, W, C] shifted randomly by up to `most` pixels; other observations unchanged."""
+    return {
+        k: random_shift(v, most, random) if most and v.dtype == torch.uint8 and v.ndim == 4 else v
+        for k, v in moments.items()
+    }
+
+
+def _require_same(name: str, here: Leaf, there: Leaf, one: str, other: str) -> None:
+    if (here.shape, here.dtype) != (there.shape, there.dtype):
+        raise ConfigError(
+            f"reward.views: {name} is {here.dtype}{list(here.shape)} in {one} and "
+            f"{there.dtype}{list(there.shape)} in {other}"
+        )
+
+
+def potential(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
+    """F = gamma^k Phi(s') - Phi(s), [N]: potential-based shaping."""
+    return discount * after - before
+
+
+def gain(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
+    """Phi(s') - Phi(s), [N], also at a termination: changes the optimal policy. Standing still
+    costs nothing (with a potential it does), and progress is rewarded even if success is never
+    reached, which exploration from scratch needs: a potential gives all policies without success
+    the same return."""
+    return after - before
+
+
+def level(before: Tensor, after: Tensor, discount: Tensor) -> Tensor:
+    """Phi(s') - 1, [N]: at most 0, so that reaching the goal soon is optimal, and staying near it
+    is not worth more than ending the episode there."""
+    return after - 1
+
+
+SHAPINGS = {"potential": potential, "gain": gain, "level": level}
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Frames of several episodes, concatenated: `episode` [N] (int64), `place` [N] in [0, 1]
+    (relative time in the episode), `progress` [N] (0 throughout in failed episodes)."""
+
+    episode: Tensor
+    place: Tensor
+    progress: Tensor
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def followed_by(self, other: Frames) -> Frames:
+        """These frames, then those of further episodes."""
+        count = int(self.episode.max()) + 1
+        return Frames(
+            torch.cat([self.episode, other.episode + count]),
+            torch.cat([self.place, other.place]),
+            torch.cat([self.progress, other.progress]),
+        )
+
+
+def linear_progress(length: Tensor, succeeds: bool = True) -> Frames:
+    """Linear progress i / (M - 1) over episodes of `length` [E] frames, at least 2 each; 0
+    throughout unless they succeed."""
+    episode = torch.repeat_interleave(torch.arange(len(length)), length)
+    start = (length.cumsum(0) - length)[episode]
+    place = (torch.arange(len(episode)) - start) / (length[episode] - 1)
+    return Frames(episode, place, place if succeeds else torch.zeros_like(place))
 
 
 def fingerprint(settings: Any, seed: int, data: Iterable[Tensor]) -> str:
@@ -130,9 +277,7 @@ class FittedReward(nn.Module, SummedReward):
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with rendered images, if they are needed and not observed."""
-        if PICTURE not in self.leaves or PICTURE in env.spec.obs:
-            return env
-        return with_render(env, self.leaves[PICTURE].shape[0])
+        return with_pictures(env, self.leaves)
 
     def get_state(self) -> dict[str, Any]:
         return {"module": self.state_dict()}

@@ -1,23 +1,256 @@
 """Sandbox of reward programs: plain Python that runs in a locked process, in training too.
 
-`gate` reads a program (`program`), loads it in a locked process of its own (`worker`, `lock`) and
-tests it there. What passes stays in that process: nothing that a program computes, takes or breaks
+`gate` reads a program (`program`), loads it in a locked process of its own (`worker`) and tests it
+there. What passes stays in that process: nothing that a program computes, takes or breaks
 happens in the training process. Threat model: docs/sandbox.md.
+
+`Template` and `Worker` are the training process's handles of the template process, and of one
+locked process per program. Time and memory are limited per call. Time is the CPU
+time of the locked process, read from outside, so that a busy machine stops no program.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.build import ConfigError
-from embodied.sandbox.evaluate import ProgramOutput, require_sound
-from embodied.sandbox.process import Limits, Worker, template
-from embodied.sandbox.program import Program, Rejected, read
+from embodied.core.children import module_command
+from embodied.sandbox.program import (
+    COMPONENTS,
+    Program,
+    ProgramOutput,
+    Rejected,
+    clean,
+    read,
+    require_sound,
+)
+from embodied.sandbox.worker import HEADER, pack, unpack
+
+PIPE = 1 << 20  # bytes of a pipe's buffer, where the system allows it
+LOOK = 0.05  # seconds between two looks at the CPU time of a slow call
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a program, per call unless stated."""
+
+    cpu: Positive = 2.0  # seconds of computing
+    wall: Positive = 30.0  # seconds in all
+    memory: Count = 1 << 30  # bytes beyond the process's own
+    output: CountOrZero = 64 << 10  # bytes printed
+    peak: Positive = 1000.0  # largest |reward|
+    cost: Positive = 200.0  # microseconds of CPU time per transition, in the largest call
+
+
+class Template:
+    """A process that has loaded torch, and forks a locked child for every program."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link = ours
+        self.lock = threading.Lock()
+        paths = os.pathsep.join(filter(None, sys.path))
+        self.process = subprocess.Popen(
+            module_command("embodied.sandbox.worker", str(theirs.fileno())),
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            # What Python needs to find its packages.
+            env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        theirs.close()
+        self.close = weakref.finalize(self, _end, ours, self.process)
+        if not select.select([ours], [], [], 120)[0] or ours.recv(64) != b"ready":
+            raise ConfigError("the sandbox process did not start")
+
+    def order(self, handles: Sequence[int] = (), **words: Any) -> dict[str, Any]:
+        """Send one order with open files; returns the answer."""
+        with self.lock:
+            socket.send_fds(self.link, [json.dumps(words).encode()], list(handles))
+            return json.loads(self.link.recv(4096))
+
+
+@cache
+def template() -> Template:
+    """The one template of this process: loading torch takes seconds."""
+    return Template()
+
+
+def _end(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Stop a template, which ends with its link, and its children, which end with it."""
+    link.close()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Worker:
+    """One locked process; `state` is its report on its own lock. `seconds`: CPU time of the last
+    call; `one_by_one`: whether the program is called once per transition."""
+
+    def __init__(self, origin: Template, limits: Limits) -> None:
+        self.origin = origin
+        self.limits = limits
+        (theirs_in, self.requests), (self.answers, theirs_out) = os.pipe(), os.pipe()
+        self.printed, theirs_print = os.pipe()
+        handles = [theirs_in, theirs_out, theirs_print]
+        for handle in (self.requests, self.answers):
+            with contextlib.suppress(OSError, AttributeError):  # Linux only, up to a limit
+                fcntl.fcntl(handle, fcntl.F_SETPIPE_SZ, PIPE)
+        self.pid: int | None = origin.order(handles, order="new", limits=asdict(limits))["pid"]
+        for handle in handles:
+            os.close(handle)
+        self.heard = 0
+        self.seconds = 0.0
+        self.one_by_one = False
+        os.set_blocking(self.requests, False)
+        self._start()
+        self.state, _ = self._answer(1 << 16)
+
+    def load(self, source: str, known: Sequence[str], one_by_one: bool | None = None) -> None:
+        """Load a program; Rejected if that fails or takes too long. `one_by_one` true: it gets one
+        transition at a time; None: only if it cannot take batches."""
+        order = {"source": source, "known": list(known), "one_by_one": one_by_one}
+        self._ask(order, [], 0)
+
+    def run(self, inputs: Sequence[Tensor], rows: int) -> ProgramOutput:
+        """The loaded program's output for `inputs` [rows, ...]; Rejected at layer "process" if it
+        exceeds a limit, in which case the process is gone."""
+        most = (COMPONENTS + 1) * rows * 4
+        header, arrays = self._ask({"rows": rows}, [value.numpy() for value in inputs], most)
+        names: Any = header.get("names")
+        good = (
+            isinstance(names, list)
+            and 0 < len(arrays) == len(names) + 1
+            and all(a.shape == (rows,) and a.dtype == "float32" for a in arrays)
+        )
+        if not good:
+            raise self._stopped("its answer is malformed")
+        self.one_by_one = header.get("one_by_one") is True
+        values = [torch.from_numpy(array.copy()) for array in arrays]
+        labels = [clean(str(name))[:64] for name in names]
+        return ProgramOutput(values[0], dict(zip(labels, values[1:], strict=True)))
+
+    def close(self) -> str:
+        """Kill the process and its children; returns how it had ended."""
+        if self.pid is None:
+            return ""
+        pid = self.pid
+        self.pid = None
+        for handle in (self.requests, self.answers, self.printed):
+            os.close(handle)
+        status = self.origin.order(order="end", pid=pid)["status"]
+        if os.WIFSIGNALED(status):
+            return signal.Signals(os.WTERMSIG(status)).name
+        return f"exit {os.WEXITSTATUS(status)}"
+
+    def _ask(
+        self, order: dict[str, Any], arrays: Sequence[Any], most: int
+    ) -> tuple[dict[str, Any], list[Any]]:
+        if self.pid is None:
+            raise Rejected("process", "it was stopped before")
+        self._start()
+        self._send(pack(order, arrays))
+        header, found = self._answer(most)
+        self.seconds = self._used() - self.begun
+        if "layer" in header:
+            reason = str(header.get("reason", ""))
+            raise Rejected(clean(str(header["layer"]))[:16], clean(reason))
+        return header, found
+
+    def _start(self) -> None:
+        """Begin a call: its limits are counted from here."""
+        self.until, self.begun, self.heard = time.monotonic() + self.limits.wall, self._used(), 0
+
+    def _used(self) -> float:
+        """CPU seconds of the process so far (elsewhere than on Linux: the wall clock's)."""
+        if self.pid is None or sys.platform != "linux":
+            return time.monotonic()
+        with contextlib.suppress(OSError):  # it has just ended
+            return time.clock_gettime((~self.pid << 3) | 2)  # as clock_getcpuclockid(3)
+        return self.begun
+
+    def _stopped(self, why: str) -> Rejected:
+        self.close()
+        return Rejected("process", why)
+
+    def _send(self, frame: bytes) -> None:
+        view = memoryview(frame)
+        while view:
+            self._wait([], [self.requests])
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                view = view[os.write(self.requests, view) :]
+                continue
+            if select.select([self.answers], [], [], 0)[0]:
+                raise self._died()
+
+    def _answer(self, most: int) -> tuple[dict[str, Any], list[Any]]:
+        text, body = HEADER.unpack(self._receive(HEADER.size))
+        if text > 1 << 16 or body > most:
+            raise self._stopped("its answer is too long")
+        try:
+            return unpack(self._receive(text), self._receive(body))
+        except Rejected:
+            raise
+        except ValueError as error:
+            raise self._stopped("its answer cannot be read") from error
+
+    def _receive(self, count: int) -> bytes:
+        got = bytearray()
+        while len(got) < count:
+            self._wait([self.answers], [])
+            part = os.read(self.answers, count - len(got))
+            if not part:
+                raise self._died()
+            got += part
+        return bytes(got)
+
+    def _wait(self, read: list[int], write: list[int]) -> None:
+        """Wait until a handle is ready; printed output is counted and discarded."""
+        while True:
+            ready, able, _ = select.select([*read, self.printed], write, [], LOOK)
+            if self.printed in ready:
+                self.heard += len(said := os.read(self.printed, 1 << 16))
+                if self.heard > self.limits.output:
+                    raise self._stopped(f"it prints more than {self.limits.output} bytes")
+                if not said:
+                    raise self._died()
+            if able or [handle for handle in ready if handle != self.printed]:
+                return
+            if self._used() - self.begun > self.limits.cpu:
+                raise self._stopped(f"it computes longer than {self.limits.cpu:g} s in one call")
+            if time.monotonic() > self.until:
+                raise self._stopped(f"no answer within {self.limits.wall:g} s")
+
+    def _died(self) -> Rejected:
+        how = self.close()
+        reasons = {
+            "SIGKILL": "it was stopped by a limit, or stopped itself",
+            "SIGSEGV": "it crashed (SIGSEGV)",
+        }
+        return Rejected("process", reasons.get(how, f"it ended early ({how})"))
+
 
 SLICE = 2048  # transitions of the gate's largest call, and of each later call
 

@@ -2,28 +2,180 @@
 
 Many episodes run in parallel. Each has a ticket (its id), under which the teacher's memo (which
 region, bound or goal it sampled) is kept until the outcome is known.
+
+TaskWrapper: starts each episode with a task that a teacher samples.
+
+The teacher may need per-episode averages of the student's advantages and values (StudentEstimates).
+An on-policy learner computes them per batch, which may hold parts of several episodes. Sums are
+kept by ticket until an episode has ended and all of its steps are known. Scores of prioritized
+level replay (Jiang, Grefenstette and Rocktaschel, 2021):
+
+    gain = 1/T sum_t max(A_t, 0),   error = 1/T sum_t |A_t|,   value = 1/T sum_t V(s_t)
+
+TaskSpace: the task parameters that a teacher varies, scaled to the unit cube.
+
+EpisodeLog: the task and the outcome of every training episode, a JSON line each.
+
+LevelTeacher: base class of teachers that choose whole levels (mazes, courses); LevelSpace.
+
+This is unsupervised environment design (UED). The task vector encodes the level
+(`spec.task.unit` is "level"); the environment has an attribute `levels` (`core.env.HasLevels`), a
+`LevelSpace`, which samples and edits such vectors.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.bounds import Fraction, Number
-from embodied.core.build import ConfigError
-from embodied.core.env import Step, VecEnv
+from embodied.core.build import ConfigError, nearest
+from embodied.core.env import ExpectsGivenTasks, Step, VecEnv
 from embodied.core.remembered import Remembered
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.task_space import Floats, TaskSpace
+from embodied.core.wrapper import Wrapper, find_protocol
+
+Floats = NDArray[np.float64]
+
+
+class TaskSpace:
+    """The elements of a task vector (each in [0, 1]) between `low` and `high` [D].
+
+    A teacher works with the d elements that vary, scaled to [0, 1]^d, so that distances mean the
+    same in every environment. `names` are those elements' names; the others keep their values.
+    """
+
+    def __init__(self, task: Leaf | None, box: Mapping[str, tuple[float, float]]) -> None:
+        if task is None or not task.size:
+            raise ConfigError("this environment has no task parameters that a teacher could vary")
+        names = task.names or tuple(f"task{i}" for i in range(task.size))
+        low, high = np.zeros(task.size), np.ones(task.size)
+        for name, (bottom, top) in box.items():
+            if name not in names:
+                raise ConfigError(f'no task parameter "{name}"{nearest(name, names)}')
+            if not 0 <= bottom <= top <= 1:
+                raise ConfigError(
+                    f"the box of {name} is [{bottom:g}, {top:g}]; it needs 0 <= low <= high <= 1"
+                )
+            low[names.index(name)], high[names.index(name)] = bottom, top
+        self.low = low
+        self.high = high
+        self.moving = np.flatnonzero(high > low)
+        if not len(self.moving):
+            raise ConfigError("teacher.box fixes every task parameter: none is left to vary")
+        self.names = tuple(names[i] for i in self.moving)
+
+    def __len__(self) -> int:
+        """d: the number of elements that vary."""
+        return len(self.names)
+
+    def to_env(self, cube: Floats) -> Floats:
+        """Points [n, d] of the cube as task vectors [n, D]."""
+        tasks = np.repeat(self.low[None], len(cube), 0)
+        width = (self.high - self.low)[self.moving]
+        tasks[:, self.moving] += np.clip(cube, 0, 1) * width
+        return tasks
+
+
+def named_task(
+    space: TaskSpace, named: Mapping[str, float], default: float, setting: str
+) -> Floats:
+    """The point [d] of the unit cube at which task parameters have the `named` values.
+
+    Values are those of the task vector, in [0, 1]; parameters that are not named get `default` (a
+    share of their box). ConfigError names `setting` where a name or a value is not allowed.
+    """
+    point = np.full(len(space), default)
+    for name, value in named.items():
+        if name not in space.names:
+            raise ConfigError(
+                f'teacher.{setting}: "{name}" is no task parameter that varies'
+                f"{nearest(name, space.names)}"
+            )
+        at = space.names.index(name)
+        low, high = (end[space.moving[at]] for end in (space.low, space.high))
+        if not low <= value <= high:
+            raise ConfigError(
+                f"teacher.{setting}: {name}={value:g} is outside its box [{low:g}, {high:g}]"
+            )
+        point[at] = (value - low) / (high - low)
+    return point
+
+
+FILE = "tasks.jsonl"
+
+
+class EpisodeLog:
+    """Appends to `file`; a resumed run truncates it to the length at its checkpoint."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def add(self, tickets: Sequence[int], tasks: Floats, columns: dict[str, Floats]) -> None:
+        """Add finished episodes: tasks [n, D] in [0, 1] and named numbers [n] (NaN: unknown)."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for i, ticket in enumerate(tickets):
+            values = {
+                name: round(float(column[i]), 6) if np.isfinite(column[i]) else None
+                for name, column in columns.items()
+            }
+            task = [round(float(value), 5) for value in tasks[i]]
+            lines.append(json.dumps({"episode": ticket, "task": task, **values}))
+        with self.file.open("a") as sink:
+            sink.write("".join(f"{line}\n" for line in lines))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"bytes": self.file.stat().st_size if self.file.exists() else 0}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if self.file.exists() and self.file.stat().st_size > state["bytes"]:
+            with self.file.open("r+b") as file:
+                file.truncate(state["bytes"])
+
+
+@dataclass(frozen=True)
+class LoggedEpisodes:
+    """n episodes in the order in which they ended: `began` [n] (their tickets, in order of
+    their start), `task` [n, D], `ret`, `success` (NaN: unknown) and `length` [n]."""
+
+    began: Floats
+    task: Floats
+    ret: Floats
+    success: Floats
+    length: Floats
+
+
+def read_episode_log(folder: Path) -> LoggedEpisodes | None:
+    """The episode log of the run in `folder`; None if there is none. Broken lines are skipped."""
+    file = folder / FILE
+    if not file.exists():
+        return None
+    rows = []
+    for line in file.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    if not rows:
+        return None
+
+    def column(name: str) -> Floats:
+        return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=float)
+
+    parts = (column("return"), column("success"), column("length"))
+    return LoggedEpisodes(column("episode"), np.array([row["task"] for row in rows]), *parts)
 
 
 @dataclass(frozen=True)
@@ -152,6 +304,96 @@ def bounded(scores: Floats) -> Floats:
     return np.where(np.isfinite(scores), scores, np.nan).clip(0, 1)
 
 
+LEVEL = "level"  # `Leaf.unit` of task vectors that encode levels
+RECENT = 64  # newest levels, whose traits are logged
+
+
+class LevelSpace(Protocol):
+    """Levels as vectors [n, D] in [0, 1]. Sampled and edited levels are solvable and never among
+    those held out for evaluation."""
+
+    size: int  # D
+    held_out: Floats
+
+    def random(self, n: int, random: np.random.Generator) -> Floats:
+        """n random levels."""
+        ...
+
+    def plain(self, n: int, random: np.random.Generator) -> Floats:
+        """n of the simplest levels (for example, without walls)."""
+        ...
+
+    def mutate(self, levels: Floats, edits: int, random: np.random.Generator) -> Floats:
+        """A copy of each level with `edits` small random edits (ACCEL)."""
+        ...
+
+    def solvable(self, levels: Floats) -> NDArray[np.bool_]:
+        """[n]: whether the level can be solved."""
+        ...
+
+    def picture(self, level: Floats) -> NDArray[np.uint8]:
+        """An image of one level [D], uint8 [h, w, 3]."""
+        ...
+
+    def traits(self, levels: Floats) -> dict[str, float]:
+        """Means of named properties over levels, to log."""
+        ...
+
+
+@runtime_checkable
+class TokenizedLevelSpace(LevelSpace, Protocol):
+    """Levels that can be encoded as `length` tokens in [0, `words`). The first `marks` tokens
+    each have a meaning of their own; the order of the others does not matter, and the last token
+    value means nothing."""
+
+    words: int
+    length: int
+    marks: int
+
+    def spell(self, levels: Floats) -> NDArray[np.int64]:
+        """Tokens [n, length] of levels [n, D], those after the marks in ascending order."""
+        ...
+
+    def built(self, words: NDArray[np.int64], random: np.random.Generator) -> Floats:
+        """Levels [n, D] from tokens [n, length], in order; a token that would make the level
+        unsolvable is skipped. What the tokens do not determine is sampled."""
+        ...
+
+
+class LevelTeacher(Teacher):
+    """Subclasses choose levels (`choose`), whole: `box` has to stay empty."""
+
+    needs = "levels"
+    remembered = ("recent",)
+
+    def __init__(
+        self, config: Config, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
+    ) -> None:
+        if levels is None:
+            raise ConfigError("this teacher needs an environment with levels (env=maze)")
+        if config.box:
+            raise ConfigError("teacher.box applies to task parameters; levels are chosen whole")
+        super().__init__(config, spec, seed)
+        if len(self.space) != levels.size:
+            raise ConfigError(
+                f"the task vector has {len(self.space)} elements, a level has {levels.size}"
+            )
+        self.levels = levels
+        self.recent: list[Floats] = []
+
+    @abstractmethod
+    def choose(self, n: int) -> list[tuple[Floats, Any]]:
+        """For `n` episodes: a level [D] and a memo for `learn`."""
+
+    def propose(self, n: int) -> list[tuple[Floats, Any]]:
+        chosen = self.choose(n)
+        self.recent = [*self.recent, *(level for level, _ in chosen)][-RECENT:]
+        return chosen
+
+    def metrics(self) -> dict[str, float]:
+        return self.levels.traits(np.stack(self.recent)) if self.recent else {}
+
+
 class StepSecondAgent(Protocol):
     """Steps all parallel envs of the second agent once, and updates it if an update is due.
 
@@ -186,3 +428,140 @@ class TwoAgentTeacher(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]: ...
+
+
+SUMS = 4  # steps, gain, error, value
+
+
+class StudentEstimates(Remembered):
+    """Combines outcomes (`episodes_ended`) with estimates (`add_steps`) for the teacher."""
+
+    remembered = ("sums", "ended")
+
+    def __init__(self, teacher: Teacher) -> None:
+        self.teacher = teacher
+        self.sums: dict[int, list[float]] = {}
+        self.ended: dict[int, list[float]] = {}
+
+    def episodes_ended(self, ticket: Tensor, outcome: Outcome) -> None:
+        """Episodes `ticket` [n] have ended; estimates of their last steps follow."""
+        columns = (outcome.ret, outcome.success, outcome.length)
+        rows = torch.stack([column.double().cpu() for column in columns], 1).tolist()
+        self.ended |= dict(zip(ticket.tolist(), rows, strict=True))
+
+    def add_steps(self, ticket: Tensor, advantage: Tensor, value: Tensor) -> None:
+        """Add estimates [N] of all steps since the last call, of episodes `ticket` [N]; then report
+        the episodes that have ended to the teacher."""
+        known, at = np.unique(ticket.cpu().numpy(), return_inverse=True)
+        gap, worth = (part.double().cpu().numpy() for part in (advantage, value))
+        columns = (np.ones_like(gap), gap.clip(0), abs(gap), worth)
+        sums = np.stack([np.bincount(at, column, len(known)) for column in columns], 1)
+        for number, row in zip(known.tolist(), sums.tolist(), strict=True):
+            before = self.sums.get(number, [0.0] * SUMS)
+            self.sums[number] = [a + b for a, b in zip(before, row, strict=True)]
+        self._close()
+
+    def _close(self) -> None:
+        if not self.ended:
+            return
+        tickets = torch.tensor(list(self.ended))
+        ends = torch.tensor(list(self.ended.values()), dtype=torch.float64)
+        none = [0.0] * SUMS  # 0 / 0: NaN, unknown
+        sums = torch.tensor([self.sums.pop(number, none) for number in self.ended]).double()
+        self.ended = {}
+        self.teacher.update(tickets, Outcome(*ends.T, *(sums[:, 1:] / sums[:, :1]).T))
+
+    def clear(self) -> None:
+        """Forget the running episodes: they were interrupted."""
+        self.sums = {}
+        self.ended = {}
+
+
+class TaskSampler(Protocol):
+    """Samples tasks and learns from outcomes: a teacher, or its queue for one of two agents."""
+
+    def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
+    def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
+    def trains(self, ticket: Tensor) -> Tensor: ...
+    def forget(self) -> None: ...
+
+
+class TaskWrapper(Wrapper):
+    """Resets finished envs with a task from `teacher.sample` and reports outcomes to the teacher.
+
+    `log["ticket"]` [B] is the id of the episode. With `estimates`, outcomes are passed to it, where
+    they wait for the student's value estimates; `log["learn"]` [B] (bool) then says whether the
+    student trains on the step.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        teacher: TaskSampler,
+        episode_log: EpisodeLog | None = None,
+        estimates: StudentEstimates | None = None,
+    ) -> None:
+        super().__init__(env)
+        self.teacher = teacher
+        self.episode_log = episode_log
+        self.estimates = estimates
+        drawing = find_protocol(env, ExpectsGivenTasks)
+        if drawing is not None:
+            drawing.expect_given_tasks()
+        zeros = torch.zeros(self.num_envs, device=self.device)
+        self.memory = {
+            "ticket": torch.full((self.num_envs,), -1, dtype=torch.int64, device=self.device),
+            "return": zeros,
+            "won": zeros.clone(),
+            "length": zeros.clone(),
+            "task": zeros.new_zeros(self.num_envs, env.spec.task.size if env.spec.task else 0),
+        }
+        if estimates is not None:
+            self.memory["learn"] = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        """Interrupted episodes are not reported to the teacher."""
+        if mask is None:
+            self.teacher.forget()
+            if self.estimates is not None:
+                self.estimates.clear()
+        return self._begin(self.rows(mask), seed)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        memory, success = self.memory, step.log.get("success")
+        memory["return"] = memory["return"] + step.reward
+        memory["length"] = memory["length"] + 1
+        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
+        memory["won"] = torch.maximum(memory["won"], won)
+        log = step.log | {key: memory[key] for key in ("ticket", "learn") if key in memory}
+        if not step.ended.any():
+            return replace(step, log=log)
+        following = {key: value.clone() for key, value in step.next_obs.items()}
+        at = step.ended.nonzero().flatten()
+        # Teachers compute on the CPU.
+        outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
+        ticket = memory["ticket"][at].cpu()
+        report = self.teacher.update if self.estimates is None else self.estimates.episodes_ended
+        report(ticket, outcome)
+        if self.episode_log is not None:
+            columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
+            numbers = {name: value.numpy() for name, value in columns.items()}
+            self.episode_log.add(ticket.tolist(), memory["task"][at].cpu().numpy(), numbers)
+        obs = self._begin(step.ended, None)
+        return replace(step, obs=obs, next_obs=following, log=log)
+
+    def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
+        memory, at = self.memory, rows.nonzero().flatten()
+        task, ticket = self.teacher.sample(len(at))
+        for key in ("return", "won", "length"):
+            memory[key] = memory[key].masked_fill(rows, 0)
+        memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
+        if "learn" in memory:
+            learn = self.teacher.trains(ticket).to(self.device)
+            memory["learn"] = memory["learn"].index_copy(0, at, learn)
+        memory["task"] = memory["task"].index_copy(0, at, task.to(self.device))
+        mask = None if rows.all() else rows
+        return self.env.reset(seed, memory["task"], mask)

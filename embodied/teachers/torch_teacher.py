@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.teachers import teacher
-from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import Floats
 
 
 def mlp(

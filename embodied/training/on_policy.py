@@ -19,8 +19,7 @@ from embodied.core.reward import Stateful
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.learners.learner import HasStateValues, Learner, TakesDemonstrations
-from embodied.teachers.task_wrapper import StudentEstimates
-from embodied.teachers.teacher import Curriculum, TwoAgentTeacher
+from embodied.teachers.teacher import Curriculum, StudentEstimates, TwoAgentTeacher
 from embodied.training.collector import Collector, behaviour_of
 from embodied.training.config import RunConfig
 from embodied.training.demonstrations import imitated, rows_for

@@ -24,7 +24,6 @@ from embodied.core.reward import Stateful
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.learners.learner import HasStateValues, Learner
-from embodied.teachers.episode_log import FILE, EpisodeLog
 from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.task_space import Floats
 from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper

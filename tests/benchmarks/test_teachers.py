@@ -15,7 +15,7 @@ from embodied.checks import teacher_envs
 from embodied.core.spec import Spec
 from embodied.teachers.students.meta_acl import records
 from tests.teachers.place import made
-from tests.teachers.test_clutr import SMALL
+from tests.teachers.test_regret import SMALL
 
 
 def small(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:

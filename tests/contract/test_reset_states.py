@@ -25,9 +25,13 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.wrappers.time_limit import LimitConfig, TimeLimit
 from embodied.teachers.resets import reset_distribution
-from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.resets.reset_wrapper import ResetStateWrapper
-from embodied.teachers.resets.state_library import Trajectories, record_trajectories, restored
+from embodied.teachers.resets.reset_distribution import (
+    ResetDistribution,
+    ResetStateWrapper,
+    Trajectories,
+    record_trajectories,
+    restored,
+)
 from embodied.teachers.teacher import Curriculum
 from tests.contract.environments import APART, FILES, WIRED
 from tests.contract.test_teacher import FILES as TEACHER_FILES

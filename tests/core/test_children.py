@@ -50,7 +50,7 @@ def test_packages_of_the_users_own_repository(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "from embodied.sandbox.process import Template; Template().close()",
+        "from embodied.sandbox.gate import Template; Template().close()",
         "from embodied.envs.workers import Worker; w = Worker('a', dict, ()); w.send('keys'); "
         "w.receive(); w.close()",
         "from embodied.study.study import program; import subprocess; "

@@ -1,4 +1,4 @@
-"""Endpoint against a real HTTP server that behaves as servers do."""
+"""A client against a real HTTP server that behaves as servers do; deadlines, answers in flight."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,22 +19,14 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.video import decode_image
-from embodied.llm.budget import Budget, Limits
-from embodied.llm.cache import CachedChat
-from embodied.llm.cache import Config as RecordedConfig
-from embodied.llm.chat import BudgetSpent, ChatError, Message
-from embodied.llm.client import ChatClient, Config, open_chat
-from embodied.llm.http import HttpClient, retry_after
-from embodied.llm.request import Request, parse_json
+from embodied.llm.budget import Budget, DeadlinePassed, Limits
+from embodied.llm.chat import BudgetSpent, ChatError, Message, Request, object_schema, parse_json
+from embodied.llm.client import CachedChat, ChatClient, Config, HttpClient, open_chat, retry_after
+from embodied.llm.client import CachedConfig as RecordedConfig
 from tests.llm.server import Server, Told, says, serving
 
 ASK = [Message("user", "which one?")]
-SCHEMA = {
-    "type": "object",
-    "properties": {"better": {"enum": [0, 1, -1]}},
-    "required": ["better"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"better": {"enum": [0, 1, -1]}})
 QUICK = Limits(connect=1.0, read=5.0, retries=2, backoff=0.001, patience=5.0)
 
 
@@ -90,35 +83,34 @@ def test_a_wrong_answer_is_repaired_once() -> None:
     assert "5 is not one of [0, 1, -1]" in server.asked[1]["messages"][2]["content"]
 
 
+def cut(text: str) -> Told:
+    """An answer that max_tokens ended."""
+    told = says(text)
+    told.body["choices"][0]["finish_reason"] = "length"
+    return told
+
+
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("told", "why", "calls"),
     [
-        ('{"better": ', "no JSON"),
-        ("The first picture, I think.", "no JSON"),
-        ('{"best": 1}', "better"),
+        (says('{"better": '), "no JSON", 2),
+        (says("The first picture, I think."), "no JSON", 2),
+        (says('{"best": 1}'), "better", 2),
+        (says('<think>Perhaps {"better": 1} but wait'), "no JSON", 2),
+        (says('Perhaps {"better": 1} </think> I cannot tell.'), "no JSON", 2),
+        (cut('{"better": 1}'), "max_tokens", 1),
+        (says(None, refusal="I will not\nlook at that"), "refused: I will not look at that", 1),
+        (Told({"choices": [], "usage": {"total_tokens": 1}}), "without choices", 1),
+        (Told({"usage": {"total_tokens": 1}}), "without choices", 1),
+        (says(""), "with nothing", 1),
+        (says(None), "with nothing", 1),
     ],
 )
-def test_what_cannot_be_repaired_is_one_clear_line(text: str, why: str) -> None:
-    with serving(says(text)) as server, pytest.raises(ChatError, match=why) as caught:
+def test_no_answer_is_one_clear_line(told: Told, why: str, calls: int) -> None:
+    with serving(told) as server, pytest.raises(ChatError, match=why) as caught:
         chat(server).ask(ASK, SCHEMA)
-    assert len(server.asked) == 2
+    assert len(server.asked) == calls
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
-        (says(None, refusal="I will not\nlook at that"), "refused: I will not look at that"),
-        (Told({"choices": [], "usage": {"total_tokens": 1}}), "without choices"),
-        (Told({"usage": {"total_tokens": 1}}), "without choices"),
-        (says(""), "with nothing"),
-        (says(None), "with nothing"),
-    ],
-)
-def test_no_answer_is_one_clear_line(told: Told, why: str) -> None:
-    with serving(told) as server, pytest.raises(ChatError, match=why):
-        chat(server).ask(ASK, SCHEMA)
-    assert len(server.asked) == 1
 
 
 def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,12 +126,14 @@ def test_a_server_without_schemas_is_asked_in_words(caplog: pytest.LogCaptureFix
     assert json.dumps(SCHEMA) in server.asked[2]["messages"][0]["content"]
 
 
-def test_a_request_that_is_wrong_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_or_model_ends_the_run(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "sk-secret")
-    wrong = Told({"error": "no key sk-secret here"}, 401)
-    with serving(wrong) as server, pytest.raises(ConfigError, match=r"401.*chat\.key") as caught:
-        chat(server, key="THE_KEY").ask(ASK)
-    assert len(server.asked) == 1
+    why = f"{status}.*check chat.url, chat.key and chat.model"
+    with serving(Told({"error": "no key sk-secret here"}, status)) as server:
+        with pytest.raises(ConfigError, match=why) as caught:
+            chat(server, key="THE_KEY").ask(ASK)
+        assert len(server.asked) == 1
     assert server.headers[0]["Authorization"] == "Bearer sk-secret"
     assert "sk-secret" not in str(caught.value)
 
@@ -166,11 +160,17 @@ def test_trouble_passes(trouble: Told, calls: int) -> None:
     assert len(server.asked) == 3
 
 
-def test_trouble_that_stays_is_one_clear_line() -> None:
-    with serving(Told({"error": "overloaded"}, 503)) as server:
-        with pytest.raises(ChatError, match=r"503.*overloaded.*\(3 attempts\)"):
-            chat(server).ask(ASK)
-        assert len(server.asked) == 3
+@pytest.mark.parametrize(
+    ("trouble", "why", "calls"),
+    [
+        (Told({"error": "overloaded"}, 503), r"503.*overloaded.*\(3 attempts\)", 3),
+        (Told({}, 429, {"Retry-After": "3600"}), "requests a wait of 3600 s", 1),
+    ],
+)
+def test_trouble_that_stays_is_one_clear_line(trouble: Told, why: str, calls: int) -> None:
+    with serving(trouble) as server, pytest.raises(ChatError, match=why):
+        chat(server).ask(ASK)
+    assert len(server.asked) == calls
 
 
 def test_an_endpoint_that_is_down_is_one_clear_line() -> None:
@@ -199,12 +199,6 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after({}) == retry_after({"retry-after": "tomorrow"}) == 0
 
 
-def test_a_server_that_asks_for_too_much_patience_is_left() -> None:
-    busy = Told({"error": "quota"}, 429, {"Retry-After": "3600"})
-    with serving(busy) as server, pytest.raises(ChatError, match="requests a wait of 3600 s"):
-        chat(server).ask(ASK)
-
-
 def wire(limits: Limits) -> HttpClient:
     return HttpClient("http://127.0.0.1:9/v1", None, limits, Budget(limits, "m"))
 
@@ -220,10 +214,8 @@ def test_requests_keep_their_pace() -> None:
     assert [client.turn(now) for now in (10.0, 10.5, 11.0, 30.0)] == [0.0, 1.5, 3.0, 0.0]
 
 
-@pytest.mark.parametrize(("limit", "asked"), [({"calls": 2}, 2), ({"tokens": 15}, 2)])
-def test_a_budget_ends_with_its_own_error(
-    limit: dict[str, int], asked: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("limit", [{"calls": 2}, {"tokens": 15}])
+def test_a_budget_ends_with_its_own_error(limit: dict[str, int], tmp_path: Path) -> None:
     with serving(says("yes")) as server:
         model = chat(server, replace(QUICK, **limit), cache=str(tmp_path / "c.jsonl"))
         for seed in range(2):
@@ -231,7 +223,7 @@ def test_a_budget_ends_with_its_own_error(
         with pytest.raises(BudgetSpent, match="is spent"):
             model.ask(ASK, seed=2)
         assert model.ask(ASK, seed=0).cached  # what is known costs nothing
-        assert len(server.asked) == asked
+        assert len(server.asked) == 2
 
 
 def test_threads_keep_to_one_budget() -> None:
@@ -298,27 +290,7 @@ def test_a_node_opens_either(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be an address"):
         open_chat({**node, "url": "127.0.0.1:9"}, None)
     with pytest.raises(ConfigError, match="does not exist"):
-        open_chat({"_target_": "embodied.llm.cache.CachedChat", "cache": "nowhere.jsonl"}, None)
-
-
-def cut(text: str) -> Told:
-    """An answer that max_tokens ended."""
-    told = says(text)
-    told.body["choices"][0]["finish_reason"] = "length"
-    return told
-
-
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
-        (says('<think>Perhaps {"better": 1} but wait'), "no JSON"),
-        (says('Perhaps {"better": 1} </think> I cannot tell.'), "no JSON"),
-        (cut('{"better": 1}'), "max_tokens"),
-    ],
-)
-def test_unfinished_reasoning_is_no_label(told: Told, why: str) -> None:
-    with serving(told) as server, pytest.raises(ChatError, match=why):
-        chat(server).ask(ASK, SCHEMA)
+        open_chat({"_target_": "embodied.llm.client.CachedChat", "cache": "nowhere.jsonl"}, None)
 
 
 @pytest.mark.parametrize("trouble", [{"error": {"message": "upstream"}}, {"choices": []}])
@@ -332,19 +304,10 @@ def test_an_error_of_the_server_is_not_cached(trouble: Any, tmp_path: Path) -> N
         assert model.ask(ASK).text == "fine"
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_wrong_key_or_model_ends_the_run(status: int) -> None:
-    with serving(Told({"error": "no"}, status)) as server:
-        with pytest.raises(ConfigError, match=f"{status}.*check chat.url, chat.key and chat.model"):
-            chat(server).ask(ASK)
-        assert len(server.asked) == 1
-
-
 def test_content_in_parts_is_joined() -> None:
     told = says(None)
     told.body["choices"][0]["message"]["content"] = [
-        {"type": "text", "text": "the left "},
-        {"type": "text", "text": "one"},
+        {"type": "text", "text": text} for text in ("the left ", "one")
     ]
     with serving(told) as server:
         assert chat(server).ask(ASK).text == "the left one"
@@ -368,3 +331,102 @@ def test_many_brackets_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_keys_of_recorded_answers_stay() -> None:
     """Caches of before are replayed by this key."""
     assert Request("m", ASK).key.startswith("b8ad0810d49f78ea")
+
+
+LOOSE = {"type": "object", "required": ["better"]}
+
+
+def chat_at(url: str, cache: Path | None = None, **limits: Any) -> ChatClient:
+    kept = None if cache is None else str(cache)
+    return ChatClient(Config(url, "m", cache=kept, limits=replace(QUICK, **limits)))
+
+
+def test_retries_end_at_the_deadline(tmp_path: Path) -> None:
+    """A million retries of a server that is overloaded; the next run may get an answer."""
+    busy = Told({"error": "overloaded"}, 503)
+    limits = {"retries": 1_000_000, "deadline": 0.2, "backoff": 0.01, "patience": 0.02}
+    with serving(busy) as server:
+        with pytest.raises(DeadlinePassed, match=r"within 0\.2 s \(chat\.limits\.deadline\).*503"):
+            chat_at(server.url, tmp_path / "c.jsonl", **limits).ask(ASK)
+        assert server.asked
+        server.script[:] = [says("fine")]
+        assert chat_at(server.url, tmp_path / "c.jsonl").ask(ASK).text == "fine"
+
+
+def test_the_deadline_names_the_problem_before_a_silence() -> None:
+    """The server is overloaded once, and then says nothing."""
+    never = threading.Event()
+    silent = Told({}, event=never)
+    with serving(Told({"error": "overloaded"}, 503), silent) as server:
+        with pytest.raises(DeadlinePassed, match=r"within 1 s \(chat\.limits\.deadline\).*503"):
+            chat_at(server.url, deadline=1.0, backoff=0.01).ask(ASK)
+        assert len(server.asked) == 2
+        never.set()
+
+
+def test_a_pause_that_is_longer_than_the_deadline_is_not_begun() -> None:
+    busy = Told({"error": "quota"}, 429, {"Retry-After": "30"})
+    with serving(busy) as server, pytest.raises(DeadlinePassed, match="429"):
+        chat_at(server.url, deadline=20.0, patience=60.0).ask(ASK)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_server_that_does_not_end_its_answer_is_left_at_the_deadline(drops: bool) -> None:
+    """Each read of the drops is far quicker than the read timeout."""
+    event = threading.Event()
+    with serving(replace(says("late"), event=event, drops=drops)) as server:
+        try:
+            with pytest.raises(DeadlinePassed, match=r"within 0\.2 s"):
+                chat_at(server.url, deadline=0.2).ask(ASK)
+        finally:
+            event.set()
+    assert len(server.asked) == 1
+
+
+def test_a_slow_answer_in_drops_is_an_answer() -> None:
+    event = threading.Event()
+    with serving(replace(says("late"), event=event, drops=True)) as server:
+        threading.Timer(0.1, event.set).start()
+        assert chat_at(server.url).ask(ASK).text == "late"
+
+
+def test_the_repair_of_an_answer_is_within_its_deadline() -> None:
+    event = threading.Event()
+    with serving(says("prose"), replace(says('{"better": 1}'), event=event)) as server:
+        try:
+            with pytest.raises(DeadlinePassed):
+                chat_at(server.url, deadline=1.0).ask(ASK, LOOSE)
+        finally:
+            event.set()
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(("given", "most"), [({}, 32), ({"in_flight": 3}, 3)])
+def test_so_many_answers_are_in_flight_and_no_more(given: dict[str, Any], most: int) -> None:
+    with serving(replace(says("yes"), full=most)) as server:
+        model = chat_at(server.url, **given)
+        with ThreadPoolExecutor(48) as pool:
+            answers = list(pool.map(lambda seed: model.ask(ASK, seed=seed).text, range(48)))
+    assert answers == ["yes"] * 48
+    assert server.most == most
+
+
+def test_waiting_for_room_is_not_counted_by_the_deadline() -> None:
+    """The one slot is taken for longer than a deadline; the answer after it still comes."""
+    with serving(says("yes")) as server:
+        model = chat_at(server.url, in_flight=1, deadline=0.2)
+        assert model.http is not None
+        with ThreadPoolExecutor(1) as pool, model.http.slot():
+            later = pool.submit(model.ask, ASK)
+            time.sleep(0.4)
+            assert not later.done()
+        assert later.result(10).text == "yes"
+
+
+def test_a_failed_answer_gives_its_room_back() -> None:
+    with serving(Told({"error": "bad"}, 400), says("yes")) as server:
+        model = chat_at(server.url, in_flight=1)
+        with pytest.raises(ChatError, match="400"):
+            model.ask(ASK)
+        assert model.ask(ASK).text == "yes"

@@ -1,8 +1,8 @@
 """A tiny Llama, built from its configuration class and served by `transformers serve`.
 
-It is a real model behind a real server, and too small to know anything: with random weights it
-answers with noise, and fitted to a few conversations it repeats their answers. It tests the way
-to a served model, not what a language model can do.
+It is a real model behind a real server, and too small to know anything: fitted to a conversation
+it repeats what the assistant says there. It tests the way to a served model, not what a language
+model can do.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-Conversation = Sequence[Message]
 
 
-def write_model(folder: Path, conversations: Sequence[Conversation], updates: int) -> Path:
-    """A model in `folder`, fitted for `updates` to the last message of each conversation (0: with
-    random weights); its tokens are those of the conversations."""
+def write_model(folder: Path, conversation: Sequence[Message], updates: int) -> Path:
+    """A model in `folder`, fitted for `updates` to what the assistant says in a conversation; its
+    tokens are those of the conversation."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _tokenizer(conversations)
+    tokenizer = _tokenizer([message.text for message in conversation])
     pad, end = tokenizer.convert_tokens_to_ids(list(ENDS[:2]))
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     size |= {"num_attention_heads": 4, "max_position_embeddings": 8192}
     marks = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": pad}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size, **marks))
-    _fit(model, [_tokens(tokenizer, each) for each in conversations], updates)
+    _fit(model, *_tokens(tokenizer, conversation), updates)
     model.generation_config = GenerationConfig(do_sample=True, eos_token_id=end, pad_token_id=pad)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def _tokenizer(conversations: Sequence[Conversation]) -> Any:
+def _tokenizer(texts: Sequence[str]) -> Any:
     """Byte pairs of these texts: any text has tokens, and theirs are few."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -61,28 +60,31 @@ def _tokenizer(conversations: Sequence[Conversation]) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=1500, special_tokens=list(ENDS), initial_alphabet=letters, show_progress=False
     )
-    made.train_from_iterator([m.text for each in conversations for m in each], trainer)
+    made.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token=ENDS[0], eos_token=ENDS[1])
     fast.chat_template = TEMPLATE
     return fast
 
 
-def _tokens(tokenizer: Any, conversation: Conversation) -> tuple[torch.Tensor, int]:
-    """The tokens of a conversation, and the number of those before its last message."""
-    said = [{"role": message.role, "content": message.text} for message in conversation]
-    asked = tokenizer.apply_chat_template(said[:-1], tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(asked + conversation[-1].text + ENDS[1], add_special_tokens=False).input_ids
-    before = len(tokenizer(asked, add_special_tokens=False).input_ids)
-    return torch.tensor(ids), before
+def _tokens(tokenizer: Any, conversation: Sequence[Message]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens [n] of a conversation, and whether the assistant says them."""
+    ids: list[int] = []
+    own: list[bool] = []
+    for message in conversation:
+        head = tokenizer(f"<|{message.role}|>", add_special_tokens=False).input_ids
+        text = tokenizer(message.text + ENDS[1], add_special_tokens=False).input_ids
+        ids += head + text
+        own += [False] * len(head) + [message.role == "assistant"] * len(text)
+    return torch.tensor(ids), torch.tensor(own)
 
 
-def _fit(model: Any, examples: Sequence[tuple[torch.Tensor, int]], updates: int) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+def _fit(model: Any, ids: torch.Tensor, own: torch.Tensor, updates: int) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    before = own[1:].nonzero()[:, 0]
     for _ in range(updates):
         optimizer.zero_grad()
-        for ids, before in examples:
-            logits = model(ids[None]).logits[0, before - 1 : -1]
-            functional.cross_entropy(logits, ids[before:]).backward()
+        logits = model(ids[None, :-1], logits_to_keep=before).logits[0]
+        functional.cross_entropy(logits, ids[before + 1]).backward()
         optimizer.step()
 
 

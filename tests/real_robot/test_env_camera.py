@@ -22,7 +22,7 @@ from embodied.envs.fr3.rendered_camera import RenderedCamera
 from embodied.real_robot.cameras.camera import CameraError, Source
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
-from embodied.rewards.wrappers.render_caption import PICTURE
+from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.real_robot.test_env import PATIENT, robot
 
 SIZE = 32
@@ -73,7 +73,7 @@ def test_success_is_seen_on_the_arm(env: RealEnv, tmp_path: Path) -> None:
         "threads": 1,
     }
     photographed = {
-        "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
+        "_target_": "embodied.rewards.wrappers.added_observations.AddRenderObservation",
         "size": SIZE,
     }
     pictured = {

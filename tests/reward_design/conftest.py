@@ -7,8 +7,8 @@ import torch
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.reward_design.experience import Experience, gather
-from embodied.sandbox.gate import Sandbox
+from embodied.reward_design.designer import Experience, gather
+from embodied.sandbox.gate import Limits, Sandbox
 from tests.reward_design.instant import WORLD
 
 
@@ -38,4 +38,4 @@ def experience(env: VecEnv) -> Experience:
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return Sandbox()
+    return Sandbox(Limits(cpu=0.5))

@@ -1,4 +1,8 @@
-"""A world, its experience and a search whose trainings take no time, for tests of the designers.
+"""Answers for tests of the designers: written by hand by this project's developers, no model's.
+
+`Recital` serves them by seed, as a `Chat`, and keeps what it was asked.
+
+A world, its experience and a search whose trainings take no time, for tests of the designers.
 
 Trainings are replaced by a measure of the program itself (how it orders stored steps), so that the
 loop is tested alone; `test_command.py` trains for real.
@@ -6,21 +10,75 @@ loop is tested alone; `test_command.py` trains for real.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
+from embodied.llm.chat import Answer, BudgetSpent, ChatError, Message
 from embodied.nn.statistics import auc_of_samples
-from embodied.reward_design.designer import Board, Designer
-from embodied.reward_design.designers import eureka, text2reward
-from embodied.reward_design.experience import Experience
-from embodied.reward_design.journal import Journal
-from embodied.reward_design.search import Search
-from embodied.reward_design.trial import Budget, Job, Outcome, Trials
-from embodied.rewards.handcrafted.variables import inputs, known, variables
+from embodied.reward_design.designer import Board, Designer, Experience, Journal
+from embodied.reward_design.designers.language_model import (
+    Eureka,
+    EurekaConfig,
+    Text2Reward,
+    Text2RewardConfig,
+)
+from embodied.reward_design.search import Budget, Job, Outcome, Search, Trials
+from embodied.rewards.handcrafted.program import inputs, known, variables
 from embodied.sandbox.gate import Sandbox
-from tests.reward_design.recorded import Recital
+
+FILE = Path(__file__).with_name("recorded.jsonl")
+
+
+class Recital:
+    """`names[seed]` are the answers to the requests with that seed: one name for all of them, or a
+    name for each. Where they end, the budget is spent. Thread-safe."""
+
+    name = "recital"
+
+    def __init__(self, names: Sequence[str | Sequence[str]]) -> None:
+        lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+        assert "by hand" in lines[0]["by"]
+        self.texts = {line["name"]: line["text"] for line in lines[1:]}
+        self.names, self.lock = list(names), Lock()
+        self.heard = dict[int, list[tuple[Message, ...]]]()
+
+    @property
+    def asked(self) -> list[tuple[Message, ...]]:
+        """All requests, by seed."""
+        return [messages for seed in sorted(self.heard) for messages in self.heard[seed]]
+
+    def ask(
+        self,
+        messages: Sequence[Message],
+        schema: dict[str, Any] | None = None,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Answer:
+        with self.lock:
+            before = self.heard.setdefault(seed, [])
+            at = len(before)
+            before.append(tuple(messages))
+        name = self._name(seed, at)
+        if name == "silence":
+            raise ChatError("the server does not answer")
+        text = self.texts[name]
+        data = json.loads(text) if schema is not None else None
+        return Answer(text, data, self.name, f"{name}:{seed}:{at}", tokens=7)
+
+    def _name(self, seed: int, at: int) -> str:
+        names = self.names[seed] if seed < len(self.names) else ()
+        if isinstance(names, str):
+            return names
+        if at >= len(names):
+            raise BudgetSpent("all answers are used up")
+        return names[at]
+
 
 WORLD = {"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 16}
 
@@ -98,6 +156,6 @@ BAD = {
 }
 
 LOOPS: dict[str, Callable[[Recital], Designer]] = {
-    "eureka": lambda chat: eureka.Eureka(eureka.Config(), chat),
-    "text2reward": lambda chat: text2reward.Text2Reward(text2reward.Config(), chat),
+    "eureka": lambda chat: Eureka(EurekaConfig(), chat),
+    "text2reward": lambda chat: Text2Reward(Text2RewardConfig(), chat),
 }

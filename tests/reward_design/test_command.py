@@ -11,13 +11,10 @@ import pytest
 from embodied import cli
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.reward_design.designer import Board
-from embodied.reward_design.designers.automc import digests
-from embodied.reward_design.experience import Experience, Verdict
-from embodied.reward_design.journal import Journal
-from embodied.reward_design.search import folder_of
-from embodied.reward_design.trial import Budget, Job, Trials, thinned
-from embodied.rewards.handcrafted.variables import variables
+from embodied.reward_design.designer import Board, Experience, Journal, Verdict
+from embodied.reward_design.designers.language_model import digests
+from embodied.reward_design.search import Budget, Job, Trials, folder_of, thinned
+from embodied.rewards.handcrafted.program import variables
 
 LEARN = (
     "learn=policy=diagonal_gaussian learner=ppo env.num_envs=16 learner.horizon=16 "

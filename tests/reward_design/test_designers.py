@@ -1,7 +1,8 @@
-"""Designers in the loop: what each of them requests, and what it learns from a round."""
+"""The search and its designers: what each requests, learns and refuses, and how it resumes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier
@@ -13,11 +14,135 @@ import yaml
 
 from embodied.core.env import VecEnv
 from embodied.llm.chat import Answer
-from embodied.reward_design.designers import automc, eureka, grammar, text2reward
-from embodied.reward_design.experience import Experience
+from embodied.reward_design.designer import Candidate, Experience
+from embodied.reward_design.designers import grammar
+from embodied.reward_design.designers.language_model import (
+    AutoMc,
+    AutoMcConfig,
+    Eureka,
+    EurekaConfig,
+    Text2Reward,
+    Text2RewardConfig,
+)
+from embodied.reward_design.run import row_of
 from embodied.sandbox.gate import Sandbox
-from tests.reward_design.instant import LOOPS, board, search
-from tests.reward_design.recorded import Recital
+from tests.reward_design.instant import BAD, LOOPS, Recital, board, search
+
+
+def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital(["good"])
+    here = board(tmp_path, env, experience, sandbox)
+    run, said = search(Eureka(EurekaConfig(), chat), here, 5, 1)
+    best = run.run()
+    assert best is not None and best.id == 0
+    assert "  the budget of the model is spent: the search ends" in said
+    assert sorted(here.ledger.rounds) == [0, 1]
+
+
+def test_no_valid_program_is_an_end_too(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    here = board(tmp_path, env, experience, sandbox)
+    run, _ = search(Eureka(EurekaConfig(), Recital(["prose"] * 4)), here, 2, 2)
+    assert run.run() is None and len(here.ledger.candidates) == 4
+
+
+def test_a_search_goes_on_from_its_ledger(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    """Stopped after the first training of a round: nothing is asked or trained twice."""
+    chat = Recital(["good", "two fences", "better"])
+    here = board(tmp_path, env, experience, sandbox)
+    run, _ = search(Eureka(EurekaConfig(), chat), here, 1, 3)
+
+    def stop(line: str) -> None:
+        if "auc" in line:
+            raise KeyboardInterrupt
+
+    run.tell = stop
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    with (tmp_path / "design.jsonl").open("a") as sink:
+        sink.write('{"event": "candidate", "id": 9, "rou')  # killed in a line
+    again = board(tmp_path, env, experience, sandbox)
+    assert sum(bool(c.scores) for c in again.ledger.candidates.values()) == 1
+    silent = Recital([])
+    run, _ = search(Eureka(EurekaConfig(), silent), again, 1, 3)
+    best = run.run()
+    assert silent.asked == [] and best is not None
+    assert len([n for n, _ in run.trials.trained if n.startswith("candidates")]) == 2  # type: ignore[attr-defined]
+    assert all(c.trained for c in again.ledger.candidates.values())
+
+
+def test_halving_trains_all_a_little_and_the_best_third_to_the_end(
+    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    here = board(tmp_path, env, experience, sandbox)
+    designer = grammar.Grammar(grammar.Config())
+    run, _ = search(designer, here, 1, 6, halving=True)
+    best = run.run()
+    steps = [s for name, s in run.trials.trained if name.startswith("cand")]  # type: ignore[attr-defined]
+    assert steps == [500] * 6 + [1000] * 2
+    assert best is not None and best.trained
+
+
+def test_order_is_by_the_best_then_by_all() -> None:
+    def tried(*values: float) -> Candidate:
+        return Candidate(0, 0, "", "", {}, scores=list(enumerate(values)))
+
+    assert tried(0.0, 1.0).order > tried(0.9, 0.9).order
+    assert tried(0.5, 1.0).order > tried(0.0, 1.0).order > Candidate(0, 0, "", "", {}).order
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_answers_are_told_apart_and_the_good_one_is_chosen(
+    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital([name, "good", name])
+    here = board(tmp_path, env, experience, sandbox)
+    best = search(Eureka(EurekaConfig(), chat), here, 1, 3)[0].run()
+    first, second, third = here.ledger.of_round(0)
+    assert re.search(BAD[name], first.problem), first.problem
+    assert third.problem and third.id == 2
+    assert best is not None and best == second
+    assert best.origin["reply"] == chat.texts["good"]
+    assert (tmp_path / "best.py").read_text() == second.source
+    assert "import torch" in str(best.source) and "def distance" in str(best.source)
+    assert here.ledger.finals == {1000: pytest.approx(best.fitness)}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("wrong", [name for name in BAD if name not in ("silence", "hack")])
+def test_a_refusal_is_returned_to_the_model_once(
+    name: str, wrong: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital([[wrong, "good"]])
+    here = board(tmp_path, env, experience, sandbox)
+    run, said = search(LOOPS[name](chat), here, 1, 1)
+    best = run.run()
+    assert best is not None and best.origin["reply"] == chat.texts["good"]
+    assert any(re.search(f"0  returned  .*{BAD[wrong]}", line) for line in said)
+    assert best.origin["tokens"] == 14  # of both answers
+    assert re.search(f"repaired: .*{BAD[wrong]}", row_of(best).replace("&#x27;", "'"))
+    first, second = chat.asked
+    assert second[:2] == first and second[2].text == chat.texts[wrong]
+    assert re.search(BAD[wrong], second[3].text) and re.search(
+        BAD[wrong], best.origin["refused"][0]
+    )
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_round_without_a_program_is_told_in_the_next(
+    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+) -> None:
+    chat = Recital([["crash", "wrong shape"], ["good"]])
+    here = board(tmp_path, env, experience, sandbox)
+    best = search(LOOPS[name](chat), here, 2, 1)[0].run()
+    assert best is not None and best.round == 1
+    assert chat.asked[2][2].text == chat.texts["wrong shape"]
+    assert re.search(BAD["wrong shape"], chat.asked[2][3].text)
 
 
 def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(
@@ -25,7 +150,7 @@ def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(
 ) -> None:
     chat = Recital(["no fence", "two fences", "good", "crash", "prose", "constant", "better"])
     here = board(tmp_path, env, experience, sandbox)
-    run, _ = search(eureka.Eureka(eureka.Config(repairs=0), chat), here, 3, 3)
+    run, _ = search(Eureka(EurekaConfig(repairs=0), chat), here, 3, 3)
     run.run()
     sizes = [len(messages) for messages in chat.asked]
     assert sizes == [2, 2, 2, 4, 4, 4, 4, 4, 4]
@@ -66,12 +191,12 @@ def test_text2reward_shows_examples_and_takes_a_persons_words(
     shots = [("open the door", "1"), ("go to the far goal", "2"), ("the goal", "3"), ("fly", "4")]
     items = [{"instruction": i, "code": f"def reward(x):\n    return {c} * x"} for i, c in shots]
     (tmp_path / "shots.yaml").write_text(yaml.safe_dump(items))
-    config = text2reward.Config(
+    config = Text2RewardConfig(
         examples=str(tmp_path / "shots.yaml"), shots=2, feedback=str(tmp_path / "words.txt")
     )
     chat = Recital(["good", "better", "good"])
     here = board(tmp_path / "run", env, experience, sandbox)
-    search(text2reward.Text2Reward(config, chat), here, 5, 1)[0].run()
+    search(Text2Reward(config, chat), here, 5, 1)[0].run()
     assert len(chat.asked) == 2  # an empty line ends it
     world = chat.asked[0][1].text
     assert "class State:" in world and "go to the far goal" in world and "fly" not in world
@@ -83,7 +208,7 @@ def test_automc_pays_signs_and_its_critic_has_facts(
 ) -> None:
     chat = Recital([["one sign", "signs", "critical", "signs", "content"]])
     here = board(tmp_path, env, experience, sandbox)
-    best = search(automc.AutoMc(automc.Config(), chat), here, 1, 1)[0].run()
+    best = search(AutoMc(AutoMcConfig(), chat), here, 1, 1)[0].run()
     assert best is not None and len(chat.asked) == 5
     assert "both signs" in chat.asked[1][3].text  # by measurement, without asking the critic
     assert "Measured: sparse" in chat.asked[2][1].text
@@ -101,7 +226,7 @@ def test_automc_gives_up_after_three_reviews(
 ) -> None:
     chat = Recital([["prose", "one sign", "crash", "prose"]])
     here = board(tmp_path, env, experience, sandbox)
-    assert search(automc.AutoMc(automc.Config(), chat), here, 1, 1)[0].run() is None
+    assert search(AutoMc(AutoMcConfig(), chat), here, 1, 1)[0].run() is None
     assert len(chat.asked) == 4 and len(here.ledger.candidates[0].origin["reviews"]) == 3
 
 
@@ -135,7 +260,7 @@ def test_text2reward_goes_on_without_a_person(
 ) -> None:
     chat = Recital(["good", "better", "two fences"])
     here = board(tmp_path, env, experience, sandbox)
-    search(text2reward.Text2Reward(text2reward.Config(), chat), here, 3, 1)[0].run()
+    search(Text2Reward(Text2RewardConfig(), chat), here, 3, 1)[0].run()
     assert len(chat.asked) == 3 and "A person" not in chat.asked[1][3].text
 
 
@@ -143,8 +268,8 @@ def test_nobody_is_asked_about_a_round_in_which_nothing_was_trained(
     tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> None:
     (tmp_path / "words.txt").write_text("\nfaster\n")
-    config = text2reward.Config(feedback=str(tmp_path / "words.txt"), repairs=0)
+    config = Text2RewardConfig(feedback=str(tmp_path / "words.txt"), repairs=0)
     chat = Recital(["prose", "good"])
     here = board(tmp_path / "run", env, experience, sandbox)
-    best = search(text2reward.Text2Reward(config, chat), here, 2, 1)[0].run()
+    best = search(Text2Reward(config, chat), here, 2, 1)[0].run()
     assert best is not None and best.round == 1

@@ -1,7 +1,9 @@
-"""Rows and a world of named numbers for tests of rewards: a tool, a cube and a goal."""
+"""Rows, datasets and a world of named numbers for tests of rewards: a tool, a cube and a goal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +14,11 @@ from embodied.core.env import Step
 from embodied.core.reward import Reward
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.writer import EpisodeWriter
 
 NAMES = tuple(f"{what}_{axis}" for what in ("tool", "cube", "goal") for axis in "xyz")
 SPEC = Spec(
-    {"state": Leaf((9,), names=NAMES), "other": Leaf((2,))},
-    Leaf((2,), low=-1.0, high=1.0),
-    dt=0.1,
+    {"state": Leaf((9,), names=NAMES), "other": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1
 )
 
 
@@ -55,6 +56,23 @@ def drawn(n: int, seed: int = 0) -> Tensors:
     now, then = torch.randn(2, n, 9, generator=g)
     action = torch.rand(n, 2, generator=g) * 2 - 1
     return rows(now, then, action=action, reward=torch.rand(n, generator=g))
+
+
+def write_episodes(
+    path: Path, spec: Spec, episodes: Sequence[Tensors], won: bool = True, **how: Any
+) -> str:
+    """A dataset of episodes with these observations (leaves [T + 1, ...]), which end in success, or
+    are cut off without it."""
+    with EpisodeWriter(path, spec, **how) as writer:
+        for seen in episodes:
+            count = len(next(iter(seen.values()))) - 1
+            last = torch.arange(count) == count - 1
+            now = {f"obs/{name}": value[:-1] for name, value in seen.items()}
+            then = {f"next_obs/{name}": value[-1] for name, value in seen.items()}
+            end = {"reward": (last & won).float(), "terminated": last & won, "success": last & won}
+            action = torch.zeros(count, spec.act.size)
+            writer.add({**now, **then, **end, "action": action, "truncated": last & (not won)})
+    return str(path)
 
 
 def step(n: int, ended: list[bool] | None = None, success: list[bool] | None = None) -> Step:

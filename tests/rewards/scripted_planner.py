@@ -13,11 +13,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +22,8 @@ from embodied.envs.minigrid.describe import COLOURS, KIND
 from embodied.envs.minigrid.subgoals import asked
 from embodied.llm.chat import Message
 from embodied.llm.client import ChatClient, Config
-from embodied.rewards.language.subgoals import ROLE, SCHEMA
+from embodied.rewards.language.subgoal_bonus import ROLE, SCHEMA
+from tests.llm.server import Told, serving
 
 MODEL = "scripted-planner"
 
@@ -40,34 +38,10 @@ def planned(question: str) -> list[str]:
     return [*goals, f"pick up the {wanted[1]}" if wanted else "get to the goal"]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One chat completion for every request."""
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = json.dumps({"subgoals": planned(request["messages"][-1]["content"])})
-        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        body = json.dumps({"model": MODEL, "choices": [choice], "usage": {}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    """The URL of a scripted planner that answers for as long."""
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps({"subgoals": planned(request["messages"][-1]["content"])})
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return {"model": MODEL, "choices": [choice], "usage": {}}
 
 
 def questions() -> list[str]:
@@ -89,8 +63,8 @@ def question(mission: str, key: str, target: str, colour: str) -> str:
 
 
 def record(file: Path) -> None:
-    with serving() as url:
-        chat = ChatClient(Config(url, MODEL, cache=str(file)))
+    with serving(Told(answer)) as server:
+        chat = ChatClient(Config(server.url, MODEL, cache=str(file)))
         for text in questions():
             chat.ask([Message("system", ROLE), Message("user", text)], SCHEMA)
 

@@ -17,7 +17,6 @@ from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.collect import CollectConfig, collect
-from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.envs.toy.two_gap import Config as PlanarConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.success.classifier import Classifier, RecentBuffer
@@ -30,8 +29,9 @@ from embodied.rewards.success.model import (
     split,
     threshold_for,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE
+from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.builders import make_reward
+from tests.rewards.rows import write_episodes
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
@@ -45,23 +45,9 @@ NODE = {
 def record(path: Path, count: int, won: bool, seed: int) -> str:
     """Walks of STEPS steps along x: from 0 past 1, which is success, or to 0.5."""
     random = torch.Generator().manual_seed(seed)
-    with EpisodeWriter(path, SPEC) as writer:
-        for _ in range(count):
-            x = torch.linspace(0, 1.05 if won else 0.5, STEPS + 1)
-            walk = torch.stack([x, torch.randn(STEPS + 1, generator=random)], 1)
-            last = torch.arange(STEPS) == STEPS - 1
-            writer.add(
-                {
-                    "obs/state": walk[:-1],
-                    "next_obs/state": walk[-1],
-                    "action": torch.zeros(STEPS, 1),
-                    "reward": (last & won).float(),
-                    "terminated": last & won,
-                    "truncated": last & (not won),
-                    "success": last & won,
-                }
-            )
-    return str(path)
+    x = torch.linspace(0, 1.05 if won else 0.5, STEPS + 1)
+    noise = [torch.randn(STEPS + 1, generator=random) for _ in range(count)]
+    return write_episodes(path, SPEC, [{"state": torch.stack([x, y], 1)} for y in noise], won)
 
 
 @pytest.fixture(scope="module")
@@ -256,12 +242,8 @@ def test_mistakes_at_ends_are_counted_and_warned_of(
 
 
 def test_a_resume_goes_on_exactly(tmp_path: Path, data: list[str]) -> None:
-    settings: dict[str, Any] = {
-        "data": data,
-        "refit_every": 3,
-        "refit_updates": 5,
-        "recent_size": 32,
-    }
+    settings: dict[str, Any] = {"data": data, "refit_every": 3, "refit_updates": 5}
+    settings |= {"recent_size": 32}
     walk = rows([0.1, 0.7, 3.0], [0.9] * 3)
     step = ended([False] * 3, [True, False, True])
 
@@ -287,22 +269,15 @@ def test_shuffled_labels_pay_nothing(tmp_path: Path, data: list[str]) -> None:
     assert not reward(rows([1.05, 0.4], [0.0, 0.0])).any()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    few = record(tmp_path / "few", 1, won=True, seed=0)
+    for settings, message in (
         ({}, "reward.data="),
         ({"trained": "nowhere"}, "has no trained classifier"),
-    ],
-)
-def test_what_is_missing_is_said(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        made(tmp_path, **settings)
-
-
-def test_too_few_successes_are_refused(tmp_path: Path) -> None:
-    few = record(tmp_path / "few", 1, won=True, seed=0)
-    with pytest.raises(ConfigError, match="1 successful episodes are too few"):
-        made(tmp_path / "run", data=few)
+        ({"data": few}, "1 successful episodes are too few"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(tmp_path / "run", **settings)
 
 
 def test_the_command_writes_what_training_reads(
@@ -322,15 +297,11 @@ def test_the_command_writes_what_training_reads(
 def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> None:
     """Recorded in a world that shows the reward's picture; trained in the same world without it:
     the policy sees what it saw, the reward sees the end of an episode."""
+    camera = "embodied.rewards.wrappers.added_observations.AddRenderObservation"
     pictured = {
         "_target_": "embodied.envs.wrappers.stack.Wrapped",
         "env": {"_target_": "embodied.envs.toy.two_gap.TwoGap"},
-        "wrappers": [
-            {
-                "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
-                "size": 48,
-            }
-        ],
+        "wrappers": [{"_target_": camera, "size": 48}],
     }
     script = yaml.safe_load(Path("configs/demonstrator/two_gap.yaml").read_text())
     config = CollectConfig(pictured, script, 8, str(tmp_path / "won"), num_envs=4, images="png")

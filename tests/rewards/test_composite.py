@@ -1,4 +1,4 @@
-"""A mixture: sums and scales by hand; it is what its parts are; visits; the warning."""
+"""A mixture: sums and scales by hand; it is what its parts are; visits; weights that grow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, allow
+from embodied.buffers.replay import ReplayBuffer
+from embodied.buffers.source import Relabel
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.env import VecEnv
 from embodied.core.reward import AugmentsEnv, ObservesSteps, Reward, Scheduled, Stateful
 from embodied.core.tensors import Tensors
-from embodied.rewards.handcrafted.composite import CompositeReward, correlation
-from embodied.rewards.wrappers.render_caption import with_render
-from embodied.rewards.wrappers.visit_counts import VISITS, VisitCountWrapper
+from embodied.envs.quadrotor.rewards import hover_rows
+from embodied.rewards.handcrafted.composite import CompositeReward, ScheduledWeights, correlation
+from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, with_render
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
@@ -27,7 +29,7 @@ NEAR = {
     "factors": {"near": {"of": "distance", "a": "tool", "b": "goal"}},
     "env_weight": 0.0,
 }
-RND = {"_target_": "embodied.rewards.intrinsic.rnd.Rnd", "env_weight": 0.0, "hidden": [8]}
+RND = {"_target_": "embodied.rewards.intrinsic.curiosity.Rnd", "env_weight": 0.0, "hidden": [8]}
 
 
 class Looking(Reward):
@@ -95,7 +97,7 @@ def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
         and isinstance(learning, Stateful)
     )
     scheduled = {
-        "_target_": "embodied.rewards.handcrafted.scheduled.ScheduledWeights",
+        "_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights",
         "function": "embodied.envs.quadrotor.rewards.hover_rows",
         "start": {"position": 1.0},
     }
@@ -201,3 +203,87 @@ def test_decay_divides_by_the_visits(tmp_path: Path) -> None:
     assert isinstance(reward, AugmentsEnv)
     assert VISITS in reward.augment_env(Counter(CounterConfig())).spec.obs
     assert VISITS not in SPEC.obs
+
+
+SCHEDULE = {
+    "_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights",
+    "function": "embodied.envs.quadrotor.rewards.hover_rows",
+    "start": {"position": 5.0, "velocity": 0.01, "action": 0.01},
+    "factor": {"position": 1.2, "velocity": 1.4, "action": 1.4},
+    "limit": {"position": 40.0, "velocity": 1.0, "action": 1.0},
+}
+
+
+def test_weights_at_each_bump() -> None:
+    reward = build(SCHEDULE, Reward)
+    assert isinstance(reward, ScheduledWeights) and isinstance(reward, Scheduled)
+    for at, position, velocity in (
+        (0, 5.0, 0.01),
+        (99_999, 5.0, 0.01),
+        (100_000, 6.0, 0.014),
+        (299_999, 7.2, 0.0196),
+        (10_000_000, 40.0, 1.0),
+        (10, 5.0, 0.01),
+    ):
+        reward.set_step(at)
+        assert reward.weights["position"] == pytest.approx(position)
+        assert reward.weights["velocity"] == pytest.approx(velocity)
+        assert float(reward.update({})["position"]) == pytest.approx(position)
+
+
+def hovering() -> dict[str, torch.Tensor]:
+    state = torch.zeros(2, 28)
+    state[:, 3:12:4] = 1.0
+    state[:, 0] = 0.5
+    return {
+        "obs/critic/state": state,
+        "action": torch.zeros(2, 4),
+        "discount": torch.tensor([0.99, 0.0]),
+        "reward": torch.tensor([7.0, 7.0]),
+    }
+
+
+def test_stored_rows_are_rewarded_with_the_weights_of_now() -> None:
+    """r = 2 - 1/2 (w_p 0.25 + w_a 4 * 0.334^2); a row that ended the world has none."""
+    replay, reward = ReplayBuffer(4), build(SCHEDULE, Reward)
+    replay.add(hovering())
+    source = Relabel(replay, reward)
+    for at, position, action in ((0, 5.0, 0.01), (200_000, 7.2, 0.0196)):
+        reward.set_step(at)
+        batch = source.sample(64)
+        expected = 2 - 0.5 * (position * 0.25 + action * 4 * 0.334053**2)
+        alive = batch["discount"] > 0
+        assert alive.any() and not alive.all()
+        torch.testing.assert_close(batch["reward"], expected * alive)
+    assert replay.sample(1)["reward"] == 7.0
+
+
+def test_a_tilt_costs_its_share() -> None:
+    """A quarter turn about x: q_w^2 = 1/2, R = diag(1, 0, 0) and +-1 off the diagonal."""
+    tilted = hovering()
+    tilted["obs/critic/state"][:, 0] = 0
+    tilted["obs/critic/state"][:, 3:12] = torch.tensor([1.0, 0, 0, 0, 0, -1, 0, 1, 0])
+    weights = {"position": 40.0, "velocity": 1.0, "action": 0.0}
+    assert float(hover_rows(tilted, weights)[0]) == pytest.approx(2 - 0.5 * 5 * 0.5)
+
+
+def test_settings_reach_the_function() -> None:
+    """At the level of another vehicle the same action is no effort."""
+    reward = build(SCHEDULE | {"settings": {"level": 0.0}}, Reward)
+    expected = 2 - 0.5 * 5.0 * 0.25
+    assert float(reward(hovering())[0]) == pytest.approx(expected)
+
+
+def test_a_weight_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no speed"):
+        build(SCHEDULE | {"factor": {"speed": 2.0}}, Reward)
+
+
+def test_rewards_are_multiplied() -> None:
+    scaled = build(
+        {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": 0.1}, Reward
+    )
+    rows = {"reward": torch.tensor([10.0, -5.0])}
+    torch.testing.assert_close(scaled(rows), torch.tensor([1.0, -0.5]))
+    assert rows["reward"].tolist() == [10.0, -5.0]
+    assert scaled.frozen and scaled.update(rows) == {}

@@ -10,20 +10,18 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.nn.normalizers import RunningMeanStd
-from embodied.rewards.intrinsic.features import ObservationFeatures
-from embodied.rewards.intrinsic.icm import Icm
-from embodied.rewards.intrinsic.rnd import Rnd
+from embodied.nn.running_stats import RunningMeanStd
+from embodied.rewards.intrinsic.curiosity import Icm, ObservationFeatures, Rnd
 from tests.rewards.rows import SPEC, drawn, make, step
 
 RND = {
-    "_target_": "embodied.rewards.intrinsic.rnd.Rnd",
+    "_target_": "embodied.rewards.intrinsic.curiosity.Rnd",
     "env_weight": 0.0,
     "hidden": [64, 64],
     "lr": 1e-3,
 }
 ICM = {
-    "_target_": "embodied.rewards.intrinsic.icm.Icm",
+    "_target_": "embodied.rewards.intrinsic.curiosity.Icm",
     "env_weight": 0.0,
     "hidden": [64],
     "lr": 1e-3,

@@ -209,39 +209,3 @@ def test_an_interval_holds_its_statistic() -> None:
     low, high = interval(lambda index: float(values[index].mean()), 200)
     assert low < values.mean() < high
     assert high - low == pytest.approx(2 * 1.96 / np.sqrt(200), rel=0.2)
-
-
-def best(paid: Table, transition: Table) -> tuple[Table, NDArray[np.int64]]:
-    """Values and actions of the best policy for expected rewards [S, A]."""
-    value = np.zeros(len(paid))
-    for _ in range(200):
-        value = (paid + GAMMA * transition @ value).max(1)
-    return value, (paid + GAMMA * transition @ value).argmax(1)
-
-
-def regret(truth: Table, proxy: Table, transition: Table) -> float:
-    """What is lost by doing the proxy's best, as a share of what can be lost."""
-    expected = [np.einsum("sat,sat->sa", transition, reward) for reward in (truth, proxy)]
-    states = np.arange(len(truth))
-    action = best(expected[1], transition)[1]
-    moves, paid = transition[states, action], expected[0][states, action]
-    got = np.linalg.solve(np.eye(len(states)) - GAMMA * moves, paid).mean()
-    most, least = best(expected[0], transition)[0].mean(), -best(-expected[0], transition)[0].mean()
-    return float((most - got) / (most - least))
-
-
-def test_starc_foretells_regret_best() -> None:
-    """Over random worlds and pairs that differ by noise, a potential, a scale and what changes no
-    expectation, STARC goes with the worse of the two regrets more closely than EPIC and DARD."""
-    random, rows = np.random.default_rng(0), []
-    for seed in range(80):
-        reward, transition, shaping = world(seed, 8, 3)
-        noise, share = random.normal(size=reward.shape), random.random()
-        other = redistributed(share * reward + (1 - share) * noise, transition, seed)
-        other = 2.5 * other + shaping
-        worst = max(regret(reward, other, transition), regret(other, reward, transition))
-        apart = distances(reward, other, transition)
-        rows.append([worst, apart["epic"], apart["dard"], apart["l2"]])
-    goes_with = np.corrcoef(np.array(rows).T)[0, 1:]
-    assert goes_with[2] > 0.75
-    assert goes_with[2] > max(goes_with[:2]) + 0.05

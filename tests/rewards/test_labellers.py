@@ -1,9 +1,11 @@
-"""Judges: what they say, what they keep to themselves, and what they write down."""
+"""Judges and what is learned from them: losses by hand, scores out of comparisons, HERON."""
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,17 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
+from embodied.core.spec import Leaf
+from embodied.rewards.preferences.bradley_terry import (
+    FitConfig,
+    Heron,
+    Pictures,
+    Ranker,
+    loss_of,
+    preference_loss,
+    preferences,
+    scores_of,
+)
 from embodied.rewards.preferences.labellers import (
     ABSTAIN,
     FIRST,
@@ -31,6 +44,194 @@ from embodied.rewards.preferences.labellers import (
 )
 from embodied.vision.image_text import ImageText
 from tests.llm.server import Server, Told, says, serving
+from tests.rewards.rows import drawn, make
+
+CPU = torch.device("cpu")
+
+
+def test_the_loss_by_hand() -> None:
+    first, second = torch.tensor([[0.2, 0.0]]), torch.tensor([[0.7, 0.0]])
+    target = torch.tensor([[1.0, 0.5]])
+    # -log sigmoid(0.5) and log 2, in mean over the pairs.
+    expected = (math.log(1 + math.exp(-0.5)) + math.log(2)) / 2
+    assert float(loss_of(first, second, target)) == pytest.approx(expected)
+    two = loss_of(first.expand(2, -1), second.expand(2, -1), target.expand(2, -1))
+    assert float(two) == pytest.approx(2 * expected)  # members are summed: each learns by itself
+
+
+def labels(n: int, seed: int, error: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Points on a plane of which the one with the larger sum is preferred."""
+    random = torch.Generator().manual_seed(seed)
+    first, second = torch.rand(2, n, 2, generator=random)
+    wrong = torch.rand(n, generator=random) < error
+    return first, second, ((second.sum(1) > first.sum(1)) ^ wrong).float()
+
+
+def test_scores_order_what_was_never_compared() -> None:
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
+    metrics = ranker.learn(labels(200, 0))
+    assert float(metrics["train_accuracy"]) > 0.97
+    assert ranker.accuracy(labels(1000, 1)) > 0.95
+    assert ranker.score(torch.rand(50, 2)).abs().max() <= 1
+
+
+def test_beginning_anew_keeps_wrong_labels_from_being_learned_by_heart() -> None:
+    parts = [labels(60, seed, error=0.3) for seed in range(6)]
+    held_out = labels(1000, 99)
+    told = {}
+    for fresh in (True, False):
+        fit = FitConfig(hidden=(64,), rate=3e-3, epochs=20, fresh=fresh)
+        ranker = Ranker(Leaf((2,)), fit, CPU, 0)
+        for part in parts:
+            ranker.learn(part)
+        told[fresh] = ranker.accuracy(held_out)
+    assert told[True] > told[False] + 0.02
+
+
+def test_new_accuracy_is_foretold_not_fitted() -> None:
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
+    assert "new_accuracy" not in ranker.learn(labels(200, 0))
+    first, second, target = labels(100, 1)
+    metrics = ranker.learn((first, second, 1 - target))  # everything the other way round
+    assert float(metrics["new_accuracy"]) < 0.1
+    assert len(ranker) == 300
+
+
+def test_ties_are_a_half_and_not_counted_as_told() -> None:
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=1), CPU, 0)
+    first, second, target = labels(10, 0)
+    told = ranker.accuracy((first, second, target))
+    half = torch.full((10,), 0.5)
+    both = (torch.cat([first, first]), torch.cat([second, second]), torch.cat([target, half]))
+    assert ranker.accuracy(both) == told
+    assert math.isnan(ranker.accuracy((first, second, half)))
+
+
+def test_members_are_apart() -> None:
+    """The groups of the convolutions, and the two ways to show pictures, are one computation."""
+    net = scores_of(Leaf((40, 40, 3), "uint8", 0, 255), FitConfig(members=3), 0)
+    assert isinstance(net, Pictures)
+    pictures = torch.randint(0, 256, (5, 40, 40, 3), dtype=torch.uint8)
+    shared = net(pictures)
+    own = net(pictures.expand(3, -1, -1, -1, -1), per_member=True)
+    assert shared.shape == (3, 5)
+    torch.testing.assert_close(shared, own)
+    assert not torch.allclose(shared[0], shared[1])
+    other = pictures.expand(3, -1, -1, -1, -1).clone()
+    other[1] = 0
+    changed = net(other, per_member=True)
+    torch.testing.assert_close(changed[[0, 2]], own[[0, 2]])
+    assert not torch.allclose(changed[1], own[1])
+
+
+def test_pictures_are_ranked() -> None:
+    random = torch.Generator().manual_seed(0)
+    place = torch.randint(0, 20, (2, 200), generator=random)
+
+    def drawn(places: Tensor) -> Tensor:
+        pictures = torch.zeros(len(places), 24, 24, 3, dtype=torch.uint8)
+        for picture, x in zip(pictures, places.tolist(), strict=True):
+            picture[10:14, x : x + 4] = 255
+        return pictures
+
+    target = torch.where(place[0] == place[1], 0.5, (place[1] > place[0]).float())
+    ranker = Ranker(Leaf((24, 24, 3), "uint8", 0, 255), FitConfig(epochs=8, rate=1e-3), CPU, 0)
+    ranker.learn((drawn(place[0]), drawn(place[1]), target))
+    scores = ranker.score(drawn(torch.arange(20)))
+    assert torch.corrcoef(torch.stack([scores, torch.arange(20.0)]))[0, 1] > 0.9
+
+
+def test_the_same_seed_learns_the_same_whatever_else_is_drawn() -> None:
+    one = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=3), CPU, 5)
+    torch.rand(7)
+    two = Ranker(Leaf((2,)), FitConfig(hidden=(16,), epochs=3), CPU, 5)
+    one.learn(labels(100, 0))
+    two.set_state(copy.deepcopy(one.get_state()))
+    one.learn(labels(50, 1))
+    two.learn(labels(50, 1))
+    sights = torch.rand(9, 2)
+    assert one.score(sights).equal(two.score(sights))
+
+
+HERON = {
+    "_target_": "embodied.rewards.preferences.bradley_terry.Heron",
+    "factors": [
+        {"of": "above", "a": "goal_x", "than": 1.0, "margin": 0},
+        {"of": "distance", "a": "tool", "b": "cube", "weight": -1, "margin": 0.5},
+        {"of": "effort", "a": "other", "weight": -1, "margin": 0.1},
+    ],
+    "leaves": ["state"],
+    "hidden": [64, 64],
+    "every": 1,
+}
+
+
+def test_each_level_has_its_own_margin() -> None:
+    """Margins 0, 1, 0.1: success decides; else distance if it differs by more than 1; else effort
+    if by more than 0.1 (with level two's margin it would not); else nobody wins."""
+    one = torch.tensor([[1.0, 5.0, 0.0], [0.0, 3.0, 0.0], [0.0, 3.0, 0.5], [0.0, 3.0, 0.05]])
+    other = torch.tensor([[0.0, 9.0, 9.0], [0.0, 1.5, 9.0], [0.0, 2.5, 0.0], [0.0, 2.5, 0.0]])
+    margins = torch.tensor([0.0, 1.0, 0.1])
+    wins, level = preferences(one, other, margins)
+    assert wins.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert level.tolist() == [0, 1, 2, -1]
+    back, again = preferences(other, one, margins)
+    assert back.tolist() == [-1.0, -1.0, -1.0, 0.0] and again.tolist() == level.tolist()
+
+
+def test_preferences_are_not_transitive_near_a_margin() -> None:
+    values = torch.tensor([[0.0, 3.0], [0.8, 2.0], [1.6, 1.0]])
+    margins = torch.tensor([1.0, 0.0])
+    wins, _ = preferences(values[[0, 1, 0]], values[[1, 2, 2]], margins)
+    assert wins.tolist() == [1.0, 1.0, -1.0]
+
+
+def test_the_loss_of_an_order_by_hand() -> None:
+    """Scores 0, 1, 3: the first loses to the second (softplus(-1)), the third to the second by
+    label (softplus(2)); a tie does not count. Huge differences stay finite."""
+    scores, first = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([0, 1, 2])
+    second, wins = torch.tensor([1, 2, 0]), torch.tensor([-1.0, 1.0, 0.0])
+    expected = (math.log1p(math.exp(-1)) + math.log1p(math.exp(2))) / 2
+    loss = preference_loss(scores, first, second, wins)
+    assert abs(loss.item() - expected) < 1e-6
+    far = preference_loss(1e4 * scores, first, second, wins)
+    assert math.isfinite(far.item())
+
+
+def test_the_model_ranks_as_the_order_does() -> None:
+    """On rows that it has not seen, over nine of ten pairs; and it is the reward."""
+    reward = make(HERON)
+    assert isinstance(reward, Heron)
+    for seed in range(40):
+        metrics = reward.update(drawn(256, seed))
+    fresh = drawn(512, 10_000)
+    values = torch.stack([factor(fresh) for factor in reward.factors], 1)
+    first, second = torch.arange(512), (torch.arange(512) + 200) % 512
+    wins, level = preferences(
+        values[first], values[second], reward.margins * reward.factor_moments.std
+    )
+    paid = reward.score(fresh)
+    right = ((paid[first] - paid[second]) * wins > 0)[wins != 0].float().mean()
+    assert right > 0.9
+    assert abs(metrics["accuracy"].item() - right.item()) < 0.1
+    assert (level == 0).any() and (level == 1).any()
+    assert (reward(fresh) <= 0).all() and reward(fresh).std() > 0.3
+    better, worse = reward(fresh)[first][wins > 0], reward(fresh)[second][wins > 0]
+    assert better.mean() > worse.mean() + 0.5
+
+
+def test_the_other_way_round_is_another_reward() -> None:
+    """Success last and effort first: the model no longer cares for success."""
+    turned = HERON | {"factors": list(reversed(HERON["factors"])), "leaves": ["state", "other"]}
+    reward = make(turned | {"level": "centred", "weight": 2.0})
+    for seed in range(25):
+        rows = drawn(256, seed)
+        rows["next_obs/other"] = torch.randn(256, 2, generator=torch.Generator().manual_seed(seed))
+        reward.update(rows)
+    paid = reward(rows)
+    effort = rows["next_obs/other"].square().mean(1)
+    assert torch.corrcoef(torch.stack([paid, effort]))[0, 1] < -0.6
+    assert abs(paid.mean()) < 0.3 and abs(paid.std() - 2) < 0.3
 
 
 def labelled(judge: Labeller, first: dict[str, Tensor], second: dict[str, Tensor]) -> list[int]:
@@ -104,16 +305,9 @@ def test_an_encoder_judges_by_likeness(
     labels = labelled(judge, flat(red, violet, blue, red), flat(blue, red, violet, red))
     assert labels == [FIRST, SECOND, SECOND, TIE]
     score = judge.score(flat(red, violet, blue)["picture"])
-    if (
-        len(rungs) == 2
-    ):  # between two rungs: sigmoid of the sharpened difference, half in the middle
+    if len(rungs) == 2:  # sigmoid of the sharpened difference, half in the middle
         top = 1 / (1 + torch.tensor(-30.0).exp())
         assert score.tolist() == pytest.approx([float(top), 0.5, 1 - float(top)], abs=1e-6)
-
-
-def test_a_goal_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"labeller.goal is empty"):
-        EmbeddingLabeller(EmbeddingConfig(""))
 
 
 class Steps(Colours):
@@ -128,6 +322,8 @@ def test_an_encoder_may_bring_its_own_rungs(monkeypatch: pytest.MonkeyPatch) -> 
     node = {"_target_": "tests.rewards.test_labellers.Steps"}
     assert EmbeddingLabeller(EmbeddingConfig("red", (), node)).texts.tolist() == [[0, 1], [1, 0]]
     assert EmbeddingLabeller(EmbeddingConfig("blue", (), node)).texts.tolist() == [[0, 1]]
+    with pytest.raises(ConfigError, match=r"labeller.goal is empty"):
+        EmbeddingLabeller(EmbeddingConfig(""))
 
 
 @pytest.mark.parametrize(
@@ -151,13 +347,7 @@ def test_only_a_whole_line_is_a_label(text: str, label: int | None) -> None:
 
 def model(server: Server, tmp_path: Path, **more: Any) -> VisionLanguageLabeller:
     limits = {"retries": 0, "backoff": 0.001, **more.pop("limits", {})}
-    chat = {
-        "_target_": "embodied.llm.client.ChatClient",
-        "url": server.url,
-        "model": "m",
-        "cache": str(tmp_path / "cache.jsonl"),
-        "limits": limits,
-    }
+    chat = server.node(cache=str(tmp_path / "cache.jsonl"), limits=limits)
     return VisionLanguageLabeller(VisionLanguageConfig(chat, "touch the ball", parallel=1, **more))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import logging
 import math
 import threading
@@ -14,23 +15,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, build
-from embodied.core.reward import Reward
+from embodied.cli import main
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
-from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.nn.statistics import spearman
 from embodied.rewards.preferences.bradley_terry import FitConfig
-from embodied.rewards.preferences.image_store import IMAGE_INDEX, ImageIndexWrapper, ImageStore
 from embodied.rewards.preferences.offline import agreement, sample_pairs, split
-from embodied.rewards.preferences.preference import Config, Preference
-from embodied.rewards.wrappers.render_caption import PICTURE
+from embodied.rewards.preferences.preference import (
+    IMAGE_INDEX,
+    Config,
+    ImageIndexWrapper,
+    ImageStore,
+    Preference,
+)
+from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.llm.server import says, serving
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
 
 CPU = torch.device("cpu")
 SIMULATED = {"_target_": "embodied.rewards.preferences.labellers.SimulatedLabeller"}
+VLM = {
+    "_target_": "embodied.rewards.preferences.labellers.VisionLanguageLabeller",
+    "goal": "go to the middle",
+    "swap": False,
+}
 QUICK = FitConfig(hidden=(32,), rate=1e-2, epochs=20)
 
 
@@ -229,19 +240,8 @@ def test_a_run_goes_on_when_the_budget_of_its_model_is_spent(
 ) -> None:
     torch.manual_seed(0)
     with serving(says('{"nearer": "first"}')) as server:
-        chat = {
-            "_target_": "embodied.llm.client.ChatClient",
-            "url": server.url,
-            "model": "m",
-            "cache": str(tmp_path / "cache.jsonl"),
-            "limits": {"calls": 9},
-        }
-        judge = {
-            "_target_": "embodied.rewards.preferences.labellers.VisionLanguageLabeller",
-            "goal": "go to the middle",
-            "swap": False,
-            "chat": chat,
-        }
+        chat = server.node(cache=str(tmp_path / "cache.jsonl"), limits={"calls": 9})
+        judge = VLM | {"chat": chat}
         settings = {"every": 20, "pairs": 20, "ties": 1.0, "synchronous": True}
         reward, env = ready(Drawn(), size=32, labeller=judge, **settings)
         with caplog.at_level(logging.WARNING):
@@ -261,14 +261,7 @@ def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
     slow = says('{"nearer": "first"}')
     slow.event = gate
     with serving(slow) as server:
-        chat = {"_target_": "embodied.llm.client.ChatClient", "url": server.url, "model": "m"}
-        judge = {
-            "_target_": "embodied.rewards.preferences.labellers.VisionLanguageLabeller",
-            "goal": "go to the middle",
-            "swap": False,
-            "chat": chat,
-            "parallel": 4,
-        }
+        judge = VLM | {"chat": server.node(), "parallel": 4}
         settings = {"every": 20, "pairs": 6, "labels": 6, "ties": 1.0}
         reward, env = ready(Drawn(), size=32, labeller=judge, **settings)
         obs, tape = play(reward, env, 12, env.reset(0))
@@ -394,17 +387,59 @@ def test_pairs_are_within_and_across_trajectories() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 15])) == (pytest.approx(0.5))
-    assert spearman(torch.tensor([1.0, 1, 2]), torch.tensor([5.0, 5, 9])) == (pytest.approx(1.0))
-    assert math.isnan(spearman(torch.ones(3), torch.arange(3.0)))
     score, episode = torch.tensor([0.0, 1, 2, 3]), torch.tensor([0, 0, 1, 1])
-    assert agreement(score, -score, episode) == {
-        "pairs": 0.0,
-        "returns": pytest.approx(-1.0),
-    }
+    assert agreement(score, -score, episode) == {"pairs": 0.0, "returns": pytest.approx(-1.0)}
 
 
-def test_the_packaged_node_builds() -> None:
-    node = {"_target_": "embodied.rewards.preferences.preference.Preference", "labeller": SIMULATED}
-    reward = build(node, Reward, spec=Reach().spec, device=CPU, seed=3, gamma=0.9, num_envs=4)
-    assert reward.frozen is False
+WORDS = ["reward=preference", "reward.leaf=state", "reward.labels=100", "reward.fit.epochs=3"]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    episodes, folder = recording(episodes=12), tmp_path_factory.mktemp("recorded") / "data"
+    with EpisodeWriter(folder, episodes.spec) as writer:
+        for number in range(len(episodes)):
+            writer.add(episodes.episode(number), info={"number": number})
+    return folder
+
+
+def test_a_copy_is_paid_by_what_was_learned(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "paid"
+    with pytest.raises(SystemExit) as stop:
+        main(["reward", "preferences", str(dataset), *WORDS, "reward.zero=highest", f"out={out}"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "learned from 100 labels" in said
+    old, new = read_episodes(dataset), read_episodes(out)
+    for key in ("obs/state", "action", "truncated", "terminated"):
+        assert new.steps[key].equal(old.steps[key])
+    assert new.final["state"].equal(old.final["state"])
+    assert new.steps["env_reward"].equal(old.steps["reward"])
+    assert float(new.steps["reward"].max()) == pytest.approx(0, abs=1e-5)
+    assert float(new.steps["reward"].std()) == pytest.approx(1, abs=1e-3)
+    assert new.info[3]["number"] == 3
+    facts = json.loads((out / "preferences.json").read_text())
+    assert facts["labels"] == 100
+    assert facts["reward"]["labeller"]["_target_"].endswith("SimulatedLabeller")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["reward=scaled"], "cannot be fitted to pairs"),
+        ([*WORDS, "reward.leaf=picture"], "no observation picture"),
+        ([*WORDS, "held_out=1.5"], "held_out=1.5 must be"),
+        ([*WORDS, "reward.labeller.eror=0.1"], "eror"),
+    ],
+)
+def test_mistakes_are_one_line(
+    dataset: Path, tmp_path: Path, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reward", "preferences", str(dataset), *words, f"out={tmp_path / 'paid'}"])
+    said = str(stop.value.code) + capsys.readouterr().err
+    assert why in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "paid" / "meta").exists()

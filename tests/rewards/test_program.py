@@ -12,8 +12,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite
 from embodied.core.reward import HasComponents, Reward, Scheduled, Stateful
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.handcrafted.program import Program, statistics
-from embodied.rewards.handcrafted.variables import variables
+from embodied.rewards.handcrafted.program import Program, statistics, variables
 
 NAMES = ("tool_x", "tool_y", "tool_z", "width", "goal_from_tool_x", "goal_from_tool_y")
 NAMES = (*NAMES, "goal_from_tool_z")
@@ -56,11 +55,7 @@ def test_what_it_pays_by_hand(program: Program) -> None:
     terms = program.components(rows())
     torch.testing.assert_close(terms["gain"], torch.tensor([2.0, -1.0]))
     torch.testing.assert_close(terms["cost"], torch.tensor([-2.0, 0.0]))
-    assert (
-        isinstance(program, Stateful)
-        and isinstance(program, Scheduled)
-        and isinstance(program, HasComponents)
-    )
+    assert all(isinstance(program, p) for p in (Stateful, Scheduled, HasComponents))
     assert program.frozen and program.update(rows()) == {}
 
 
@@ -94,15 +89,17 @@ def test_components_are_written_down_exactly_and_cut_on_resume(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("code", "line"),
     [
+        (None, r"nowhere\.py does not exist"),
         ("import os\n" + CODE, r"rejected: language: line 1: os cannot be imported"),
         ("def reward(reward):\n    return reward", r"signature: reward asks for reward"),
         ("def reward(goal):\n    return goal[:, 0]", r'asks for goal \(did you mean "tool"\?\)'),
         ("def reward(tool):\n    return tool", r"shape \[256, 3\]; it should be \[256\]"),
     ],
 )
-def test_refusals_are_one_line_that_says_what_to_do(code: str, line: str) -> None:
+def test_refusals_are_one_line_that_says_what_to_do(code: str | None, line: str) -> None:
+    given = node(file="nowhere.py") if code is None else node(code)
     with pytest.raises(ConfigError, match=line) as caught:
-        build(node(code), Reward, spec=SPEC)
+        build(given, Reward, spec=SPEC)
     assert "\n" not in str(caught.value)
 
 
@@ -111,11 +108,6 @@ def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
     reward = build(node("def reward(width):\n    return torch.log(width - 1)"), Reward, spec=SPEC)
     with pytest.raises(NotFinite, match="failed in this environment: result: the reward is nan"):
         reward(rows())
-
-
-def test_a_missing_file_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):
-        build(node(file="nowhere.py"), Reward, spec=SPEC)
 
 
 def test_a_program_of_class_methods_pays_by_hand() -> None:

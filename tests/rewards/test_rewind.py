@@ -1,4 +1,4 @@
-"""ReWiND: windows by hand, rewound videos, progress that falls when a video goes back."""
+"""ReWiND: windows by hand, rewound videos, progress that falls; weights of imitation (RA-BC)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.buffers.weighted import Weighted
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.datasets.transitions import transitions, with_observations
 from embodied.nn.statistics import spearman
 from embodied.reports.label_dataset import labels
-from embodied.rewards.demonstrations.progress_hops import linear_progress
-from embodied.rewards.demonstrations.rewind import PROGRESS, FitConfig, Rewind, Window, draw
+from embodied.rewards.demonstrations.rewind import (
+    PROGRESS,
+    FitConfig,
+    ProgressGain,
+    Rewind,
+    Window,
+    draw,
+    weights,
+)
+from embodied.rewards.fitted import linear_progress
 from tests.builders import make_reward
+from tests.rewards.rows import write_episodes
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter
 
@@ -151,21 +160,9 @@ def test_the_reward_by_hand(tmp_path: Path, shown: str, value: str) -> None:
 def test_running_episodes_have_the_progress_of_recorded_ones(tmp_path: Path) -> None:
     """Step for step, in two environments that end at different times, and on from a saved state."""
     spec = Spec({"state": Leaf((1,))}, SPEC.act, dt=0.1)
-    with EpisodeWriter(tmp_path / "demos", spec) as writer:
-        for start in range(4):
-            count = torch.arange(start, start + 6.0)[:, None]
-            last = torch.arange(5) == 4
-            writer.add(
-                {
-                    "obs/state": count[:-1],
-                    "next_obs/state": count[-1],
-                    "action": torch.zeros(5, 1),
-                    "reward": last.float(),
-                    "terminated": last,
-                    "truncated": torch.zeros_like(last),
-                }
-            )
-    settings = {"demos": str(tmp_path / "demos"), "updates": 20, "history": 2, "stride": 2}
+    counts = [{"state": torch.arange(start, start + 6.0)[:, None]} for start in range(4)]
+    demos = write_episodes(tmp_path / "demos", spec, counts)
+    settings = {"demos": demos, "updates": 20, "history": 2, "stride": 2}
     reward = made(tmp_path / "run", spec, **settings)
     env = reward.augment_env(Counter(Config(ends=(3, 5))))
     assert PROGRESS in env.spec.obs
@@ -203,20 +200,6 @@ def test_demonstrations_and_datasets_get_the_same_reward(shown: str, fitted: Rew
     assert all(spearman(one, torch.arange(20)) > 0.9 for one in per_episode)
 
 
-def test_it_is_fitted_once(tmp_path: Path, shown: str) -> None:
-    walk = corridor(1, 5, seed=4)[0]
-    first = made(tmp_path, demos=shown, updates=20)
-    written = (tmp_path / "rewind.json").stat().st_mtime_ns
-    torch.manual_seed(5)  # the run's own random numbers do not matter
-    again = made(tmp_path, demos=shown, updates=20)
-    assert (tmp_path / "rewind.json").stat().st_mtime_ns == written
-    assert torch.equal(progress(first, walk), progress(again, walk))
-    other = made(tmp_path, demos=shown, updates=21)
-    assert (tmp_path / "rewind.json").stat().st_mtime_ns != written
-    other.set_state(first.get_state())
-    assert torch.equal(progress(first, walk), progress(other, walk))
-
-
 def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
     """A square that fills with green, by the packaged encoder; the encoder is not saved."""
     leaf = Leaf((24, 24, 3), "uint8", 0, 255)
@@ -229,20 +212,9 @@ def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
             front[t, : 2 * t, :, 1] = 220
         return front
 
-    with EpisodeWriter(tmp_path / "demos", spec, images="png") as writer:
-        for seed in range(5):
-            front, last = film(seed), torch.arange(12) == 11
-            writer.add(
-                {
-                    "obs/front": front[:-1],
-                    "next_obs/front": front[-1],
-                    "action": torch.zeros(12, 1),
-                    "reward": last.float(),
-                    "terminated": last,
-                    "truncated": torch.zeros_like(last),
-                }
-            )
-    reward = made(tmp_path / "run", spec, demos=str(tmp_path / "demos"), views=["front"])
+    films = [{"front": film(seed)} for seed in range(5)]
+    demos = write_episodes(tmp_path / "demos", spec, films, images="png")
+    reward = made(tmp_path / "run", spec, demos=demos, views=["front"])
     told = reward.augment_episode({"front": film(9)})[PROGRESS]
     assert spearman(told, torch.arange(13)) > 0.9
     assert not any("eyes" in name for name in reward.state_dict())
@@ -250,16 +222,44 @@ def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
         reward.augment_episode({"state": torch.zeros(3, 1)})
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "reward.demos=DIR"),
-        ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
-    ],
-)
-def test_what_is_missing_is_said(
-    tmp_path: Path, shown: str, settings: dict[str, Any], message: str
-) -> None:
-    demos = {"demos": shown} if settings else {}
-    with pytest.raises(ConfigError, match=message):
-        made(tmp_path, **demos, **settings)
+WEIGHTING = {"_target_": "embodied.rewards.demonstrations.rewind.ProgressGain"}
+
+
+def test_weights_by_hand() -> None:
+    gain = torch.tensor([-0.5, -0.01, 0.0, 0.005, 0.02, 0.4], dtype=torch.float64)
+    mean, std = gain.mean(), gain.std(correction=0)
+    soft = (gain - (mean - 2 * std)) / (4 * std)
+    expected = torch.tensor([0, 0, float(soft[2]), float(soft[3]), 1, 1], dtype=torch.float64)
+    torch.testing.assert_close(weights(gain, 0.01), expected)
+    assert 0 < float(soft[2]) < float(soft[3]) < 1
+
+
+def test_detours_are_not_sampled(tmp_path: Path) -> None:
+    """Walks that turn back in their middle: the steps back have little weight, those on much."""
+    demos = record(tmp_path / "demos", corridor(6, 20, seed=1))
+
+    def detour(walk: Tensor) -> Tensor:
+        return torch.cat([walk[:13], walk[4:12].flip(0), walk[4:]])
+
+    walks = [detour(walk) for walk in corridor(4, 20, seed=2)]
+    episodes = read_episodes(Path(record(tmp_path / "mixed", walks)))
+    settings = {"demos": demos, "updates": 400, "hidden": [32, 32], "lr": 0.003}
+    node = WEIGHTING | {"horizon": 3, "rewind": settings}
+    weight = build(node, ProgressGain)(episodes)
+    assert weight.shape == (sum(len(walk) - 1 for walk in walks),)
+    each = weight.view(4, -1)
+    back = torch.zeros(each.shape[1], dtype=torch.bool)
+    back[12:18] = True  # what comes three steps later is still on the way back
+    onwards = torch.zeros_like(back)
+    onwards[:10], onwards[21:-1] = True, True
+    assert each[:, back].mean() < 0.1 and each[:, onwards].mean() > 0.9
+    source = Weighted({"x": torch.arange(len(weight))}, weight)
+    drawn = source.sample(2000)["x"] % each.shape[1]
+    assert float(back[drawn].float().mean()) < 0.05
+
+
+def test_demonstrations_that_gain_progress_are_needed() -> None:
+    with pytest.raises(ConfigError, match=r"weighting\.rewind\.demos=DIR"):
+        build(WEIGHTING, ProgressGain)
+    with pytest.raises(ConfigError, match="gains progress"):
+        weights(torch.tensor([-0.1, -0.2], dtype=torch.float64), 0.01)

@@ -184,7 +184,7 @@ def test_the_environment_does_not_wait_for_a_list(tmp_path: Path) -> None:
 
 def test_a_recording_leads_as_it_says(tmp_path: Path) -> None:
     """What a scripted planner said through a real endpoint; see scripted_planner.py."""
-    chat = {"_target_": "embodied.llm.cache.CachedChat", "cache": str(RECORDED)}
+    chat = {"_target_": "embodied.llm.client.CachedChat", "cache": str(RECORDED)}
     for id in ("MiniGrid-DoorKey-8x8-v0", "MiniGrid-UnlockPickup-v0"):
         reward = made(tmp_path / id, chat=chat)
         env = led(reward, inner := world(id, count=16))

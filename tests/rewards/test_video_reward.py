@@ -22,7 +22,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.video import decode_image
 from embodied.llm.chat import ChatError
 from embodied.rewards.vision_language.video_reward import VideoReward, probability_of_true, shrunk
-from embodied.rewards.wrappers.episode_video import VIDEO_INDEX, Video
+from embodied.rewards.wrappers.added_observations import VIDEO_INDEX, Video
 from tests.llm.server import Server, Told, says, serving
 from tests.toy_envs import Config, Counter
 
@@ -45,8 +45,7 @@ class Filmed(Counter):
 
 
 def made(server: Server, target: str = PROGRESS, folder: str = "", **settings: Any) -> VideoReward:
-    chat = {"_target_": "embodied.llm.client.ChatClient", "url": server.url, "model": "m"}
-    chat |= {"limits": FAST} | settings.pop("chat", {})
+    chat = server.node(limits=FAST) | settings.pop("chat", {})
     node = {"_target_": target, "chat": chat, "picture": "front", "synchronous": True} | settings
     spec = Filmed(Config()).spec
     return build(node, VideoReward, spec=spec, seed=0, folder=Path(folder) if folder else None)
@@ -288,7 +287,6 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 
 def test_a_goal_is_needed() -> None:
     with serving(says("x")) as server, pytest.raises(ConfigError, match=r"reward\.goal"):
-        chat = {"_target_": "embodied.llm.client.ChatClient", "url": server.url, "model": "m"}
         spec = Spec({"front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
-        node = {"_target_": PROGRESS, "chat": chat, "picture": "front"}
+        node = {"_target_": PROGRESS, "chat": server.node(), "picture": "front"}
         build(node, VideoReward, spec=spec, seed=0, folder=None)

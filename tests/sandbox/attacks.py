@@ -215,7 +215,7 @@ ANSWER = {
         "too long",
     ),
     "the rules' own code": (
-        "sys.modules['embodied.sandbox.evaluate'].column = lambda *a, **k: np.zeros(3)",
+        "sys.modules['embodied.sandbox.program'].column = lambda *a, **k: np.zeros(3)",
         "malformed|cannot be read",
     ),
 }

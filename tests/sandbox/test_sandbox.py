@@ -13,10 +13,9 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.sandbox import gate as gate_module
-from embodied.sandbox.gate import SLICE, Sandbox
-from embodied.sandbox.lock import CALLS
-from embodied.sandbox.process import Limits, template
+from embodied.sandbox.gate import SLICE, Limits, Sandbox, template
 from embodied.sandbox.program import Rejected
+from embodied.sandbox.worker import CALLS
 from tests.sandbox.attacks import ESCAPED, FINE, OTHER, PROCESS, body, gives, tries
 from tests.sandbox.eureka_programs import EUREKA
 from tests.sandbox.plain_programs import PLAIN

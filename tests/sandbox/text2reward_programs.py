@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-TEXT2REWARD = {
+START = "\nimport numpy as np\n\ndef compute_dense_reward(self, action):\n"
+
+PROGRAMS = {
     "reach": """
 import numpy as np
 
@@ -21,10 +23,7 @@ def compute_dense_reward(self, action: np.ndarray) -> float:
         reward += 2.0
     return reward
 """,
-    "stages with else": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "stages with else": """\
     reach = np.linalg.norm(self.cube - self.tool)
     place = np.linalg.norm(self.goal - self.cube)
     if reach > 0.1:
@@ -36,10 +35,7 @@ def compute_dense_reward(self, action):
     reward -= 0.01 * np.square(action).sum()
     return reward
 """,
-    "parts in a dict": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "parts in a dict": """\
     parts = {}
     parts["reach"] = -np.linalg.norm(self.cube - self.tool)
     parts["regular"] = -0.01 * np.sum(np.abs(action))
@@ -110,53 +106,35 @@ def grasp_term(self):
 def compute_dense_reward(self, action):
     return reach_term(self) + grasp_term(self)
 """,
-    "clipping with min and max": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "clipping with min and max": """\
     height = max(0.0, float(self.cube[2]) - 0.02)
     lift = min(height / 0.2, 1.0)
     return lift - np.linalg.norm(self.cube - self.tool)
 """,
-    "an early return": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "an early return": """\
     if np.linalg.norm(self.goal - self.cube) < 0.3:
         return 10.0
     if abs(self.cube[0]) > 2.0:
         return -1.0
     return -np.linalg.norm(self.tool - self.cube)
 """,
-    "a loop over joints": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "a loop over joints": """\
     penalty = 0.0
     for joint in range(7):
         penalty += max(0.0, abs(self.q[joint]) - 1.5)
     return -penalty - 0.1 * np.linalg.norm(self.qd)
 """,
-    "conditions joined by and": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "conditions joined by and": """\
     near = np.linalg.norm(self.cube - self.tool) < 0.5
     closed = self.width < 0.5
     grasped = near and closed and not self.cube[2] < -1
     return (1.0 if grasped else 0.0) - 0.1 * np.linalg.norm(self.goal - self.cube)
 """,
-    "a chained comparison": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "a chained comparison": """\
     inside = -0.5 < self.cube[0] < 0.5 and -0.5 < self.cube[1] < 0.5
     return float(inside) - np.linalg.norm(self.cube[:2] - self.goal[:2])
 """,
-    "exponentials and dot products": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "exponentials and dot products": """\
     to_goal = (self.goal - self.cube) / (np.linalg.norm(self.goal - self.cube) + 1e-8)
     push = (self.cube - self.tool) / (np.linalg.norm(self.cube - self.tool) + 1e-8)
     alignment = np.dot(to_goal, push)
@@ -192,18 +170,13 @@ class Reward:
         self.bonus = np.where(self.distance < 0.1, 1.0, 0.0)
         return self.bonus - self.distance
 """,
-    "a vector and a number": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "a vector and a number": """\
     return -np.linalg.norm(self.tool - self.cube) - 0.5 * abs(self.width)
 """,
-    "next to before": """
-import numpy as np
-
-def compute_dense_reward(self, action):
+    "next to before": """\
     before = np.linalg.norm(self.goal - self.cube)
     after = np.linalg.norm(self.next_goal - self.next_cube)
     return 10.0 * (before - after)
 """,
 }
+TEXT2REWARD = {name: each if each[0] == "\n" else START + each for name, each in PROGRAMS.items()}

@@ -29,3 +29,7 @@ def ended(*scores: float) -> Outcome:
 
 def point(*values: float) -> np.ndarray:
     return np.array(values)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))

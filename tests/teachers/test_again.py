@@ -1,22 +1,20 @@
-"""AGAIN: who is followed, which components are kept, and each way of stepping, by hand."""
+"""AGAIN, the toy student, and the picture of where a teacher sampled, by hand."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embodied.core.build import ConfigError
-from embodied.teachers.students.meta_acl import (
-    Record,
-    choose_expert,
-    curriculum,
-    probes,
-    records,
-)
-from tests.teachers.place import ended, made, point
+from embodied.teachers.plots.task_density import CELLS, density, draw, quarters, success
+from embodied.teachers.students.meta_acl import Record, choose_expert, curriculum, probes, records
+from embodied.teachers.students.toy_student import Config, Student, main, read, shuffled, turned
+from tests.teachers.place import ended, made, point, rng
 
 TARGET = "students.meta_acl.MetaAcl"
 
@@ -79,7 +77,7 @@ def test_the_best_of_those_who_were_like_it_is_followed() -> None:
         "nearer": past([[9.0] * 4, [0.2] * 4], final=0.6),
         "short": past([[0.2] * 4], final=2.0),
     }
-    random = np.random.Generator(np.random.PCG64(0))
+    random = rng(0)
     test = np.full(4, 0.16)
     assert choose_expert(known, test, 2, 2, "knowledge", random) == "nearer"
     assert choose_expert(known, test, 2, 1, "knowledge", random) == "nearer"
@@ -203,3 +201,132 @@ def test_nobody_to_follow(tmp_path: Path) -> None:
         for _ in range(10):
             teacher.update(teacher.sample(1)[1], ended(0.5))
     assert teacher.chosen == "" and not teacher.expert
+
+
+def student(**settings: object) -> Student:
+    return Student(Config(**settings))  # type: ignore[arg-type]
+
+
+def play(one: Student, x: float, y: float, times: int = 1) -> float:
+    return float(one.play(torch.tensor([[x, y]]).repeat(times, 1)).ret[-1])
+
+
+def test_cells_open_from_the_corner_one_after_the_other() -> None:
+    """The corner always teaches; its neighbours from 75 on, the diagonal one too."""
+    one = student(cells=10)
+    assert play(one, 0.15, 0.05) == 0
+    assert play(one, 0.05, 0.05, 74) == pytest.approx(0.74)
+    assert play(one, 0.15, 0.05) == 0
+    assert play(one, 0.05, 0.05) == pytest.approx(0.75)
+    assert play(one, 0.15, 0.05) == pytest.approx(0.01)
+    assert play(one, 0.15, 0.15) == pytest.approx(0.01)
+    assert play(one, 0.25, 0.05) == 0 and one.unlocked() == 0
+    assert play(one, 0.05, 0.05) == pytest.approx(0.76) and one.unlocked() == 0.01
+    assert play(one, 0.05, 0.05, 40) == 1.0  # and not more
+
+
+def test_success_from_half_of_it() -> None:
+    one = student()
+    outcome = one.play(torch.zeros(60, 2))
+    assert outcome.success.sum() == 11 and outcome.success[49] == 1 and outcome.success[48] == 0
+    assert one.tests(np.array([[0.0, 0.0], [0.9, 0.9]])).tolist() == [0.6, 0.0]
+
+
+def test_variants() -> None:
+    """Useless elements, noise on returns, and a quadrant that is forgotten."""
+    assert student(useless=2).spec.task.size == 4  # type: ignore[union-attr]
+    noisy = student(noise=0.3).play(torch.full((4000, 2), 0.95)).ret
+    assert float(noisy.std()) == pytest.approx(0.3, abs=0.02) and abs(float(noisy.mean())) < 0.02
+    forgetful = student(cells=4, forget=50)
+    forgetful.competence[:] = 90
+    play(forgetful, 0.9, 0.9, 51)
+    assert (forgetful.competence == 0).sum() == 4
+
+
+def test_a_quarter_turn_moves_the_corner() -> None:
+    """(x, y) -> (y, 1 - x): the easy corner is at (1, 0); four turns are none."""
+    assert turned(np.array([1.0, 0.0]), 1) == pytest.approx([0, 0])
+    assert turned(np.array([0.2, 0.7]), 4) == pytest.approx([0.2, 0.7])
+    assert play(student(turn=1), 0.95, 0.05) == pytest.approx(0.01)
+
+
+def final(folder: Path, *words: str) -> float:
+    rows = (main([*words, f"out={folder}"]) / "metrics.jsonl").read_text().splitlines()
+    return json.loads(rows[-1])["eval/unlocked"]
+
+
+def test_rugged_pieces_are_moved_as_wholes() -> None:
+    """Every cell is still there once, neighbours within a piece stay so, across pieces not all."""
+    assert [shuffled(x, [2, 0, 1]) for x in (0.0, 0.1, 0.5, 1.0)] == pytest.approx(
+        [2 / 3, 2 / 3 + 0.1, 0.5 - 1 / 3, 2 / 3]
+    )
+    plain, rugged = (Student(Config(cells=8, rugged=n)) for n in (0, 4))
+    middles = (np.arange(8) + 0.5) / 8
+    tasks = [np.array([x, y]) for x in middles for y in middles]
+    cells = [rugged.cell(task) for task in tasks]
+    assert sorted(cells) == sorted(plain.cell(task) for task in tasks) and len(set(cells)) == 64
+    along = np.diff([rugged.cell(np.array([x, 0.1]))[0] for x in middles])
+    assert (along[::2] == 1).all() and (along[1::2] != 1).any()
+    assert cells == [Student(Config(cells=8, rugged=4, seed=9)).cell(task) for task in tasks]
+
+
+def test_progress_unlocks_more_than_chance(tmp_path: Path) -> None:
+    """6 x 6 cells, 4,000 episodes, several in flight."""
+    words = ("cells=6", "episodes=4000", "rows=4", "points=4")
+    chance = final(tmp_path / "uniform", "teacher=uniform", *words)
+    progress = final(tmp_path / "alpgmm", "teacher=alpgmm", "teacher.every=200", *words)
+    assert chance <= 0.12 and progress >= 2 * chance and progress > 0.15
+    assert np.load(tmp_path / "alpgmm" / "tasks.npz")["tasks"].shape == (4000, 3)
+
+
+def test_words_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match='did you mean "alpgmm"'):
+        main(["teacher=alpgm"])
+    with pytest.raises(ConfigError, match='did you mean "cells"'):
+        read(["cell=3"])
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        read(["quickly"])
+    assert read(["teacher.random=0.5"]).settings["random"] == 0.5
+
+
+def test_quarters_are_of_the_time_not_of_the_episodes() -> None:
+    parts = quarters(np.array([0.0, 1.0, 2.0, 30.0, 55.0, 100.0]))
+    assert [part.tolist() for part in parts] == [[0, 1, 2], [3], [4], [5]]
+    assert [len(part) for part in quarters(np.array([7.0]))] == [1, 0, 0, 0]
+
+
+def test_density_is_against_uniform() -> None:
+    """All in the lower left quarter: four times uniform there, none at the other end."""
+    random = np.random.default_rng(0)
+    x, y = random.random((2, 40_000)) / 2
+    dense = density(x, y)
+    assert dense.shape == (CELLS, CELLS) and dense.mean() == pytest.approx(1)
+    assert dense[:15, :15].mean() == pytest.approx(4, rel=0.1) and dense[30:, 30:].max() < 1e-9
+    assert density(x + 0.5, y)[5, 30] > 1 > density(x + 0.5, y)[30, 5]  # rows are y
+    assert density(np.array([]), np.array([])).sum() == 0
+
+
+def test_success_is_the_mean_around() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.random((2, 20_000))
+    won = success(x, y, (x < 0.5).astype(float))
+    assert won[20, 5] == pytest.approx(1, abs=1e-6) and won[20, 35] == pytest.approx(0, abs=1e-6)
+    assert won[20, 19] > 0.5 > won[20, 20]
+    assert np.isnan(success(x / 4, y / 4, x)[35, 35])
+    assert np.isfinite(success(x, y, np.where(x < 0.5, np.nan, 1.0))).any()
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_a_png_for_people(d: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    points, scores = random.random((300, d)), random.random(300)
+    scores[:10] = np.nan
+    names = ("goal_x", "goal_y", "goal_z")[:d]
+    file = draw(tmp_path / "a" / "tasks.png", np.arange(300.0), points, scores, names, (0, d - 1))
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and file.stat().st_size > 5000
+
+
+def test_no_episode_is_said_in_a_line(tmp_path: Path) -> None:
+    none = np.empty((0, 2))
+    with pytest.raises(ConfigError, match="no episode has finished"):
+        draw(tmp_path / "tasks.png", none[:, 0], none, none[:, 0], ("x", "y"))

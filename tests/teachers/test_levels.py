@@ -1,4 +1,4 @@
-"""Levels: the library's arithmetic by hand, what a score is, who learns from what, bad input."""
+"""Levels: the library's arithmetic by hand, what a score is, who learns from what; learnability."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.remembered import pack, unpack
 from embodied.envs.maze.env import Config, Maze
-from embodied.teachers.levels.plr import AGAIN, EDIT, NEW, LevelBuffer, Plr
-from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Outcome
+from embodied.teachers.levels.replay import AGAIN, EDIT, NEW, LevelBuffer, Plr, Sfl
+from embodied.teachers.teacher import Curriculum, Outcome, StudentEstimates, TaskWrapper
+from tests.teachers.place import ended
 
-NODE = {"_target_": "embodied.teachers.levels.plr.Plr", "size": 8, "fill": 0.5, "score": "gain"}
+NODE = {"_target_": "embodied.teachers.levels.replay.Plr", "size": 8, "fill": 0.5, "score": "gain"}
 
 
 @pytest.fixture(scope="module")
@@ -251,25 +251,105 @@ def test_what_cannot_be_taught_is_refused(name: str, maze: Maze) -> None:
     with pytest.raises(ConfigError, match="needs an environment with levels"):
         build(node, Curriculum, spec=maze.spec, seed=0)
     with pytest.raises(ConfigError, match="levels are chosen whole"):
-        build(
-            node | {"box": {"start": [0, 1]}},
-            Curriculum,
-            spec=maze.spec,
-            levels=maze.levels,
-            seed=0,
-        )
+        box = {"box": {"start": [0, 1]}}
+        build(node | box, Curriculum, spec=maze.spec, levels=maze.levels, seed=0)
     small = Maze(Config(side=6, blocks=3))
     with pytest.raises(ConfigError, match="39 elements, a level has 28"):
         build(node, Curriculum, spec=small.spec, levels=maze.levels, seed=0)
 
 
-def test_settings_that_make_no_sense(maze: Maze) -> None:
+def test_what_makes_no_sense_is_refused(maze: Maze) -> None:
     with pytest.raises(ConfigError, match="replay above 0"):
         made(maze, robust=True, replay=0.0)
-
-
-def test_an_outcome_without_estimates_is_refused(maze: Maze) -> None:
     teacher = made(maze)
     _, ticket = teacher.sample(1)
     with pytest.raises(ConfigError, match="value estimates"):
         teacher.update(ticket, Outcome(torch.ones(1), torch.ones(1), torch.ones(1)))
+
+
+SFL = {"_target_": "embodied.teachers.levels.replay.Sfl", "candidates": 6, "plays": 4, "size": 2}
+
+
+def made_sfl(maze: Maze, seed: int = 0, **settings: Any) -> Sfl:
+    node = SFL | settings
+    return build(node, Curriculum, spec=maze.spec, levels=maze.levels, seed=seed)
+
+
+def play(teacher: Sfl, rates: list[float]) -> None:
+    """All tests of a round: candidate i wins the share `rates[i]` of its four."""
+    wins = dict.fromkeys(range(6), 0.0)
+    while len(teacher.tested):
+        _, ticket = teacher.sample(1)
+        place = teacher.pending[int(ticket)][1]
+        won = wins[place] < 4 * rates[place]
+        wins[place] += won
+        teacher.update(ticket, ended(*[float(won)]))
+
+
+def test_levels_that_are_solved_sometimes_are_kept(maze: Maze) -> None:
+    """p (1 - p) of 0, 1/4, 1/2, 3/4, 1 and 0: the largest is at 1/2, then at 1/4."""
+    teacher = made_sfl(maze)
+    tested = teacher.tested.copy()
+    play(teacher, [0.0, 0.25, 0.5, 0.75, 1.0, 0.0])
+    assert np.array_equal(teacher.kept, tested[[2, 1]]) and teacher.rounds == 1
+    assert teacher.learnability == pytest.approx((0.25 + 0.1875) / 2)
+    assert teacher.metrics()["learnability"] == teacher.learnability
+
+
+def test_tests_are_random_levels_and_the_rest_is_on_kept_levels(maze: Maze) -> None:
+    teacher = made_sfl(maze)
+    _, tickets = teacher.sample(24)
+    assert teacher.trains(tickets).all()
+    teacher.update(tickets, ended(*[1.0, 0.0] * 12))
+    tasks, after = teacher.sample(50)
+    known = {level.astype(np.float32).tobytes() for level in teacher.kept}
+    assert teacher.trains(after).all() and {task.numpy().tobytes() for task in tasks} == known
+
+
+def test_published_tests_are_not_trained_on_and_half_of_the_rest_is_kept(maze: Maze) -> None:
+    teacher = made_sfl(maze, train_on_tests=False, replay=0.5)
+    _, tickets = teacher.sample(24)
+    assert not teacher.trains(tickets).any()
+    assert sorted(teacher.pending[t][1] for t in tickets.tolist()) == sorted([*range(6)] * 4)
+    # The tests are still running: the next episodes are random levels, and trained on.
+    _, more = teacher.sample(5)
+    assert teacher.trains(more).all()
+    teacher.update(tickets, ended(*[1.0, 0.0] * 12))
+    assert len(teacher.kept) == 2
+    tasks, after = teacher.sample(400)
+    known = {level.astype(np.float32).tobytes() for level in teacher.kept}
+    share = np.mean([task.numpy().tobytes() in known for task in tasks])
+    assert teacher.trains(after).all() and share == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_round_follows_after_so_many_episodes(maze: Maze) -> None:
+    teacher = made_sfl(maze, every=10)
+    play(teacher, [0.5] * 6)
+    _, tickets = teacher.sample(10)
+    teacher.update(tickets[:9], ended(*[1.0] * 9))
+    assert not len(teacher.tested)
+    teacher.update(tickets[9:], ended(*[1.0]))
+    assert len(teacher.tested) == 6 and len(teacher.waiting) == 24 and len(teacher.kept) == 2
+
+
+def test_interrupted_tests_are_repeated_and_a_resumed_teacher_continues(maze: Maze) -> None:
+    teacher, other = made_sfl(maze), made_sfl(maze, seed=4)
+    _, tickets = teacher.sample(7)
+    teacher.update(tickets[:2], ended(*[1.0, 0.0]))
+    other.set_state(unpack(pack(teacher.get_state())))
+    for each in (teacher, other):
+        each.forget()
+        assert len(each.waiting) == 22
+    for _ in range(40):
+        tasks = []
+        for each in (teacher, other):
+            task, ticket = each.sample(1)
+            each.update(ticket, ended(*[float(task.sum()) % 1 > 0.5]))
+            tasks.append(task)
+        assert torch.equal(*tasks)
+    assert teacher.rounds == other.rounds == 1
+
+
+def test_bad_settings_are_one_line(maze: Maze) -> None:
+    with pytest.raises(ConfigError, match=r"size=9 should be at most teacher\.candidates=6"):
+        made_sfl(maze, size=9)

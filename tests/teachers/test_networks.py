@@ -1,26 +1,32 @@
-"""Teachers with networks: labels and losses by hand, the flow is a flow, goals are as feasible as
-asked for."""
+"""Teachers with networks and distributions: losses, flows, divergences and bounds by hand."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributions import MultivariateNormal, kl_divergence
 
-from embodied.teachers.tasks.goalgan import critic_loss
-from embodied.teachers.tasks.settersolver import Flow, normal
+from embodied.core.build import ConfigError
+from embodied.teachers.tasks.networks import (
+    Flow,
+    correlated,
+    critic_loss,
+    divergence,
+    normal,
+    standard,
+)
+from embodied.teachers.tasks.selfpaced import Gaussian, kl, log_density, step
+from embodied.teachers.teacher import Outcome
 from embodied.teachers.torch_teacher import mlp, tensor
-from tests.teachers.place import ended, made, point
+from tests.teachers.place import LINE, ended, made, point, rng
 
-GAN = "tasks.goalgan.GoalGan"
-SETTER = "tasks.settersolver.SetterSolver"
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(seed))
+GAN = "tasks.networks.GoalGan"
+SETTER = "tasks.networks.SetterSolver"
 
 
 def test_weights_come_from_the_given_generator() -> None:
@@ -89,18 +95,10 @@ def test_outputs_span_the_cube_or_twice_of_it() -> None:
 
 def test_it_learns_to_make_the_good_goals() -> None:
     """Good goals are those with x in [0.6, 0.8]: they become several times as many."""
-    teacher = made(
-        GAN,
-        rollouts=1,
-        every=100,
-        random=0.3,
-        old=0.0,
-        pretrain=50,
-        iterations=80,
-        generator_width=64,
-        discriminator_width=64,
-    )
-    for _ in range(8):
+    widths = {"generator_width": 64, "discriminator_width": 64}
+    settings = {"rollouts": 1, "random": 0.3, "old": 0.0, "pretrain": 50, "iterations": 60}
+    teacher = made(GAN, every=100, **settings, **widths)
+    for _ in range(7):
         tasks, tickets = teacher.sample(100)
         good = (tasks[:, 0] > 0.6) & (tasks[:, 0] < 0.8)
         teacher.update(tickets, ended(*(0.5 * good).tolist()))
@@ -171,3 +169,208 @@ def test_an_update_of_the_setter_makes_new_goals() -> None:
     assert teacher.plan == [] and before not in teacher.plan
     assert len(teacher.rows) == 40 and {row[2] for row in teacher.rows[:20]} == {-1.0}
     assert all(0.05 <= row[2] <= 0.95 for row in teacher.rows[20:])
+
+
+MPTS = "tasks.networks.Mpts"
+
+
+def test_divergence_by_hand() -> None:
+    """(N(1, 2) || N(0, 1)): (4 + 1 - 1) / 2 - log 2; nothing to itself."""
+    p = (torch.tensor([1.0, 0.0]), torch.tensor([2.0, 1.0]))
+    q = (torch.zeros(2), torch.ones(2))
+    assert divergence(p, q).item() == pytest.approx(2 - np.log(2), abs=1e-6)
+    assert divergence(p, p).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_risk_is_standard_in_its_batch() -> None:
+    assert standard(np.array([1.0, 3.0])).tolist() == [-1, 1]
+    assert standard(np.full(3, 0.7)).tolist() == [0, 0, 0]
+
+
+def test_correlation_of_those_that_were_predicted() -> None:
+    predicted = np.array([np.nan, 1.0, 2.0, 3.0])
+    assert correlated(predicted, np.array([9.0, 2.0, 4.0, 6.0]), 0.0) == pytest.approx(1)
+    assert correlated(predicted, np.array([9.0, 6.0, 4.0, 2.0]), 0.0) == pytest.approx(-1)
+    assert correlated(predicted, np.array([9.0, 4.0, 4.0, 4.0]), 0.3) == 0.3
+
+
+def test_the_posterior_is_the_next_prior() -> None:
+    teacher = made(MPTS, batch=4)
+    assert teacher.posterior[0].tolist() == [0] * 10 and teacher.posterior[1].tolist() == [1] * 10
+    teacher.update(teacher.sample(3)[1], ended(0.0, 0.5, 1.0))
+    assert teacher.learned == 0
+    teacher.update(teacher.sample(2)[1], ended(0.2, 0.9))
+    assert teacher.learned == 1 and len(teacher.rows) == 1
+    first = [each.clone() for each in teacher.posterior]
+    assert (first[1] > 0.1).all() and (first[1] < 1).all()
+    teacher.update(teacher.sample(3)[1], ended(0.0, 0.5, 1.0))
+    assert teacher.learned == 2 and not torch.equal(first[0], teacher.posterior[0])
+
+
+def test_the_hardest_by_mean_and_deviation_and_others_at_random() -> None:
+    """A model that says: mean x, deviation y. With weights (1, 5) those with x + 5 y highest."""
+    teacher = made(MPTS, batch=10, candidates=4.0, hardest=0.5, warmup=0)
+    teacher.learned, asked = 1, []
+    assert teacher.plan == [] and teacher.drawn == 0
+
+    def predicted(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        asked.append(points)
+        return points[:, 0], points[:, 1]
+
+    teacher.predicted = predicted
+    rows = np.array(teacher.planned())
+    assert asked[0].shape == (40, 2) and rows.shape == (10, 3)
+    assert np.array_equal(rows[:, 2], rows[:, 0])  # the predicted mean goes with the ticket
+    score = asked[0] @ [1.0, 5.0]
+    top = {tuple(point) for point in asked[0][np.argsort(-score)[:5]]}
+    played = {tuple(row[:2]) for row in rows}
+    assert top <= played and len(played) == 10
+    assert {tuple(row[:2]) for row in rows[:5]} != top  # shuffled
+
+
+def test_it_is_uniform_before_it_knows() -> None:
+    teacher = made(MPTS, batch=8, warmup=20)
+    predicted = []
+    for _ in range(5):
+        _, tickets = teacher.sample(8)
+        predicted += [teacher.pending[ticket][1] for ticket in tickets.tolist()]
+        teacher.update(tickets, ended(*[0.0, 1.0] * 4))
+    known = np.isfinite(predicted)
+    assert not known[:24].any() and known[24:].all()
+
+
+def test_it_learns_where_it_goes_wrong() -> None:
+    """Risk rises with x: predictions of tasks not yet played follow it, and those are played."""
+    teacher = made(MPTS, warmup=64, weights=[1.0, 0.0])
+    for _ in range(60):
+        tasks, tickets = teacher.sample(16)
+        teacher.update(tickets, ended(*(1 - tasks[:, 0]).tolist()))
+    points = np.random.default_rng(1).random((200, 2))
+    mean, _ = teacher.predicted(points)
+    assert np.corrcoef(mean, points[:, 0])[0, 1] > 0.8
+    assert teacher.metrics()["correlation"] > 0.5
+    hardest = set(np.argsort(-points[:, 0])[:50])
+    assert len(hardest & set(np.argsort(-mean)[:50])) > 25  # 12.5 by chance
+    assert float(teacher.sample(160)[0][:, 0].mean()) > 0.55
+
+
+SPDL = "tasks.selfpaced.SelfPaced"
+
+
+def gaussian(seed: int, d: int = 3) -> Gaussian:
+    random = np.random.Generator(np.random.PCG64(seed))
+    return Gaussian.unflat(torch.from_numpy(0.5 * random.standard_normal(2 * d + 3)), d)
+
+
+def theirs(own: Gaussian) -> MultivariateNormal:
+    return MultivariateNormal(own.mean, scale_tril=own.root())
+
+
+def test_divergence_and_density_are_torchs() -> None:
+    p, q = gaussian(0), gaussian(1)
+    assert kl(p, q).item() == pytest.approx(kl_divergence(theirs(p), theirs(q)).item())
+    assert kl(p, p).item() == pytest.approx(0, abs=1e-12)
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    assert torch.allclose(log_density(p, x), theirs(p).log_prob(x))
+
+
+def test_flat_and_back() -> None:
+    own = gaussian(2)
+    again = Gaussian.unflat(own.flat(), 3)
+    assert torch.equal(again.flat(), own.flat()) and torch.equal(again.root(), own.root())
+    wider = own.stretched(torch.tensor([2.0, 1.0, 1.0]).double())
+    assert wider.root().norm(dim=1)[0].item() == pytest.approx(2 * own.root().norm(dim=1)[0].item())
+
+
+def test_a_step_goes_to_the_bound_and_no_further() -> None:
+    """A linear gain, whose best step is along the mean: KL = m^2 / 2 s^2 = eps."""
+    old = Gaussian(torch.zeros(1).double(), torch.zeros(1, 1).double())
+    for eps in (0.01, 0.1, 0.5):
+        new = step(old, lambda g: 3 * g.mean[0], eps, 0.0, 10)
+        assert kl(old, new).item() == pytest.approx(eps, rel=1e-6) or kl(old, new) < eps
+        assert new.mean.item() in (
+            pytest.approx(math.sqrt(2 * eps)), pytest.approx(math.sqrt(2 * eps) / 2),
+        )  # fmt: skip
+
+
+def test_the_line_search_halves_until_it_gains() -> None:
+    """The gain is highest at 0.1; a full step to 0.447 loses, as does half of it."""
+    old = Gaussian(torch.zeros(1).double(), torch.zeros(1, 1).double())
+
+    def gain(g: Gaussian) -> Any:
+        return -((g.mean[0] - 0.1) ** 2)
+
+    new = step(old, gain, 0.1, 0.0, 10)
+    assert new.mean.item() == pytest.approx(math.sqrt(0.2) / 4)
+    assert torch.equal(step(old, gain, 0.1, 0.0, 2).mean, old.mean)  # two tries are not enough
+    assert torch.equal(step(old, lambda g: 0 * g.mean[0], 0.1, 0.0, 10).mean, old.mean)
+
+
+def test_the_pull_of_the_target() -> None:
+    """alpha = zeta mean V / KL; nothing for negative values and in the first `offset` updates."""
+    teacher = made(SPDL, spec=LINE, easy={"x": 0.2}, width=0.25, zeta=0.5)
+    gap = 0.3**2 / (2 * 0.25**2)  # to (0.5, 0.25)
+    assert teacher.weight(torch.tensor([1.0, 3.0])) == pytest.approx(0.5 * 2 / gap)
+    assert teacher.weight(torch.tensor([-1.0, -3.0])) == 0
+    assert made(SPDL, offset=1).weight(torch.tensor([1.0])) == 0
+    there = made(SPDL, spec=LINE, easy={"x": 0.5}, width=0.25)
+    assert there.weight(torch.tensor([1.0])) == 1e5  # already there: capped
+
+
+def test_it_follows_values_that_move() -> None:
+    """V(c) = 1 - |c - c*|, c* moving from 0.2 to 0.8: never more than eps, and it arrives."""
+    ends = {"easy": {"x": 0.2, "y": 0.2}, "hard": {"x": 0.8, "y": 0.8}, "spread": 0.1}
+    teacher = made(SPDL, zeta=0.5, **ends)
+    far = teacher.metrics()["target_kl"]
+    for update in range(60):
+        centre = 0.2 + 0.6 * min(update / 40, 1)
+        tasks, tickets = teacher.sample(100)
+        values = (1 - (tasks - centre).norm(dim=1)).clamp(0, 1)
+        teacher.update(tickets, ended(*values.tolist()))
+        assert teacher.step_kl <= 0.1 + 1e-9
+    assert teacher.updates == 60
+    assert teacher.mean.tolist() == pytest.approx([0.8, 0.8], abs=0.08)
+    assert teacher.metrics()["target_kl"] < 0.1 * far
+
+
+def test_without_a_pull_it_stays_where_values_are() -> None:
+    teacher = made(SPDL, easy={"x": 0.3, "y": 0.3}, zeta=0.0)
+    for _ in range(15):
+        tasks, tickets = teacher.sample(200)
+        teacher.update(tickets, ended(*(1 - (tasks - 0.3).norm(dim=1)).tolist()))
+    assert teacher.mean.tolist() == pytest.approx([0.3, 0.3], abs=0.06)
+
+
+def test_tickets_hold_where_it_was_drawn_or_what_was_played() -> None:
+    for clipped in (False, True):
+        teacher = made(SPDL, easy={"x": 0.0, "y": 0.0}, clipped=clipped)
+        rows = teacher.propose(200)
+        drawn = np.array([memo[:2] for _, memo in rows])
+        assert (np.stack([played for played, _ in rows]) >= 0).all()
+        assert (drawn.min() < 0) != clipped
+        logs = log_density(teacher.now(), torch.from_numpy(drawn))
+        assert np.array([memo[2] for _, memo in rows]) == pytest.approx(logs.numpy())
+
+
+def test_values_are_the_critics_the_score_or_discounted() -> None:
+    teacher = made(SPDL, value="discounted", gamma=0.5)
+    outcome = Outcome(torch.tensor([1.0, 0.5]), torch.ones(2), torch.tensor([2.0, 1.0]))
+    assert teacher.scores(outcome).tolist() == [0.25, 0.25]
+    critic = made(SPDL, value="critic", every=2, box={"x": [0.0, 0.5]})
+    with pytest.raises(ConfigError, match="value=score"):
+        critic.values(torch.zeros(1, 2), torch.zeros(1))
+
+    class Student:
+        def values(self, tasks: np.ndarray) -> np.ndarray:
+            return 10 * tasks[:, 0]
+
+    critic.student = Student()
+    asked = critic.values(torch.tensor([[0.5, 0.0], [1.0, 0.0]]).double(), torch.zeros(2))
+    assert asked.tolist() == [2.5, 5.0]  # of tasks as the world counts them
+
+
+def test_a_floor_under_the_deviation_while_far_away() -> None:
+    far = made(SPDL, spec=LINE, easy={"x": 0.1}, width=0.01, floor=0.05, apart=1.0)
+    assert far.wide(far.now()).root().item() == pytest.approx(0.05)
+    near = made(SPDL, spec=LINE, easy={"x": 0.5}, width=0.1, floor=0.2, apart=1.0)
+    assert near.wide(near.now()).root().item() == pytest.approx(0.1)

@@ -53,7 +53,7 @@ PPO = {
 def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], Any]:
     node = {**node, "out": str(folder), **changes}
     train(node, Log(folder, silent=True))
-    lines = (folder / episode_log.FILE).read_text().splitlines()
+    lines = (folder / FILE).read_text().splitlines()
     return [json.loads(line) for line in lines], checkpoint.load_state(folder, "loop")["loop"][
         "parts"
     ]

@@ -15,7 +15,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.rewards.wrappers.render_caption import CaptionVocabulary, with_captions
+from embodied.rewards.wrappers.added_observations import CaptionVocabulary, with_captions
 from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.episode import Moment

@@ -131,7 +131,7 @@ def compared(
     from embodied.reports.load_reward import make_reward
     from embodied.reports.policy_episodes import collect_episodes
     from embodied.reports.reward_comparison import compare
-    from embodied.rewards.wrappers.render_caption import augment_shared
+    from embodied.rewards.wrappers.added_observations import augment_shared
 
     spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
     policies = players(settings, env)

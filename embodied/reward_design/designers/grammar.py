@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from embodied.core.bounds import Count, Fraction
-from embodied.reward_design.designer import Board, Designer, Proposal
-from embodied.reward_design.journal import Candidate
+from embodied.reward_design.designer import Board, Candidate, Designer, Proposal
 from embodied.reward_design.prompts import curves
-from embodied.rewards.handcrafted.variables import NEXT, Variable
+from embodied.rewards.handcrafted.program import NEXT, Variable
 
 SCALES = (0.03, 0.05, 0.1, 0.2, 0.4)  # m, for distances
 WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0)

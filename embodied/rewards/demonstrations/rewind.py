@@ -20,32 +20,44 @@ frame p of a demonstration of T steps, so that losing progress looks like what i
     its frame j is frame p - |p - j| of the demonstration, with progress (p - |p - j|) / T
 
 Frames of mismatched episodes, which do something else, have progress 0.
+
+Reward-aligned behaviour cloning: imitates the steps of recordings after which progress rose.
+
+RA-BC, of SARM (Chen et al., 2025). With the progress Phi that a model predicts, the gain of step t
+is g_t = Phi_{t+H} - Phi_t (Phi at the end of the episode, if that is sooner), and its weight
+
+    w_t = 1 if g_t > kappa,  0 if g_t < 0,  else clip((g_t - (m - 2 s)) / (4 s), 0, 1)
+
+with mean m and standard deviation s of all gains. The model is ReWiND's (`rewind`), fitted to
+`rewind.demos`, instead of SARM's with stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from embodied.buffers.weighted import Weights
 from embodied.core import tensors as tt
-from embodied.core.bounds import Count, Fraction, NonNegative, Number, Positive
-from embodied.core.device import forked
-from embodied.core.env import Step, VecEnv
+from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
+from embodied.core.build import ConfigError
+from embodied.core.env import VecEnv
+from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import observations
 from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
 from embodied.nn.normalizers import MeanStdNormalizer
 from embodied.policies.networks.encoders import Encoder
-from embodied.rewards.demonstrations.observations import require_recorded
-from embodied.rewards.demonstrations.progress_hops import SHAPINGS, Frames
-from embodied.rewards.fitted import FittedReward
+from embodied.rewards.fitted import SHAPINGS, FittedReward, Frames, require_recorded
+from embodied.rewards.wrappers.added_observations import ObservationWrapper
 from embodied.vision.contrastive import open_image_text
 from embodied.vision.image_text import ImageText
 
@@ -54,13 +66,15 @@ PROGRESS = "privileged/progress"
 BATCH = 256  # images per call of the frozen encoder
 
 
-class ProgressObservation(Wrapper):
+class ProgressObservation(ObservationWrapper):
     """Adds `privileged/progress`, float32 [B]: `predict(first, newest)` of the features of each
     episode's first frame [B, F] and of its `reach` newest ones [B, reach, F], oldest first. Before
     the start of an episode, its first frame is repeated.
 
     `features(obs)` gives the features [B, F] of observations.
     """
+
+    newest = "progress"
 
     def __init__(
         self,
@@ -69,34 +83,19 @@ class ProgressObservation(Wrapper):
         predict: Callable[[Tensor, Tensor], Tensor],
         reach: int,
     ) -> None:
-        super().__init__(env, env.spec.with_obs(**{PROGRESS: Leaf((), low=0.0, high=1.0)}))
+        super().__init__(env, PROGRESS, Leaf((), low=0.0, high=1.0))
         self.features = features
         self.predict = predict
         self.reach = reach
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        obs = self.env.reset(seed, task, mask)
-        self._begin(self.features(obs), self.rows(mask))
-        return self.transform_obs(obs)
-
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
-        past = self.memory["past"]
-        past = torch.cat([past[:, 1:], self.features(step.next_obs)[:, None]], 1)
+    def observe(self, following: Tensors) -> Tensor:
+        past = torch.cat([self.memory["past"][:, 1:], self.features(following)[:, None]], 1)
         after = self.predict(self.memory["first"], past)
         self.memory = {**self.memory, "past": past, "progress": after}
-        if step.ended.any():
-            self._begin(self.features(step.obs), step.ended)
-        following = {**step.next_obs, PROGRESS: after}
-        return replace(step, obs=self.transform_obs(step.obs), next_obs=following)
+        return after
 
-    def transform_obs(self, obs: Tensors) -> Tensors:
-        return {**obs, PROGRESS: self.memory["progress"]}
-
-    def _begin(self, features: Tensor, rows: Tensor) -> None:
-        """Episodes begin in the envs `rows` [B] (bool)."""
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        features = self.features(obs)
         past = features[:, None].expand(-1, self.reach, -1)
         fresh = {"first": features, "past": past, "progress": self.predict(features, past)}
         if not self.memory:
@@ -294,3 +293,46 @@ class Rewind(FittedReward):
     def _predicted(self, first: Tensor, newest: Tensor) -> Tensor:
         recent = newest[:, :: self.config.stride]
         return self.progress(torch.cat([first[:, None], recent], 1))
+
+
+@dataclass(frozen=True)
+class WeightingConfig:
+    """Settings of reward-aligned behaviour cloning."""
+
+    horizon: Count = 10  # steps over which progress is compared: the length of the policy's chunk
+    kappa: Number = 0.01  # a gain in progress above it has the weight 1
+    seed: CountOrZero = 0  # seed of the progress model's fit
+    rewind: Config = field(default_factory=Config)  # the progress model
+
+
+class ProgressGain(Weights):
+    """A weight for every step."""
+
+    def __init__(self, config: WeightingConfig) -> None:
+        if not config.rewind.demos:
+            raise ConfigError(
+                "progress is learned from good demonstrations: weighting.rewind.demos=DIR"
+            )
+        self.config = config
+
+    def __call__(self, episodes: Episodes) -> Tensor:
+        """Weights [N] (float64) of all steps."""
+        cpu = torch.device("cpu")
+        model = Rewind(self.config.rewind, episodes.spec, cpu, self.config.seed, None)
+        parts = []
+        for number in range(len(episodes)):
+            progress = model.augment_episode(observations(episodes.episode(number)))[PROGRESS]
+            last = len(progress) - 1
+            later = (torch.arange(last) + self.config.horizon).clamp(max=last)
+            parts.append(progress[later] - progress[:-1])
+        return weights(torch.cat(parts).double(), self.config.kappa)
+
+
+def weights(gain: Tensor, kappa: float) -> Tensor:
+    """w [N] of gains [N]. ConfigError if no gain is above 0."""
+    mean, std = gain.mean(), gain.std(correction=0)
+    soft = ((gain - (mean - 2 * std)) / (4 * std).clamp(min=1e-9)).clamp(0, 1)
+    found = torch.where(gain > kappa, 1.0, soft) * (gain >= 0)
+    if not found.any():
+        raise ConfigError("no step of these recordings gains progress: see reward score ... rise")
+    return found

@@ -6,19 +6,29 @@
         return near - cost, {"near": near, "cost": -cost}
 
 Reward as code: Eureka (Ma et al., 2023), Text2Reward (Xie et al., 2023). The parameters' names
-select parts of the observation (`embodied.rewards.handcrafted.variables`), as does `self.NAME` in a
+select parts of the observation (`variables`), as does `self.NAME` in a
 method. The program returns the total [N], or the total and its named components. It runs in a
 locked process (`embodied.sandbox.gate`), which tests it every time it is loaded.
+
+Variables: the parts of a transition that a reward program can use, by name.
+
+An observation `state` with named elements is split into its parts: tool_x, tool_y, tool_z are the
+vector `tool` [N, 3], q1 ... q7 the vector `q` [N, 7], any other name a scalar such as `width` [N].
+Each exists before (`tool`) and after the step (`next_tool`). The environment's reward, success and
+the time are not available.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,13 +36,140 @@ from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite
 from embodied.core.reward import Reward
-from embodied.core.spec import Spec
+from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.rewards.handcrafted import variables as vs
-from embodied.sandbox.evaluate import ProgramOutput
-from embodied.sandbox.gate import Sandbox
-from embodied.sandbox.process import Limits
-from embodied.sandbox.program import Rejected
+from embodied.sandbox.gate import Limits, Sandbox
+from embodied.sandbox.program import ProgramOutput, Rejected
+
+AXES = re.compile(r"(.+)_([xyz])")
+NUMBERED = re.compile(r"([A-Za-z]+(?:_[A-Za-z]+)*?)_?(\d+)")
+ACTION = "action"
+NEXT = "next_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A named part of a transition: the elements `at` of observation `leaf` (None: all), of `shape`
+    per transition."""
+
+    name: str
+    leaf: str
+    shape: tuple[int, ...]
+    at: tuple[int, ...] | None
+    unit: str
+    names: tuple[str, ...] = ()
+    low: object = None
+    high: object = None
+    dtype: str = "float32"
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is a position or a displacement in space."""
+        return self.shape == (3,) and len(self.names) == 3 and self.names[0].endswith("_x")
+
+    def of(self, transitions: Tensors, end: str) -> Tensor:
+        """Its values [N, *shape] in transitions; `end` is "obs" or "next_obs"."""
+        value = transitions[ACTION] if self.leaf == ACTION else transitions[f"{end}/{self.leaf}"]
+        if self.at is None:
+            return value
+        if not self.shape:
+            return value[:, self.at[0]]
+        first, last = self.at[0], self.at[-1] + 1
+        if last - first == len(self.at):
+            return value[:, first:last]
+        return value[:, list(self.at)]
+
+
+def variables(spec: Spec) -> dict[str, Variable]:
+    """All variables by name, without the `next_` ones; the action is `action`."""
+    found: dict[str, Variable] = {}
+    for name, leaf in spec.obs.items():
+        whole = _identifier(name)
+        found.setdefault(whole, _whole(whole, name, leaf))
+        for part in _parts(name, leaf):
+            found.setdefault(part.name, part)
+    found[ACTION] = _whole(ACTION, ACTION, spec.act)
+    return found
+
+
+def known(spec: Spec) -> list[str]:
+    """All names that a program may use as parameters."""
+    names = list(variables(spec))
+    return names + [NEXT + name for name in names if name != ACTION]
+
+
+def inputs(found: Mapping[str, Variable], names: tuple[str, ...], transitions: Tensors) -> Tensors:
+    """The values of a program's parameters `names`."""
+    return {name: value(found, name, transitions) for name in names}
+
+
+def value(found: Mapping[str, Variable], name: str, transitions: Tensors) -> Tensor:
+    """One variable [N, ...]; names starting with `next_` are taken after the step."""
+    if name in found:
+        return found[name].of(transitions, "obs")
+    return found[name.removeprefix(NEXT)].of(transitions, "next_obs")
+
+
+def random_transitions(spec: Spec, count: int, seed: int = 0) -> Tensors:
+    """Random transitions within the bounds of `spec`, to test a program without an environment."""
+    generator = torch.Generator().manual_seed(seed)
+    rows: Tensors = {ACTION: _sample(spec.act, count, generator)}
+    for name, leaf in spec.obs.items():
+        rows[f"obs/{name}"] = _sample(leaf, count, generator)
+        rows[f"next_obs/{name}"] = _sample(leaf, count, generator)
+    return rows
+
+
+def _sample(leaf: Leaf, count: int, generator: torch.Generator) -> Tensor:
+    shape = (count, *leaf.shape)
+    if leaf.dtype == "float32":
+        low, high = (_bound(bound, leaf, sign) for bound, sign in ((leaf.low, -1), (leaf.high, 1)))
+        return low + (high - low) * torch.rand(shape, generator=generator)
+    highs = leaf.high if isinstance(leaf.high, tuple) else (leaf.high,)
+    most = 1 if None in highs else int(min(h for h in highs if h is not None))
+    drawn = torch.randint(0, most + 1, shape, generator=generator)
+    return drawn.to(getattr(torch, leaf.dtype))
+
+
+def _bound(bound: object, leaf: Leaf, sign: int) -> Tensor:
+    numbers = torch.tensor(float(sign) if bound is None else bound, dtype=torch.float32)
+    return numbers.clamp(-10, 10).expand(leaf.size).reshape(leaf.shape)
+
+
+def _whole(name: str, leaf_name: str, leaf: Leaf) -> Variable:
+    return Variable(
+        name, leaf_name, leaf.shape, None, leaf.unit, leaf.names, leaf.low, leaf.high, leaf.dtype
+    )
+
+
+def _parts(name: str, leaf: Leaf) -> list[Variable]:
+    """The named parts of a vector, in the order of their first elements."""
+    if len(leaf.shape) != 1 or len(leaf.names) != leaf.size:
+        return []
+    groups: dict[str, list[int]] = {}
+    for at, element in enumerate(leaf.names):
+        axes, numbered = AXES.fullmatch(element), NUMBERED.fullmatch(element)
+        stem = axes[1] if axes else numbered[1] if numbered else element
+        groups.setdefault(_identifier(stem), []).append(at)
+    return [
+        Variable(
+            stem,
+            name,
+            () if len(at) == 1 and stem == _identifier(leaf.names[at[0]]) else (len(at),),
+            tuple(at),
+            leaf.unit,
+            tuple(leaf.names[i] for i in at),
+            dtype=leaf.dtype,
+        )
+        for stem, at in groups.items()
+    ]
+
+
+def _identifier(name: str) -> str:
+    """`name` as a Python identifier."""
+    plain = re.sub(r"\W", "_", name).lstrip("_")
+    return plain if plain and not plain[0].isdigit() else f"leaf_{plain}"
+
 
 logger = logging.getLogger(__name__)
 TRIED = 256  # random transitions for the gate
@@ -61,12 +198,12 @@ class Program(Reward):
         self.folder = folder
         self.step = 0
         self.source = _source(config)
-        self.variables = vs.variables(spec)
-        names = vs.known(spec)
-        rows = vs.random_transitions(spec, TRIED) if config.rows is None else load_file(config.rows)
+        self.variables = variables(spec)
+        names = known(spec)
+        rows = random_transitions(spec, TRIED) if config.rows is None else load_file(config.rows)
         try:
             sandbox = Sandbox(Limits(peak=config.peak), config.require_lock)
-            given = vs.inputs(self.variables, tuple(names), rows)
+            given = inputs(self.variables, tuple(names), rows)
             self.gated = sandbox.gate(self.source, given, config.rows is not None)
         except Rejected as error:
             raise ConfigError(f"the reward program is rejected: {error}") from error
@@ -126,9 +263,9 @@ class Program(Reward):
 
     def _output(self, transitions: Tensors) -> ProgramOutput:
         try:
-            found = vs.inputs(self.variables, self.gated.program.inputs, transitions)
+            found = inputs(self.variables, self.gated.program.inputs, transitions)
             # An action gives constants their batch size.
-            return self.gated(found or {vs.ACTION: transitions[vs.ACTION]})
+            return self.gated(found or {ACTION: transitions[ACTION]})
         except Rejected as error:
             raise NotFinite(f"the reward program failed in this environment: {error}") from error
 

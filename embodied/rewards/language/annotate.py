@@ -10,6 +10,21 @@ et al., 2023). Transitions are rewarded when they are sampled.
 A caption is due at its first occurrence, and again at twice the count if no label resulted. So
 common captions are retried soon, those that no labeller can decide cost little, and none is
 dropped.
+
+Prompts and parsers for labelling captions with a language model.
+
+The prompt has the goal and numbered captions; the answer is one word per number: helpful, unhelpful
+or unsure; for pairs first, second or neither, asked in both orders. Unsure, missing, contradictory
+or otherwise worded answers are no label.
+
+Models from labelled captions to a score for every caption.
+
+    LabelTable      r(c) = label of c, 0 without one
+    Classification  cross-entropy on labels;          r(c) = 1[P(helpful | c) > threshold]
+    Ranking         P(a over b) = sigma(f(a) - f(b)), cross-entropy, 1/2 where neither is better;
+                    z = (f - mean) / deviation over recent captions;   r(c) = z 1[z > threshold]
+
+The three reward models of ONI (Zheng et al., 2024); ranking is Motif's (Klissarov et al., 2023).
 """
 
 from __future__ import annotations
@@ -17,39 +32,297 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core.bounds import Count, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, Node
 from embodied.core.env import Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
+from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
-from embodied.rewards.language.caption_models import (
-    CaptionModel,
-    Classification,
-    LabelTable,
-    Ranking,
+from embodied.nn.fit import gradient_step
+from embodied.rewards.wrappers.added_observations import (
+    CAPTION,
+    TIMES,
+    CaptionVocabulary,
+    with_event_captions,
 )
-from embodied.rewards.language.prompts import (
-    CONTRADICTED,
-    VERSION,
-    CaptionLabeller,
-    Label,
-    Question,
+
+Question = tuple[str, ...]
+"""A caption, or two that are compared."""
+VERSION = "1"  # of the prompts, for provenance
+ROLE = (
+    "You judge the play of an agent that learns to act. You are given its goal and messages that "
+    "it got while it acted. Judge each message by itself: does what it tells bring the goal nearer?"
 )
-from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions
-from embodied.rewards.wrappers.render_caption import CAPTION, CaptionVocabulary
+SINGLE = "Answer for every number: helpful, unhelpful, or unsure where you cannot tell."
+PAIRED = (
+    "Every number has two messages. Answer for every number which of them tells of more progress "
+    "towards the goal: first, second, or neither where they are alike or you cannot tell."
+)
+CONTRADICTED = "another answer in the other order"
+VALUES = {"helpful": 1.0, "unhelpful": 0.0}
+SIDES = {"first": 1.0, "second": 0.0, "neither": 0.5}
+
+
+@dataclass(frozen=True)
+class Label:
+    """The answer to a question. `value` None: no usable answer, and `why`; the rest is provenance
+    and cost."""
+
+    question: Question
+    value: float | None
+    model: str = ""
+    key: str = ""
+    cached: bool = False
+    tokens: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+
+class CaptionLabeller:
+    """Labels captions with the language model `chat`, given the goal in words."""
+
+    def __init__(self, chat: Chat, goal: str) -> None:
+        self.chat = chat
+        self.goal = goal
+
+    def label(self, questions: Sequence[Question]) -> list[Label]:
+        """One label per question: of one caption (1: helpful, 0: not), or of two (1: the first is
+        better, 0: the second, 0.5: neither)."""
+        if len(questions[0]) == 1:
+            answer = self._ask([caption for (caption,) in questions], SINGLE, [*VALUES, "unsure"])
+            return [
+                labelled(q, VALUES.get(w), answer) for q, w in _words_by_question(questions, answer)
+            ]
+        return self._compared(questions)
+
+    def _compared(self, questions: Sequence[Question]) -> list[Label]:
+        one = self._ask([_pair(a, b) for a, b in questions], PAIRED, [*SIDES])
+        other = self._ask([_pair(b, a) for a, b in questions], PAIRED, [*SIDES])
+        turned = {"first": "second", "second": "first", "neither": "neither"}
+        labels = []
+        for (question, word), (_, back) in zip(
+            _words_by_question(questions, one), _words_by_question(questions, other), strict=True
+        ):
+            agreed = word in turned and turned[word] == back
+            labels.append(labelled(question, SIDES[word] if agreed else None, one, other))
+            if not agreed and word in turned and back in turned:
+                labels[-1] = replace(labels[-1], why=CONTRADICTED)
+        return labels
+
+    def _ask(self, lines: Sequence[str], how: str, words: Sequence[str]) -> Answer:
+        listed = "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
+        text = f"Goal: {self.goal}\n{how}\n{listed}"
+        return self.chat.ask([Message("system", ROLE), Message("user", text)], schema(lines, words))
+
+
+def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+    """JSON schema of an object with one of `words` for each number."""
+    keys = [str(number) for number in range(1, len(lines) + 1)]
+    one = {"type": "string", "enum": list(words)}
+    return object_schema(dict.fromkeys(keys, one))
+
+
+def labelled(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:
+    """A label with its provenance; several answers belong to one question in several orders."""
+    every = (answer, *more)
+    return Label(
+        question,
+        value,
+        model=answer.model,
+        key=answer.key,
+        cached=all(one.cached for one in every),
+        tokens=sum(one.tokens for one in every),
+        seconds=sum(one.seconds for one in every),
+        why="" if value is not None else "abstained",
+    )
+
+
+def _pair(first: str, second: str) -> str:
+    return f"first: {first} | second: {second}"
+
+
+def _words_by_question(questions: Sequence[Question], answer: Answer) -> list[tuple[Question, str]]:
+    data = answer.data if isinstance(answer.data, Mapping) else {}
+    return [(q, str(data.get(str(number), ""))) for number, q in enumerate(questions, 1)]
+
+
+LONGEST = 200  # characters of a caption that are used
+LETTERS = 128
+
+
+class CaptionModel(Protocol):
+    """Scores of captions, learned from labels."""
+
+    def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
+        """Learn from new labels; returns metrics."""
+        ...
+
+    def normalize_on(self, captions: Sequence[str]) -> None:
+        """Normalise the scores on recent captions."""
+        ...
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Scores [len(captions)] (float32)."""
+        ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class LabelTable(Remembered):
+    """A dictionary of labels; it does not generalise."""
+
+    remembered = ("value",)
+
+    def __init__(self) -> None:
+        self.value: dict[str, float] = {}
+
+    def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
+        self.value |= {q[0]: value for q, value in zip(questions, values, strict=True)}
+        return {}
+
+    def normalize_on(self, captions: Sequence[str]) -> None:
+        pass
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        return torch.tensor([self.value.get(caption, 0.0) for caption in captions])
+
+
+class CharCNN(nn.Module):
+    """A character-level convolutional network: texts [N, L] (uint8) to [N], with masked pooling
+    over length."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(LETTERS, 32, padding_idx=0)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(32 if not i else width, width, 5, padding=2) for i in range(3)
+        )
+        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, 1))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits or scores [N]."""
+        there = (text > 0)[:, None]
+        x = self.embed(text.long()).mT
+        for layer in self.layers:
+            x = functional.gelu(layer(x)) * there
+        mean = x.sum(2) / there.sum(2).clamp(min=1)
+        return self.head(torch.cat([mean, x.amax(2)], 1))[:, 0]
+
+
+def encode_characters(captions: Sequence[str]) -> Tensor:
+    """Captions as [N, L] (uint8), zero-padded; non-ASCII characters become "?"."""
+    rows = [caption.encode("ascii", "replace")[:LONGEST] for caption in captions]
+    text = torch.zeros(len(rows), max(map(len, rows), default=1) or 1, dtype=torch.uint8)
+    for row, letters in zip(text, rows, strict=True):
+        row[: len(letters)] = torch.tensor(list(letters), dtype=torch.uint8)
+    return text
+
+
+class LearnedCaptionModel(Remembered):
+    """A character network and its labels: `steps` of Adam on minibatches of all labels whenever
+    there are new ones, with its own random generator."""
+
+    remembered = ("net", "adam", "generator", "questions", "values")
+
+    def __init__(self, steps: int, lr: float, batch: int, threshold: float, seed: int) -> None:
+        self.steps = steps
+        self.batch = batch
+        self.threshold = threshold
+        self.generator = torch.Generator().manual_seed(seed)
+        with forked(seed):
+            self.net = CharCNN()
+        self.adam = torch.optim.Adam(self.net.parameters(), lr=lr)
+        self.questions: list[Question] = []
+        self.values: list[float] = []
+
+    def learn(self, questions: Sequence[Question], values: Sequence[float]) -> dict[str, Tensor]:
+        self.questions += questions
+        self.values += values
+        sides = [encode_characters(side) for side in zip(*self.questions, strict=True)]
+        target = torch.tensor(self.values)
+        metrics: dict[str, Tensor] = {}
+        for _ in range(self.steps):
+            pick = torch.randint(len(target), (self.batch,), generator=self.generator)
+            logit = self.logit([side[pick] for side in sides])
+            loss = functional.binary_cross_entropy_with_logits(logit, target[pick])
+            gradient_step(self.adam, loss)
+            right = ((logit > 0) == (target[pick] > 0.5)).float().mean()
+            metrics = {"model_loss": loss.detach(), "model_accuracy": right}
+        return metrics
+
+    def logit(self, sides: list[Tensor]) -> Tensor:
+        """Logits [n] of the answers; `sides` are the captions [n, length] of each question."""
+        raise NotImplementedError(f"{type(self).__name__} has no logits")
+
+    @torch.no_grad()
+    def scores(self, captions: Sequence[str]) -> Tensor:
+        """Raw outputs [N] of the network."""
+        parts = [captions[i : i + 4096] for i in range(0, len(captions), 4096)]
+        return (
+            torch.cat([self.net(encode_characters(part)) for part in parts])
+            if parts
+            else torch.zeros(0)
+        )
+
+    def normalize_on(self, captions: Sequence[str]) -> None:
+        pass
+
+
+class Classification(LearnedCaptionModel):
+    """Helpful or not; 0 before the first label."""
+
+    def logit(self, sides: list[Tensor]) -> Tensor:
+        return self.net(sides[0])
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        if not self.values:
+            return torch.zeros(len(captions))
+        return (self.scores(captions).sigmoid() > self.threshold).float()
+
+
+class Ranking(LearnedCaptionModel):
+    """Better or worse, normalised on recent captions."""
+
+    remembered = ("mean", "deviation")
+    mean = 0.0
+    deviation = 1.0
+
+    def logit(self, sides: list[Tensor]) -> Tensor:
+        both = [functional.pad(side, (0, LONGEST - side.shape[1])) for side in sides]
+        widest = max(side.shape[1] for side in sides)
+        first, second = self.net(torch.cat([side[:, :widest] for side in both])).chunk(2)
+        return first - second
+
+    def normalize_on(self, captions: Sequence[str]) -> None:
+        if len(captions) > 1:
+            scores = self.scores(captions)
+            self.mean = float(scores.mean())
+            self.deviation = float(scores.std()) + 1e-6
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        if not self.values:
+            return torch.zeros(len(captions))
+        z = (self.scores(captions) - self.mean) / self.deviation
+        return z * (z > self.threshold)
+
 
 NEVER = np.iinfo(np.int64).max  # a count that is never reached
 

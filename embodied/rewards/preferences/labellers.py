@@ -26,7 +26,7 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import WORKERS, AskPool
-from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message
+from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, object_schema
 from embodied.vision.image_text import ImageText
 
 logger = logging.getLogger(__name__)
@@ -35,12 +35,7 @@ Pair = tuple[int, Tensor, Tensor]
 """The ticket and both images (uint8 [H, W, 3]) of a pair."""
 SWAPPED = {FIRST: SECOND, SECOND: FIRST, TIE: TIE, ABSTAIN: ABSTAIN}
 WORDS = {"first": FIRST, "second": SECOND, "same": TIE, "unsure": ABSTAIN}
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"nearer": {"enum": list(WORDS)}},
-    "required": ["nearer"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"nearer": {"enum": list(WORDS)}})
 
 
 @dataclass

@@ -30,7 +30,7 @@ from embodied.core.remembered import Remembered
 from embodied.core.reward import Reward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.rewards.demonstrations.observations import require_observed
+from embodied.rewards.fitted import require_observed
 from embodied.rewards.success.model import (
     LabelledFrames,
     Training,
@@ -43,7 +43,7 @@ from embodied.rewards.success.model import (
     with_successes,
     write,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.added_observations import with_pictures
 from embodied.rewards.wrappers.success_detector import SuccessDetector
 
 LEAST_OWN = 16  # observations of the policy needed for a refit with them
@@ -137,11 +137,14 @@ class Classifier(Remembered, Reward):
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with rendered images, if they are needed and not observed, and with
         episodes that end at a detected success (`terminate`)."""
-        if PICTURE in self.leaves and PICTURE not in env.spec.obs:
-            env = with_render(env, self.leaves[PICTURE].shape[0])
-        return (
-            SuccessDetector(env, self._detect, self.config.steps) if self.config.terminate else env
-        )
+        env = with_pictures(env, self.leaves)
+        if not self.config.terminate:
+            return env
+
+        def detect(obs: Tensors) -> Tensor:
+            return self.passes({name: obs[name].to(self.device) for name in self.leaves})
+
+        return SuccessDetector(env, detect, self.config.steps)
 
     @torch.no_grad()
     def probability(self, obs: Tensors) -> Tensor:
@@ -151,9 +154,6 @@ class Classifier(Remembered, Reward):
     def passes(self, obs: Tensors) -> Tensor:
         """Whether observations pass for success, [N] (bool)."""
         return self.probability(obs) > self.calibration.threshold
-
-    def _detect(self, obs: Tensors) -> Tensor:
-        return self.passes({name: obs[name].to(self.device) for name in self.leaves})
 
     def __call__(self, transitions: Tensors) -> Tensor:
         return self.passes(tt.under(transitions, "next_obs")) * (1 - transitions["discount"])

@@ -32,9 +32,15 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.nn.fit import fit, held_out
 from embodied.nn.networks import mlp
-from embodied.policies.networks.encoders import Encoder, ImageConfig
-from embodied.rewards.demonstrations.observations import all_frames, shared_leaves, shift_images
-from embodied.rewards.fitted import fingerprint, save_fitted
+from embodied.policies.networks.encoders import Encoder
+from embodied.policies.networks.image_encoders import ImageConfig
+from embodied.rewards.fitted import (
+    all_frames,
+    fingerprint,
+    save_fitted,
+    shared_leaves,
+    shift_images,
+)
 from embodied.vision.contrastive import open_image_text
 
 BINS = 10

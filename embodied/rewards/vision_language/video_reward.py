@@ -3,7 +3,7 @@
 The frames of an episode that ended wait for the model; a thread asks, and training goes on. The
 answer gives the progress Phi of every observation of the episode, and
 
-    r = env_weight r_env + scale F(Phi, Phi')       (F: `rewards.demonstrations.progress_hops`)
+    r = env_weight r_env + scale F(Phi, Phi')       (F: `rewards.fitted.SHAPINGS`)
 
 where Phi is 0 until there is an answer, and where there was none. Transitions are rewarded when
 they are sampled, so that old ones get late answers. Recorded episodes are asked about at once.
@@ -50,29 +50,25 @@ from embodied.core.reward import SummedReward
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool
-from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, ServerUnusable
+from embodied.llm.chat import BudgetSpent, Chat, ChatError, Message, ServerUnusable, object_schema
 from embodied.llm.client import open_chat
 from embodied.nn.statistics import spearman
-from embodied.rewards.demonstrations.progress_hops import SHAPINGS
+from embodied.rewards.fitted import SHAPINGS
 from embodied.rewards.vision_language.clip import require_picture
-from embodied.rewards.wrappers.episode_video import (
+from embodied.rewards.wrappers.added_observations import (
+    PICTURE,
     VIDEO_INDEX,
     EpisodeVideoWrapper,
     Video,
     VideoRecorder,
+    with_render,
 )
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
 from embodied.vision.contrastive import resized
 
 logger = logging.getLogger(__name__)
 
 TOP = 20  # alternatives of a token, as many as servers usually report
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"score": {"enum": [1, 2, 3, 4, 5]}},
-    "required": ["score"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"score": {"enum": [1, 2, 3, 4, 5]}})
 
 
 @dataclass(frozen=True)
@@ -251,12 +247,7 @@ def integer_list(name: str, count: int, least: int, most: int) -> Mapping[str, A
     """A JSON schema: an object whose only member `name` is a list of `count` integers."""
     numbers = {"type": "integer", "minimum": least, "maximum": most}
     items = {"type": "array", "items": numbers, "minItems": count, "maxItems": count}
-    return {
-        "type": "object",
-        "properties": {name: items},
-        "required": [name],
-        "additionalProperties": False,
-    }
+    return object_schema({name: items})
 
 
 @dataclass(frozen=True)

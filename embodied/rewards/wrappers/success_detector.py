@@ -19,9 +19,9 @@ from embodied.core.bounds import Count, Fraction
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.rewards.demonstrations.observations import require_observed
+from embodied.rewards.fitted import require_observed
 from embodied.rewards.success.model import read
-from embodied.rewards.wrappers.render_caption import PICTURE, with_render
+from embodied.rewards.wrappers.added_observations import with_pictures
 
 
 class NoTerminationWrapper(Wrapper):
@@ -92,9 +92,7 @@ class DetectSuccess(SuccessDetector):
         require_observed(self.leaves, env.spec)
         threshold = config.threshold
         self.threshold = self.calibration.threshold if threshold is None else threshold
-        if PICTURE in self.leaves and PICTURE not in env.spec.obs:
-            env = with_render(env, self.leaves[PICTURE].shape[0])
-        super().__init__(env, self._passes, config.steps)
+        super().__init__(with_pictures(env, self.leaves), self._passes, config.steps)
 
     @torch.no_grad()
     def _passes(self, obs: Tensors) -> Tensor:

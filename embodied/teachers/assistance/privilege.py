@@ -19,8 +19,7 @@ from embodied.core.bounds import Count, Fraction, PositiveFraction
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.task_space import Floats
-from embodied.teachers.teacher import Teacher
+from embodied.teachers.teacher import Floats, Teacher
 
 
 @dataclass(frozen=True, kw_only=True)

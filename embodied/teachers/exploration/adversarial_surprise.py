@@ -26,8 +26,7 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.teacher import Curriculum, StepSecondAgent, TwoAgentTeacher
+from embodied.teachers.teacher import Curriculum, EpisodeLog, StepSecondAgent, TwoAgentTeacher
 
 
 @runtime_checkable

@@ -3,30 +3,346 @@
 A player (a trained policy or a scripted demonstrator) records trajectories; their simulator states
 are the candidates. As with tasks, every episode has a ticket (its id), under which the choice is
 kept until the outcome is known.
+
+Trajectories: simulator states saved along the episodes of a player policy.
+
+ResetStateWrapper: starts episodes from saved simulator states that a teacher chooses.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.core import tensors as tt
+from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
-from embodied.core.env import VecEnv
+from embodied.core.env import NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.remembered import Remembered
+from embodied.core.seeding import forked
 from embodied.core.spec import Spec
-from embodied.teachers.episode_log import EpisodeLog
-from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.resets.state_library import Trajectories, record_trajectories
-from embodied.teachers.task_space import Floats
-from embodied.teachers.teacher import Curriculum, Outcome, bounded
+from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
+from embodied.teachers.teacher import Curriculum, EpisodeLog, Floats, Outcome, bounded
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """M saved states of E episodes, in the order of (episode, time).
+
+    `states`: from `get_state` [M, ...], and the observations `obs/*` even if that has none;
+    `episode` [M] (int64); `time` [M]: steps since the start of the episode; `left` [M]: steps to
+    its end; `togo`, `after` [M]: discounted and undiscounted return to go (float64). Per episode:
+    `returns`, `lengths`, `won` [E] (NaN: success unknown).
+    """
+
+    states: Tensors
+    episode: Tensor
+    time: Tensor
+    left: Tensor
+    togo: Tensor
+    after: Tensor
+    returns: Tensor
+    lengths: Tensor
+    won: Tensor
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def only(self, episodes: Tensor) -> Trajectories:
+        """The trajectories of `episodes` [k] (int64), in that order."""
+        rows = torch.cat([(self.episode == each).nonzero().flatten() for each in episodes])
+        number = torch.full((len(self.returns),), -1)
+        number[episodes] = torch.arange(len(episodes))
+        each = {key: getattr(self, key)[rows] for key in ("time", "left", "togo", "after")}
+        whole = {key: getattr(self, key)[episodes] for key in ("returns", "lengths", "won")}
+        places = number[self.episode[rows]]
+        return replace(self, states=tt.take(self.states, rows), episode=places, **each, **whole)
+
+    def successful(self) -> Trajectories:
+        """The trajectories that are not known to have failed; ConfigError if there are none."""
+        good = (~(self.won == 0)).nonzero().flatten()
+        if not len(good):
+            raise ConfigError(
+                "this teacher needs a successful demonstration; none of the recorded ones succeeded"
+            )
+        return self.only(good)
+
+
+@torch.no_grad()
+def record_trajectories(
+    player: Policy, env: VecEnv, episodes: int, every: int, seed: int, gamma: float
+) -> Trajectories:
+    """Play `episodes` of `player` without exploration and save the state at every `every`-th step.
+
+    Each env contributes its first episodes, so that short ones are not favoured. ConfigError if the
+    environment cannot load saved states. Torch's global generator is left unchanged.
+    """
+    with forked(seed):
+        obs = env.reset(seed)
+        try:
+            env.set_state(env.get_state())
+            _ = env.state_roles
+        except NotSavable as error:
+            raise ConfigError(f"this environment cannot begin in saved states: {error}") from error
+        recorder = _Recorder(env.num_envs, episodes, every, gamma)
+        actor = Actor(player, env.num_envs)
+        first = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        while not recorder.full:
+            recorder.save(env, obs)
+            step = env.step(actor(obs, first))
+            require_finite(step.reward, step.next_obs, type(env).__name__)
+            recorder.add(step.reward, step.log.get("success"), step.ended)
+            obs, first = step.obs, step.ended
+    return recorder.trajectories()
+
+
+class _Recorder:
+    """Records all envs until each has contributed its share of the episodes."""
+
+    def __init__(self, rows: int, episodes: int, every: int, gamma: float) -> None:
+        self.rows = rows
+        self.episodes = episodes
+        self.every = every
+        self.gamma = gamma
+        self.quota = -(-episodes // rows)
+        self.turn = [0] * rows
+        self.kept: list[list[tuple[int, Tensors]]] = [[] for _ in range(rows)]
+        self.rewards: list[list[float]] = [[] for _ in range(rows)]
+        self.won = [float("nan")] * rows
+        self.done: dict[int, tuple[list[tuple[int, Tensors]], list[float], float]] = {}
+
+    @property
+    def full(self) -> bool:
+        return min(self.turn) >= self.quota
+
+    def save(self, env: VecEnv, obs: Tensors) -> None:
+        """Save the state of each env whose step number is a multiple of `every`."""
+        due = [row for row in range(self.rows) if len(self.rewards[row]) % self.every == 0]
+        if not due:
+            return
+        state = with_obs(env.get_state(), obs)
+        for row in due:
+            part = {key: value[row].cpu().clone() for key, value in state.items()}
+            self.kept[row].append((len(self.rewards[row]), part))
+
+    def add(self, reward: Tensor, success: Tensor | None, ended: Tensor) -> None:
+        for row, gain in enumerate(reward.tolist()):
+            self.rewards[row].append(gain)
+            if success is not None:
+                self.won[row] = float(self.won[row] == 1.0 or bool(success[row]))
+        for row in ended.nonzero().flatten().tolist():
+            number = self.turn[row] * self.rows + row
+            if number < self.episodes:
+                self.done[number] = (self.kept[row], self.rewards[row], self.won[row])
+            self.kept[row] = []
+            self.rewards[row] = []
+            self.won[row] = float("nan")
+            self.turn[row] += 1
+
+    def trajectories(self) -> Trajectories:
+        rows: list[tuple[int, int, int, float, float]] = []
+        states: list[Tensors] = []
+        for number in sorted(self.done):
+            kept, rewards, _ = self.done[number]
+            discounted, plain = _ahead(rewards, self.gamma), _ahead(rewards, 1.0)
+            for at, state in kept:
+                rows.append((number, at, len(rewards) - at, discounted[at], plain[at]))
+                states.append(state)
+        played = [self.done[number] for number in sorted(self.done)]
+        episode, time, left, togo, after = zip(*rows, strict=True)
+        return Trajectories(
+            tt.stack(states),
+            *(torch.tensor(column) for column in (episode, time, left)),
+            *(torch.tensor(column, dtype=torch.float64) for column in (togo, after)),
+            torch.tensor([sum(rewards) for _, rewards, _ in played], dtype=torch.float64),
+            torch.tensor([len(rewards) for _, rewards, _ in played]),
+            torch.tensor([won for _, _, won in played]),
+        )
+
+
+def _ahead(rewards: list[float], gamma: float) -> list[float]:
+    """The discounted return to go at each step."""
+    sums = [0.0] * (len(rewards) + 1)
+    for at in reversed(range(len(rewards))):
+        sums[at] = rewards[at] + gamma * sums[at + 1]
+    return sums[:-1]
+
+
+def with_obs(state: Tensors, obs: Tensors) -> Tensors:
+    """A state and the observations in it; not every environment saves them."""
+    return {**{f"obs/{name}": value for name, value in obs.items()}, **state}
+
+
+def restored(
+    state: Tensors, rows: Tensor, saved: Tensors, index: Tensor, roles: StateRoles
+) -> Tensors:
+    """`state` [B, ...] with the envs `rows` [n] in the states `index` [n] of `saved` [M, ...].
+
+    Their random generators are kept; their clocks are set to 0, and the times on them moved.
+    """
+    new = tt.each(state, torch.clone)
+    taken = {key: saved[key][index].to(value) for key, value in new.items()}
+    since = _elapsed(taken, roles)
+    for key, columns in roles.times.items():
+        _change(taken, key, columns, lambda flat: flat - since.to(flat)[:, None])
+    for key, columns in roles.clocks.items():
+        _change(taken, key, columns, torch.zeros_like)
+    for key, columns in roles.generators.items():
+        own = _rows(state[key][rows])
+        kept = own if columns is None else own[:, list(columns)]
+        _change(taken, key, columns, lambda _, kept=kept: kept)
+    for key, value in taken.items():
+        new[key][rows] = value
+    return new
+
+
+def _elapsed(taken: Tensors, roles: StateRoles) -> Tensor:
+    """[n]: the first clock of the saved states."""
+    key, columns = next(iter(roles.clocks.items()), ("", None))
+    if not key:
+        return torch.zeros(())
+    return _rows(taken[key])[:, 0 if columns is None else columns[0]].clone()
+
+
+def _change(
+    taken: Tensors, key: str, columns: Sequence[int] | None, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Replace columns of a leaf (None: all) by what `change` makes of them."""
+    flat = _rows(taken[key]).clone()
+    at = list(range(flat.shape[1]) if columns is None else columns)
+    flat[:, at] = change(flat[:, at])
+    taken[key] = flat.view_as(taken[key])
+
+
+def _rows(leaf: Tensor) -> Tensor:
+    """[n, k], also of a leaf [n]."""
+    return leaf.reshape(leaf.shape[0], -1)
+
+
+NEVER = 1 << 40
+DEFAULT_RESET = -1
+"""Instead of the index of a saved state: the environment's own initial state."""
+
+
+class InitialStates(Protocol):
+    """Chooses the saved state from which each episode starts (a `ResetDistribution`)."""
+
+    config: Any
+    paths: Trajectories
+    pending: dict[int, tuple[int, Any]]
+
+    def sample(self, n: int) -> tuple[Tensor, Tensor]: ...
+    def update(self, ticket: Tensor, outcome: Outcome) -> None: ...
+    def count_steps(self, steps: int) -> None: ...
+
+
+class ResetStateWrapper(Wrapper):
+    """Starts each new episode from the state that `resets` samples. Episodes from a saved state are
+    truncated after `resets.config.limit` steps.
+
+    In `episode_log`, an episode's task is the time of its initial state as a share of the longest
+    trajectory (0: the environment's own reset). `log["ticket"]` [B] is the id of the episode.
+    """
+
+    def __init__(
+        self, env: VecEnv, resets: InitialStates, episode_log: EpisodeLog | None = None
+    ) -> None:
+        super().__init__(env)
+        self.resets = resets
+        self.episode_log = episode_log
+        zeros = torch.zeros(self.num_envs, device=self.device)
+        whole = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.memory = {
+            "ticket": whole - 1,
+            "left": whole + NEVER,
+            "began": whole + DEFAULT_RESET,
+            **{name: zeros.clone() for name in ("return", "won", "length")},
+        }
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        """Interrupted episodes are not reported to the teacher."""
+        if mask is None:
+            self.resets.pending.clear()
+        return self._place(self.env.reset(seed, task, mask), self.rows(mask))
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        self.resets.count_steps(self.num_envs)
+        late = self._count(step)
+        log = {**step.log, "ticket": self.memory["ticket"]}
+        over = step.ended | late
+        if not over.any():
+            return replace(step, log=log)
+        following = {key: value.clone() for key, value in step.next_obs.items()}
+        obs = step.obs
+        if late.any():
+            self._notify_before_reset(late)
+            obs = self.env.reset(mask=late)
+        self._report(over.nonzero().flatten())
+        obs = self._place(obs, over)
+        truncated = step.truncated | late
+        return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
+
+    def _count(self, step: Step) -> Tensor:
+        """Add the step to the episode statistics; returns [B]: time limit reached."""
+        memory, success = self.memory, step.log.get("success")
+        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
+        memory["return"] = memory["return"] + step.reward
+        memory["length"] = memory["length"] + 1
+        memory["won"] = torch.maximum(memory["won"], won)
+        memory["left"] = memory["left"] - 1
+        return (memory["left"] <= 0) & ~step.ended
+
+    def _report(self, at: Tensor) -> None:
+        memory = self.memory
+        # Teachers compute on the CPU.
+        outcome = Outcome(*(memory[key][at].cpu() for key in ("return", "won", "length")))
+        ticket = memory["ticket"][at].cpu()
+        self.resets.update(ticket, outcome)
+        if self.episode_log is None:
+            return
+        columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
+        numbers = {name: value.numpy() for name, value in columns.items()}
+        began, time = memory["began"][at].cpu(), self.resets.paths.time
+        along = (
+            torch.where(began == DEFAULT_RESET, 0, time[began]) / self.resets.paths.lengths.max()
+        )
+        self.episode_log.add(ticket.tolist(), along[:, None].numpy().astype(float), numbers)
+
+    def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
+        """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""
+        memory, at = self.memory, rows.nonzero().flatten()
+        index, ticket = self.resets.sample(len(at))
+        index = index.to(self.device)
+        limit = self.resets.config.limit
+        for key in ("return", "won", "length"):
+            memory[key] = memory[key].masked_fill(rows, 0)
+        memory["ticket"] = memory["ticket"].index_copy(0, at, ticket.to(self.device))
+        memory["began"] = memory["began"].index_copy(0, at, index)
+        bounded = (index != DEFAULT_RESET) & bool(limit)
+        left = torch.where(bounded, limit, torch.full_like(index, NEVER))
+        memory["left"] = memory["left"].index_copy(0, at, left)
+        placed = (index != DEFAULT_RESET).nonzero().flatten()
+        if not len(placed):
+            return obs
+        state = self.env.get_state()
+        saved = self.resets.paths.states
+        return self.env.set_state(
+            restored(state, at[placed], saved, index[placed].cpu(), self.env.state_roles)
+        )
+
 
 TRAINED = "embodied.policies.scripted.checkpoint.CheckpointDemonstrator"
 GAMMA = 0.99

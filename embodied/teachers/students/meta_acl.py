@@ -21,9 +21,8 @@ from embodied.core.atomic_write import write_durably
 from embodied.core.bounds import Count, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.teachers.task_space import Floats
-from embodied.teachers.tasks import gmm, gmm_teacher
-from embodied.teachers.tasks.gmm_teacher import pick
+from embodied.teachers.tasks.learning_progress import AlpGmm, AlpGmmConfig, draw, pick
+from embodied.teachers.teacher import Floats
 
 Stage = dict[str, Any]
 """One mixture of an expert curriculum: `mean` [K, d + 1], `cov` [K, d + 1, d + 1], `alp` [K] (the
@@ -135,7 +134,7 @@ class HasTestScores(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(gmm_teacher.AlpGmmConfig):
+class Config(AlpGmmConfig):
     """Settings of Meta-ACL.
 
     A stage ends by `stepping`: "return" when the mean of the last `recent` scores in it reaches the
@@ -162,7 +161,7 @@ class Config(gmm_teacher.AlpGmmConfig):
     random_taught: Fraction = 0.02  # share of tasks of the whole box during the curriculum
 
 
-class MetaAcl(gmm_teacher.AlpGmm):
+class MetaAcl(AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
     remembered = (
@@ -199,7 +198,7 @@ class MetaAcl(gmm_teacher.AlpGmm):
         drawn = [(pool, at) for pool in pools for at in range(len(pool[2]["alp"]))]
         weights = [float(pool["alp"][at]) for (_, _, pool), at in drawn]
         (kind, number, pool), component = drawn[pick(weights, self.random)]
-        point = gmm.draw(pool, component, len(self.space), self.random)
+        point = draw(pool, component, len(self.space), self.random)
         return point.clip(0, 1), [kind, number, component]
 
     def pools(self) -> list[tuple[str, int, Any]]:

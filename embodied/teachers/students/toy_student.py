@@ -30,8 +30,7 @@ from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
 from embodied.teachers.plots.task_density import draw
-from embodied.teachers.task_space import Floats
-from embodied.teachers.teacher import Outcome, Teacher
+from embodied.teachers.teacher import Floats, Outcome, Teacher
 
 OPEN, TOP = 75, 100
 PASSED = 50  # competence from which episodes succeed
@@ -74,12 +73,7 @@ class Student:
         self.orders = [fixed.permutation(config.rugged) for _ in self.shape if config.rugged]
         names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
         self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
-        self.spec = Spec(
-            {"state": Leaf((1,))},
-            Leaf((1,), low=-1.0, high=1.0),
-            1.0,
-            self.task,
-        )
+        self.spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 1.0, self.task)
 
     def cell(self, task: Floats) -> tuple[int, ...]:
         """The cell of a task vector [D]."""

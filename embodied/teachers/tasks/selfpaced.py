@@ -26,8 +26,7 @@ from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, NonNegativ
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
 from embodied.teachers import teacher
-from embodied.teachers.task_space import Floats, named_task
-from embodied.teachers.teacher import Outcome
+from embodied.teachers.teacher import Floats, Outcome, named_task
 
 MOST_ALPHA, LEAST_KL = 1e5, 1e-10
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from viser import ViserServer
 
-from embodied.teachers import episode_log
+from embodied.teachers.teacher import read_episode_log
 from embodied.viewer.controls import Controls
 from embodied.viewer.scene.images import Picture
 from embodied.viewer.scene.types import Array, Viewpoint
@@ -151,7 +151,7 @@ class MapPanel:
         self.across = gui.add_dropdown("Across", names, initial_value=first, visible=False)
         self.up = gui.add_dropdown("Up", names, initial_value=second, visible=False)
         run = self.session.run
-        past = None if run is None else episode_log.read_episode_log(run.folder)
+        past = None if run is None else read_episode_log(run.folder)
         self.sampled = None if past is None else past.task
         for control in (self.switch, self.across, self.up):
             control.on_update(lambda _: viewer.press(lambda: viewer.redraw()))

@@ -1,4 +1,20 @@
-"""Auto MC-Reward: a designer, a critic, and a trajectory analyser (Li et al., 2023).
+"""Eureka: a language model writes rewards, evolution selects (Ma et al., 2023).
+
+    K programs at temperature 1 -> training -> the best -> reward reflection -> K programs
+
+The K answers are sampled in parallel; one that is refused is returned to the model with the reason.
+After the first round the conversation has four messages: role, environment, the best answer of the
+newest round that has one, and the reflection on it. While no program could be trained, it is the
+newest refused answer and the reason.
+
+Text2Reward: programs from a typed description of the environment, refined by human feedback.
+
+Xie et al., 2023. The environment is described as a pythonic class tree; the most similar examples
+(by shared words of their instructions) are included. After each round a person comments on the
+policy, at the terminal or in a file (one line per round); an empty line, or the end of the file,
+ends the search. Without a terminal and a file the rounds go on with the measurements alone.
+
+Auto MC-Reward: a designer, a critic, and a trajectory analyser (Li et al., 2023).
 
     r = sgn(sparse) + 0.1 sgn(dense)
 
@@ -12,27 +28,180 @@ stateless.
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+import yaml
 
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero, NonNegative
-from embodied.core.build import build
+from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_run_settings
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import ask_all
-from embodied.llm.chat import Chat, ChatError, Message
+from embodied.llm.chat import Chat, ChatError, Message, object_schema
 from embodied.reward_design import prompts
-from embodied.reward_design.description import describe
-from embodied.reward_design.designer import Board, Designer, Proposal
-from embodied.reward_design.designers.eureka import newest_best
-from embodied.reward_design.journal import Candidate
-from embodied.rewards.handcrafted.variables import Variable
+from embodied.reward_design.designer import Board, Candidate, Designer, Proposal
+from embodied.reward_design.prompts import describe, reflect
+from embodied.rewards.handcrafted.program import Variable
 from embodied.sandbox.program import defined, required
+
+
+@dataclass(frozen=True)
+class EurekaConfig:
+    """Settings of Eureka."""
+
+    temperature: NonNegative = 1.0  # temperature of the model
+    repairs: CountOrZero = 1  # refusals of one program that the model may mend
+    human: str = ""  # human feedback that is added to each reflection
+
+
+class Eureka(Designer):
+    """Needs a language model."""
+
+    def __init__(self, config: EurekaConfig, chat: Chat) -> None:
+        self.config = config
+        self.chat = chat
+
+    def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
+        messages = self.messages(board, number)
+        seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
+        writer = prompts.Writer(self.chat, board.check, "eureka", self.config.repairs)
+        return writer.sample(messages, self.config.temperature, seeds)
+
+    def messages(self, board: Board, number: int) -> list[Message]:
+        """Two messages in the first round, four once there was an answer."""
+        world = describe(board.spec, board.sentence, "table", board.about)
+        system = "\n\n".join([prompts.ROLE, prompts.LANGUAGE, prompts.ENTRY, prompts.TIPS])
+        first = [Message("system", system), Message("user", world)]
+        best = newest_best(board, number) or newest_refused(board, number)
+        if best is None:
+            return first
+        words = [reflect(best), *filter(None, [self.config.human])]
+        reply = str(best.origin["reply"])
+        return [*first, Message("assistant", reply), Message("user", "\n\n".join(words))]
+
+    def say(self, board: Board, number: int) -> str:
+        """No comment: the reflection is computed from the journal."""
+        return ""
+
+
+def newest_best(board: Board, number: int) -> Candidate | None:
+    """The best trained candidate of the newest round before `number` that has one."""
+    for earlier in reversed(range(number)):
+        tried = [c for c in board.ledger.of_round(earlier) if c.scores and "reply" in c.origin]
+        if tried:
+            return max(tried, key=lambda c: c.order)
+    return None
+
+
+def newest_refused(board: Board, number: int) -> Candidate | None:
+    """The newest answer before round `number` that was refused for what the model wrote."""
+    answered = [
+        c
+        for c in board.ledger.candidates.values()
+        if c.round < number and c.problem and not c.scores and "reply" in c.origin
+    ]
+    return max(answered, key=lambda c: c.id, default=None)
+
+
+PARTS = (
+    "A reward usually has some of: the distance from the robot's tool to the object; the "
+    "difference between the object and its goal; a small cost of actions; and, where a task has "
+    "stages, terms that count only once the stage before is done."
+)
+
+
+@dataclass(frozen=True)
+class Text2RewardConfig:
+    """Settings of Text2Reward."""
+
+    examples: str | None = None  # YAML file of {instruction, code} items; null: none
+    shots: CountOrZero = 3  # examples that are included
+    feedback: str | None = None  # file with a line per round; null: the terminal, if there is one
+    temperature: NonNegative = 0.0  # of the model where it samples one program
+    later_temperature: NonNegative = 0.7  # of the model elsewhere
+    repairs: CountOrZero = 1  # refusals of one program that the model may mend
+
+
+class Text2Reward(Designer):
+    """Needs a language model."""
+
+    def __init__(self, config: Text2RewardConfig, chat: Chat) -> None:
+        self.config = config
+        self.chat = chat
+        self.examples = _examples(config.examples)
+
+    def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
+        messages = self.messages(board, number)
+        # At temperature 0 several answers to one request would be the same program.
+        alone = number == 0 and count == 1
+        heat = self.config.temperature if alone else self.config.later_temperature
+        seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
+        writer = prompts.Writer(self.chat, board.check, "text2reward", self.config.repairs)
+        return writer.sample(messages, heat, seeds)
+
+    def messages(self, board: Board, number: int) -> list[Message]:
+        world = describe(board.spec, board.sentence, "pythonic", board.about)
+        system = "\n\n".join([prompts.ROLE, PARTS, prompts.LANGUAGE, prompts.ENTRY])
+        shown = [
+            f"Example. Task: {item['instruction']}\n```python\n{item['code'].strip()}\n```"
+            for item in closest(self.examples, board.sentence, self.config.shots)
+        ]
+        first = [Message("system", system), Message("user", "\n\n".join([*shown, world]))]
+        best = newest_best(board, number) or newest_refused(board, number)
+        if best is None:
+            return first
+        words, said = reflect(best), board.ledger.said.get(number - 1, "")
+        if said:
+            words += f"\n\nA person watched the policy and says:\n<<<\n{said[:2000]}\n>>>"
+        return [*first, Message("assistant", str(best.origin["reply"])), Message("user", words)]
+
+    def say(self, board: Board, number: int) -> str | None:
+        """The person's comment ("": there is none to ask, or nothing was trained); None ends the
+        search."""
+        if not any(c.scores for c in board.ledger.of_round(number)):
+            return ""
+        if self.config.feedback is not None:
+            lines = Path(self.config.feedback).read_text().splitlines()
+            said = lines[number].strip() if number < len(lines) else ""
+        elif sys.stdin.isatty():
+            said = input("What did the policy do wrong? (nothing ends the search) ").strip()
+        else:
+            return ""
+        return said if said else None
+
+
+def closest(examples: list[dict[str, str]], sentence: str, count: int) -> list[dict[str, str]]:
+    """The `count` examples whose instructions share most words with the sentence, the closest
+    last."""
+    words = _words(sentence)
+
+    def share(item: dict[str, str]) -> float:
+        own = _words(item["instruction"])
+        return len(words & own) / max(1, len(words | own))
+
+    return sorted(examples, key=share)[-count:] if count else []
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def _examples(file: str | None) -> list[dict[str, str]]:
+    if file is None:
+        return []
+    items = yaml.safe_load(Path(file).read_text())
+    if not isinstance(items, list) or any({"instruction", "code"} - set(i) for i in items):
+        raise ConfigError(f"designer.examples: {file} should be a list of {{instruction, code}}")
+    return items
+
 
 WIDEST = 4  # most elements of a variable in the digest
 LONGEST = 12_000  # characters
@@ -56,12 +225,7 @@ ANALYSER = (
     "You look at the last steps of episodes that failed. Say in at most five sentences what went "
     "wrong most often, and what the reward should pay or punish in addition."
 )
-SCHEMA = {
-    "type": "object",
-    "properties": {"good": {"type": "boolean"}, "critique": {"type": "string"}},
-    "required": ["good", "critique"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema({"good": {"type": "boolean"}, "critique": {"type": "string"}})
 LEAST = 0.01  # share of steps in which dense has either sign
 
 
@@ -118,7 +282,7 @@ def _as_text(rows: Tensors, variables: list[Variable]) -> str:
 
 
 @dataclass(frozen=True)
-class Config:
+class AutoMcConfig:
     """Settings of Auto MC-Reward."""
 
     reviews: CountOrZero = 3  # rounds with the critic
@@ -130,7 +294,7 @@ class Config:
 class AutoMc(Designer):
     """Needs a language model."""
 
-    def __init__(self, config: Config, chat: Chat) -> None:
+    def __init__(self, config: AutoMcConfig, chat: Chat) -> None:
         self.config = config
         self.chat = chat
 

@@ -1,0 +1,262 @@
+"""Factors, shaping, kinesthetic utilities and products by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from embodied.buffers.n_step import NStepBuffer
+from embodied.core.build import ConfigError, build
+from embodied.core.env import VecEnv
+from embodied.core.reward import AugmentsEnv, HasComponents, ObservesSteps
+from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.rewards.handcrafted.factors import (
+    Factor,
+    Kinesthetic,
+    Shaping,
+    WeightedSum,
+    alignment,
+    closeness,
+    fading,
+    held,
+    krc,
+    proximity,
+    within,
+)
+from tests.rewards.rows import SPEC, drawn, make, rows, state
+
+SHAPING = {
+    "_target_": "embodied.rewards.handcrafted.factors.Shaping",
+    "potential": {"of": "distance", "a": "tool", "b": "goal", "weight": -2.0},
+}
+
+
+def worth(node: dict[str, Any], batch: Tensors) -> list[float]:
+    return Factor(node, SPEC)(batch).tolist()
+
+
+def test_parts_of_an_observation_by_name() -> None:
+    batch = rows(state(0.0)[None], state(1.0, 3.0, 6.0)[None])
+    assert worth({"of": "distance", "a": "tool", "b": "goal"}, batch) == [5.0]
+    assert worth({"of": "distance", "a": "state[0:3]", "b": "cube"}, batch) == [2.0]
+    assert worth({"of": "distance", "a": "tool_x,goal_x", "b": [1.0, 2.0]}, batch) == [4.0]
+    assert worth({"of": "value", "a": "goal_x", "weight": -0.5}, batch) == [-3.0]
+    assert worth({"of": "above", "a": "cube_x", "than": 2.5}, batch) == [1.0]
+    assert worth({"of": "value", "a": "reward"}, batch) == [0.5]
+    assert Factor({"of": "value", "a": "tool_x"}, SPEC)(batch, "obs").tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"of": "distanse", "a": "tool", "b": "goal"}, 'did you mean "distance"'),
+        ({"of": "distance", "a": "tool", "b": "gaol"}, 'did you mean "goal"'),
+        ({"of": "distance", "a": "tool"}, "missing a required argument: 'b'"),
+        ({"of": "value", "a": "state[8:12]"}, "is out of range"),
+        ({"a": "tool"}, "a factor needs `of`"),
+        ({"of": "os.path.join", "a": "tool"}, "allow="),
+    ],
+)
+def test_mistakes_in_a_factor_are_one_line(node: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        Factor(node, SPEC)
+
+
+def test_geometry_by_hand() -> None:
+    zero, one, up = (torch.tensor([v]) for v in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))
+    assert alignment(zero, one, 2 * one).item() == pytest.approx(1.0)
+    assert alignment(zero, one, zero).item() == pytest.approx(-1.0)
+    assert alignment(zero, one, one + up).item() == pytest.approx(0.0)
+    half = 2 * np.log(2.0)
+    assert proximity(zero, half * one).item() == pytest.approx(0.5)
+    assert closeness(zero, half * one).item() == pytest.approx(0.0, abs=1e-6)
+    assert closeness(zero, zero, density=2.0).item() == pytest.approx(1.0)
+    far = closeness(zero, 1e6 * one, density=0.5).item()
+    assert far == pytest.approx(-1.0)
+
+
+def test_shaping_by_hand() -> None:
+    """Phi = -2 distance: from 3 to 1: own 0.5 + 0.9 (-2) - (-6) = 4.7; at a true end nothing is
+    left of the potential: 0.5 + 6 = 6.5; a decision of two steps has 0.81."""
+    reward = make(SHAPING)
+    now, then = state(3.0).repeat(3, 1), state(1.0).repeat(3, 1)
+    paid = reward(rows(now, then, [0.9, 0.0, 0.81]))
+    torch.testing.assert_close(paid, torch.tensor([4.7, 6.5, 0.5 - 1.62 + 6]))
+    assert isinstance(reward, Shaping) and isinstance(reward, HasComponents)
+    assert not isinstance(reward, ObservesSteps | AugmentsEnv)
+    apart = reward.components(rows(now, then))
+    assert apart["env"].tolist() == [0.5] * 3
+
+
+def test_n_steps_telescope() -> None:
+    """Shaping a 3-step row is the sum of shaping its steps: Phi(s_0) and g^3 Phi(s_3) are left."""
+    reward, states = make(SHAPING), torch.stack([state(float(x)) for x in (4, 2, 3, 1)])
+    each = [rows(states[i : i + 1], states[i + 1 : i + 2]) for i in range(3)]
+    window, ended = NStepBuffer(3), torch.tensor([False])
+    whole: Tensors = {}
+    for row in each:
+        whole = window.push(row, None, ended)
+    summed = sum(0.9**i * reward(row) for i, row in enumerate(each))
+    torch.testing.assert_close(reward(whole), summed)
+
+
+def test_summed_by_hand() -> None:
+    node = {
+        "_target_": "embodied.rewards.handcrafted.factors.WeightedSum",
+        "factors": {
+            "near": {"of": "distance", "a": "tool", "b": "goal", "weight": -0.1},
+            "effort": {"of": "effort", "a": "action", "weight": -1.0},
+        },
+        "scale": 10.0,
+    }
+    reward = make(node)
+    assert isinstance(reward, WeightedSum)
+    batch = rows(state(3.0)[None], state(2.0)[None], action=torch.tensor([[1.0, 0.0]]))
+    assert reward(batch).item() == pytest.approx(0.5 - 10 * 0.1 * 2 - 10 * 0.5)
+    assert drawn(4)["reward"].shape == reward(drawn(4)).shape
+
+
+KRC = {
+    "_target_": "embodied.rewards.handcrafted.factors.Kinesthetic",
+    "utilities": {
+        "offence": {
+            "weight": 2.0,
+            "all": [
+                {"of": "alignment", "a": "tool", "b": "cube", "c": "goal"},
+                {"of": "proximity", "a": "tool", "b": "cube"},
+            ],
+        },
+        "arrive": {"of": "distance", "a": "cube", "b": "goal", "weight": -1.0},
+    },
+    "events": {"there": {"of": "above", "a": "cube_x", "than": 1.5, "weight": 10.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("factors", "both", "product"),
+    [
+        ((0.25, 1.0), 0.5, 0.5),
+        ((-0.25, 1.0), -0.5, -0.5),
+        ((-0.25, -1.0), -0.5, 0.5),
+        ((0.0, -1.0), 0.0, 0.0),
+        ((-0.5, -0.5, -0.5), -0.5, -0.5),
+        ((1.0, 1.0, 0.008), 0.2, 0.2),
+        ((4.0, 1.0), 1.0, 1.0),
+    ],
+)
+def test_the_table_of_signs(factors: tuple[float, ...], both: float, product: float) -> None:
+    """|product|^(1/n); `all`: one negative factor is enough; `product`: two make a plus."""
+    values = [torch.tensor([factor]) for factor in factors]
+    assert krc(values, "all").item() == pytest.approx(both, abs=1e-6)
+    assert krc(values, "product").item() == pytest.approx(product, abs=1e-6)
+
+
+def test_utilities_are_potentials_and_events_are_paid() -> None:
+    """Tool 0, cube 1, goal 2: aligned, proximity e^-1/2: KRC = e^-1/4, U = 2 e^-1/4 - 1. Then the
+    cube is at 2: no way is left (cosine 0), U = 0; 10 for the event."""
+    reward = make(KRC)
+    assert isinstance(reward, Kinesthetic)
+    now, then = state(0.0, 1.0, 2.0)[None], state(0.0, 2.0, 2.0)[None]
+    before = 2 * torch.tensor(-0.25).exp() - 1
+    assert reward(rows(now, then)).item() == pytest.approx(0.5 - before.item() + 10, abs=1e-4)
+    assert reward(rows(now, now, 0.0)).item() == pytest.approx(0.5 - before.item(), abs=1e-4)
+    stays = 0.5 + (0.9 - 1) * before.item()
+    assert reward(rows(now, now)).item() == pytest.approx(stays, abs=1e-4)
+    assert set(reward.components(rows(now, now))) == {"env", "offence", "arrive", "there"}
+
+
+def test_the_sum_of_the_same_factors_buys_one_with_the_other() -> None:
+    """Behind the goal's side but close by: the product is negative, the mean is not."""
+    now = state(1.1, 1.0, 2.0)[None]
+    apart = {}
+    for join in ("krc", "sum"):
+        reward = make(KRC | {"join": join, "env_weight": 0.0})
+        apart[join] = reward.components(rows(now, now, 0.0))["offence"].item()
+    near = torch.tensor(-0.05).exp().item()
+    assert apart["krc"] == pytest.approx(2 * near**0.5, abs=1e-4)
+    assert apart["sum"] == pytest.approx(-2 * (near - 1) / 2, abs=1e-4)
+
+
+def test_mistakes_are_one_line() -> None:
+    wrong = {"offence": {"all": [], "wheight": 1.0}}
+    with pytest.raises(ConfigError, match="offence has no setting wheight"):
+        make(KRC | {"utilities": wrong})
+    with pytest.raises(ConfigError, match="signs=some must be all or product"):
+        make(KRC | {"utilities": {"a": {"all": [], "signs": "some"}}})
+
+
+TARGET = "embodied.rewards.handcrafted.factors.Multiplicative"
+DRIVE_NAMES = ("gain", "over", "off", "hit", "since_a", "since_b")
+DRIVE = Spec({"state": Leaf((6,), names=DRIVE_NAMES)}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+PRODUCT: dict[str, Any] = {
+    "_target_": TARGET,
+    "progress": {"of": "value", "a": "gain"},
+    "factors": {
+        "speeding": {"of": "fading", "a": "over", "scale": 2.0},
+        "centre": {"of": "within", "a": "off", "limit": 0.5, "otherwise": 0.5},
+        "comfort": {"of": "held", "a": "since_a,since_b", "seconds": 5.0},
+    },
+    "penalties": {"collision": {"of": "value", "a": "hit", "weight": 3.0}},
+    "scale": 10.0,
+}
+
+
+def driven(*then: list[float]) -> dict[str, Tensor]:
+    following = torch.tensor(then)
+    now = torch.full_like(following, 9.0)  # must not matter
+    reward = torch.full((len(then),), 7.0)
+    return {"obs/state": now, "next_obs/state": following, "reward": reward}
+
+
+def test_by_hand() -> None:
+    reward = make(PRODUCT, DRIVE)
+    given = driven(
+        [0.4, 0.0, 0.2, 0.0, 9.0, 9.0],  # nothing is broken: 0.4
+        [0.4, 0.5, 0.6, 0.0, 9.0, 1.0],  # 0.4 x 0.75 x 0.5 x 0.75
+        [0.4, 3.0, 0.2, 0.0, 9.0, 9.0],  # far too fast
+        [0.4, 0.0, 0.2, 1.0, 0.0, 0.0],  # 0.4 x 0.5 - 3
+    )
+    expected = torch.tensor([4.0, 1.125, 0.0, -28.0])
+    torch.testing.assert_close(reward(given), expected)
+    parts = reward.components(given)
+    torch.testing.assert_close(parts["progress"] + parts["collision"], expected)
+    assert parts["collision"].tolist() == [0.0, 0.0, 0.0, -30.0] and reward.frozen
+
+
+def test_factors() -> None:
+    values = torch.tensor([[0.0], [1.0], [2.5]])
+    assert within(values, 1.0).tolist() == [1.0, 1.0, 0.0]
+    assert fading(values, 2.0).tolist() == [1.0, 0.5, 0.0]
+    assert held(values, 2.0, 0.2).tolist() == pytest.approx([0.2, 0.2, 1.0])
+    assert held(torch.tensor([[0.0, 9.0, 9.0, 9.0]]), 1.0).tolist() == [0.875]
+
+
+def test_a_factor_cannot_exceed_one() -> None:
+    node = {**PRODUCT, "factors": {"speeding": {**PRODUCT["factors"]["speeding"], "weight": 2.0}}}
+    with pytest.raises(ConfigError, match=r"reward\.factors\.speeding\.weight is 2"):
+        make(node, DRIVE)
+
+
+def test_a_penalty_is_held_for_five_seconds_in_drive() -> None:
+    """One harsh brake: the comfort factor is below 1 for 50 steps of 0.1 s, and then 1 again."""
+    env = build(
+        {"_target_": "embodied.envs.toy.drive.Drive", "num_envs": 1, "obstacles": 0}, VecEnv
+    )
+    with open("configs/reward/multiplicative.yaml") as file:
+        node = yaml.safe_load(file)
+    comfort = make(node, env.spec).factors["comfort"]
+    env.reset(0)
+    seen: list[float] = []
+    for step in range(60):
+        following = env.step(torch.tensor([[-1.0 if step == 0 else 0.0, 0.0]])).next_obs
+        given = {f"next_obs/{name}": value for name, value in following.items()}
+        seen.append(float(comfort(given)))
+    last = max(step for step, value in enumerate(seen) if value < 1)
+    broken = [step for step, value in enumerate(seen[:6]) if value == min(seen)]
+    assert seen[0] < 1 and last < 59 and last - broken[0] in range(49, 55)
