@@ -1,22 +1,17 @@
-"""The `embodied` command line; each subcommand is a module of `embodied.commands`."""
+"""The `embodied` command line; its subcommands are in `embodied.commands`."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
 import os
-import pkgutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NoReturn
 
-from embodied import commands
-from embodied.commands import Parser
+from embodied.commands import Parser, add_all, table
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.children import import_from_here
@@ -36,16 +31,8 @@ ERRORS = {
 
 
 def verbs() -> dict[str, str]:
-    """The subcommands' names and descriptions, without importing them."""
-    folder = Path(commands.__path__[0])
-    names = [m.name for m in pkgutil.iter_modules([str(folder)])]
-    files = {
-        n: folder / (f"{n}/__init__.py" if (folder / n).is_dir() else f"{n}.py") for n in names
-    }
-    texts = {name: file.read_text() for name, file in files.items()}
-    return {
-        name: (ast.get_docstring(ast.parse(t)) or "").split("\n")[0] for name, t in texts.items()
-    }
+    """The subcommands' names and descriptions."""
+    return {name: entry["help"] for name, entry in table().items()}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -75,17 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
         argv = [word for part in split for word in part]
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    for name, sentence in known.items():
-        own = subparsers.add_parser(
-            name,
-            help=sentence,
-            description=sentence,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if name == verb:  # import only the subcommand that runs
-            module = importlib.import_module(f"{commands.__name__}.{name}")
-            module.add(own)
-            own.set_defaults(run=module.run)
+    add_all(subparsers, table(), "", only=verb or "")
     args, rest = parser.parse_known_args(argv)
     # argparse ends a list of words at the first option; overrides may follow it.
     if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):

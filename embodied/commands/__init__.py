@@ -1,17 +1,23 @@
-"""Subcommands of the command line, one module each: `add(parser)` and `run(args)`.
-
-The first line of a module's docstring is its help text. `args.words`: `key=value` overrides.
+"""Subcommands of the command line: table.yaml has the words, options and help text of each, and
+names the function that runs it (NAME.run unless it says another). `args.words`: `key=value`
+overrides.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import yaml
 
 from embodied.core.build import ConfigError, Node, nearest
+
+TYPES = {"path": Path, "int": int, "float": float}
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,16 +36,56 @@ class Parser(argparse.ArgumentParser):
         return text if self.more_help is None else f"{text}{self.more_help()}\n"
 
 
-def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `key=value` overrides (`what`: their help text) and `--config-dir` to `parser`."""
-    parser.add_argument("words", nargs="*", metavar="key=value", help=what)
-    parser.add_argument(
-        "--config-dir",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
-    )
+@cache
+def table() -> dict[str, Any]:
+    """The entries of all subcommands, by name."""
+    return yaml.safe_load(Path(__file__).with_name("table.yaml").read_text())
+
+
+def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) -> None:
+    """Add the arguments of a table's `entry` to `parser`; the function `runs` is imported when it
+    is called."""
+    for name, options in entry.get("arguments", {}).items():
+        if name != "overrides":
+            typed = {"type": TYPES[options["type"]]} if "type" in options else {}
+            parser.add_argument(name, **{**options, **typed})
+            continue
+        parser.add_argument("words", nargs="*", metavar="key=value", help=options)
+        parser.add_argument(
+            "--config-dir",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
+        )
+    parser.epilog = entry.get("epilog")
+    parser.set_defaults(run=partial(_call, entry.get("run", runs)))
+    if isinstance(parser, Parser) and "more_help" in entry:
+        parser.more_help = partial(_call, entry["more_help"])
+    if kinds := entry.get("kinds"):
+        metavar = entry.get("metavar", "|".join(kinds))
+        add_all(parser.add_subparsers(dest="kind", metavar=metavar, required=True), kinds, runs)
+
+
+def add_all(
+    subparsers: Any, entries: Mapping[str, Any], runs: str, only: str | None = None
+) -> None:
+    """Add a parser for each of `entries`; its arguments, too, but of the one named `only`."""
+    for name, entry in entries.items():
+        own = subparsers.add_parser(
+            name,
+            help=entry["help"],
+            description=entry["help"],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if only in (None, name):
+            add(own, entry, runs or f"{name}.run")
+
+
+def _call(name: str, *args: Any) -> Any:
+    """Call the function of this package with the dotted `name`."""
+    module, _, function = f"{__name__}.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), function)(*args)
 
 
 def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:

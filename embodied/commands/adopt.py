@@ -5,19 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from embodied.commands import add_overrides, require_at_least
+from embodied.commands import require_at_least
 from embodied.core.build import ConfigError
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a folder with config.json, model.safetensors")
-    add_overrides(parser, "env=NAME, mapping=FILE, out=RUN, chunk=8, steps=10, fps=30, ...")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied adopt pretrained_model env=fr3_lift mapping=names.yaml out=outputs/base\n"
-        "  embodied train experiment=fr3_lift_dsrl init=outputs/base\n"
-        "  embodied adopt pretrained_model fps=30 out=outputs/base"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_at_least, require_folders
+from embodied.commands import require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 
@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from embodied.core.spec import Spec
     from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import Evaluation
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "RUN folders (or checkpoints), and settings such as episodes=500")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied eval outputs/bc outputs/steered\n"
-        "  embodied eval outputs/bc episodes=500 seed=3 env.num_envs=100\n"
-        "  embodied eval outputs/bc env=fr3_push\n"
-        "  embodied eval outputs/cloned env=fr3_push mapping=fr3.yaml\n"
-        "  embodied eval outputs/bc policy.steps=10\n"
-        "  embodied eval outputs/steered policy=best_of_n policy.n=16\n"
-        "  embodied eval outputs/bc policy=real_time_chunking policy.delay=3 execute=4\n"
-        "  embodied eval ws://127.0.0.1:8000 env=two_gap    a policy server (docs/remote.md)"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -13,25 +13,6 @@ if TYPE_CHECKING:
     from embodied.export.decision import Decision
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", help="a run folder, or a checkpoint in one")
-    parser.add_argument(
-        "words", nargs="*", metavar="allow=[PACKAGE]", help="packages of your own in the run"
-    )
-    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--onnx", action="store_true", help="DIR/policy.onnx (the default)")
-    parser.add_argument("--header", action="store_true", help="DIR/policy.h: C99, plain layers")
-    parser.add_argument("--torchscript", action="store_true", help="DIR/policy.pt: for libtorch")
-    parser.add_argument("--crazyflie", action="store_true", help="DIR: a Crazyflie firmware app")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied export outputs/bc --to exported\n"
-        "  embodied export outputs/hover --to exported --onnx --header\n"
-        "  embodied export outputs/hover --to app --crazyflie\n"
-        '  embodied export outputs/mine "allow=[my_lab]" --to exported'
-    )
-
-
 def run(args: argparse.Namespace) -> None:
     from embodied.compose import allow_from
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from embodied.commands import add_overrides
 from embodied.commands.show import text_of
 from embodied.core.build import ConfigError, nearest
 
@@ -40,14 +39,6 @@ PURPOSES = {
 }
 """What one can do in environments of these names, or NAME_MORE; others are listed by package."""
 GROUPED = 20  # groups of more options are shown by the package of their classes
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a group, such as policies, or one option, such as sac")
-    parser.epilog = (
-        "examples:\n  embodied list\n  embodied list experiments\n  embodied list policies\n"
-        "  embodied list sac            the settings of one option"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

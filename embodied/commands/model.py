@@ -5,24 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from embodied.commands import add_overrides, require_at_least, require_inputs
+from embodied.commands import require_at_least, require_inputs
 
 if TYPE_CHECKING:
     from embodied.models.dynamics import Fit
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="train", required=True)
-    training = kinds.add_parser("train", help="fit a model to datasets")
-    add_overrides(training, "demos=DIR, out=DIR, model=NAME, model.KEY=VALUE, seed=, device=")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied demos collect env=pendulum demonstrator=random success_only=false "
-        "episodes=50 out=outputs/random\n"
-        "  embodied model train demos=outputs/random out=outputs/model\n"
-        "  embodied train env=imagined env.model=outputs/model env.starts=outputs/random "
-        "policy=gaussian learner=sac"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 
-from embodied.commands import add_overrides, require_folders
+from embodied.commands import require_folders
 from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.build import ConfigError, parse
 
@@ -33,23 +33,6 @@ class Settings:
     device: str = "auto"  # torch device
     threads: Count = 1  # CPU threads
     chunks: Literal["guided", "hard"] | None = None  # real-time chunking of the policy; null: none
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a RUN or checkpoint folder, and settings such as port=8000")
-    parser.epilog = (
-        "settings:\n"
-        "  port=8000 host=127.0.0.1   where to listen; other machines need host=ADDRESS\n"
-        "  token_file=FILE            the access token; token=false: none, on this machine only\n"
-        "  connections=16             clients at a time; message_mb=64: the largest request\n"
-        "  device=auto threads=1      where the policy runs\n"
-        "  chunks=guided              real-time chunking of a flow or diffusion policy\n"
-        "examples:\n"
-        "  embodied serve outputs/bc\n"
-        "  embodied eval ws://127.0.0.1:8000 env=two_gap\n"
-        "  embodied train experiment=two_gap_dsrl init=ws://127.0.0.1:8000\n"
-        "  embodied deploy robot=sim policy=ws://127.0.0.1:8000"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,18 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, nearest
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "GROUP=NAME, or the words of `embodied train`")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied show learner=sac                    every setting, its default, what it is\n"
-        "  embodied show env=fr3_lift\n"
-        "  embodied show experiment=pendulum_sac learner.gamma=0.98    the whole configuration"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

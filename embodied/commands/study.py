@@ -15,26 +15,6 @@ from embodied.study.study import run as run_study
 KEYS = ("out", "workers", "seeds")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="the study's YAML file")
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="out=DIR workers=N seeds=[0,1,2]"
-    )
-    parser.epilog = (
-        "a study:\n"
-        "  metric: eval/return\n"
-        "  seeds: [0, 1, 2]\n"
-        "  base: experiment=pendulum_sac steps=4000      # words of `embodied train`\n"
-        "  variants:\n"
-        "    sac:\n"
-        "    wide: policy.hidden=[512,512]\n\n"
-        "examples:\n"
-        "  embodied study my_study.yaml\n"
-        "  embodied study my_study.yaml workers=4 out=outputs/my_study\n"
-        "The same command goes on with a study that was interrupted."
-    )
-
-
 def run(args: argparse.Namespace) -> None:
     import yaml
 

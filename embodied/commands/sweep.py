@@ -6,28 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, parse
 
 OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")
 OWN += ("on", "slurm")
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "words of `embodied train`; ranges; trials=20 metric=eval/return ...")
-    parser.epilog = (
-        "a setting is searched if it is written as\n"
-        "  KEY=log:1e-4..1e-3    a number, evenly in its logarithm\n"
-        "  KEY=0.1..0.9          a number; KEY=16..64 a whole number\n"
-        "  KEY=choice:A,B,C      one of these\n"
-        "and of the sweep itself: trials=20 metric=eval/return direction=maximize|minimize\n"
-        "rungs=4 pruner=median|halving|none sweep_seed=0 workers=N out=DIR\n"
-        "on=here|slurm|ray: where trials run, `workers` at once; slurm='OPTIONS of sbatch'\n\n"
-        "example:\n"
-        "  embodied sweep experiment=pendulum_sac learner.critic_lr=log:1e-4..1e-2 \\\n"
-        "      'policy.hidden=choice:[64,64],[256,256]' trials=12 out=outputs/pendulum_sweep\n"
-        "The same command goes on with a sweep that was interrupted."
-    )
 
 
 def run(args: argparse.Namespace) -> None:

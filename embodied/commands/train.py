@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.commands import Parser, add_overrides, require_inputs
+from embodied.commands import require_inputs
 from embodied.core.build import ConfigError, Node, nearest
 
 SENTENCES = ("prompt", "sentence", "text", "goal")
@@ -17,22 +17,6 @@ SENTENCES = ("prompt", "sentence", "text", "goal")
 if TYPE_CHECKING:
     from embodied.training.config import RunConfig
     from embodied.training.logger import Log
-
-
-def add(parser: Parser) -> None:
-    add_overrides(parser, "experiment=NAME, or env= policy= learner=, and any setting")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied train experiment=pendulum_sac\n"
-        "  embodied train experiment=halfcheetah_sac seed=1 learner.gamma=0.98\n"
-        "  embodied train experiment=fr3_lift_flow demos=outputs/demos out=outputs/bc\n"
-        "  embodied train experiment=fr3_lift_dsrl init=outputs/bc size=debug\n"
-        "  embodied train policy=flow learner=imitate demos=hf://lerobot/pusht\n"
-        "  embodied train experiment=fr3_lift_dsrl init=ws://127.0.0.1:8000   a served policy\n"
-        "  embodied train resume=outputs/bc steps=8000\n\n"
-        "settings (key, default, what it is), and those of each part: embodied show learner=NAME"
-    )
-    parser.more_help = settings
 
 
 def settings() -> str:
@@ -48,6 +32,10 @@ def run(args: argparse.Namespace) -> None:
         from embodied.training.train import train as train_node
 
         train_node(node, log)
+
+
+def resume(args: argparse.Namespace) -> None:
+    train([*args.words, f"resume={args.path}"], args.config_dir)
 
 
 def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True) -> Path:

@@ -11,25 +11,6 @@ from typing import Any
 from embodied.core.build import ConfigError, nearest, parse
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="+",
-        metavar="DATASET|key=value",
-        help="dataset folders; out=DIR, views=[front,wrist], false_positives=0.01, seed=0, ...",
-    )
-    parser.epilog = (
-        "examples:\n"
-        "  embodied demos collect env=fr3_reach_pictured demonstrator=reach episodes=60 "
-        "out=outputs/won\n"
-        "  embodied demos collect env=fr3_reach_pictured demonstrator=random "
-        "success_only=false episodes=30 out=outputs/lost\n"
-        "  embodied reward classifier outputs/won outputs/lost views=[privileged/picture] "
-        "out=outputs/eyes\n"
-        "  embodied train experiment=fr3_reach_classifier reward.trained=outputs/eyes"
-    )
-
-
 def run(args: argparse.Namespace) -> None:
     import torch
     import yaml

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import require_at_least, take
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved
 
@@ -33,19 +33,6 @@ LINES = {
     "a_falls": "A: share of steps that fall",
     "b_falls": "B: share of steps that fall",
 }
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "two rewards (NAME, FILE.yaml, RUN or own), env=NAME, settings")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied reward compare own NAME env=fr3_reach\n"
-        "  embodied reward compare own outputs/RUN env=fr3_reach run=outputs/RUN episodes=64\n"
-        "  embodied reward compare NAME NAME env=fr3_reach a.weight=1 b.weight=-1 policy=random\n"
-        "own is the environment's reward; a.KEY=VALUE sets the first one, b.KEY=VALUE the second;\n"
-        "policy=random|RUN|mixture: the policy (mixture: random, the environment's "
-        "demonstrator, run=)"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

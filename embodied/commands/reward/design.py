@@ -6,23 +6,9 @@ import argparse
 import shlex
 from pathlib import Path
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import require_at_least, take
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved, require_inside
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(
-        parser, '"SENTENCE" env=, designer=, chat=, budget.steps=, rounds=, samples=, ...'
-    )
-    parser.epilog = (
-        "examples:\n"
-        '  embodied reward design "move the tool to the green ball" env=fr3_reach\n'
-        '  embodied reward design "push the cube onto the disc" env=fr3_push designer=eureka \\\n'
-        "      chat=endpoint chat.url=http://127.0.0.1:8000/v1 chat.model=NAME budget.workers=4\n"
-        '  embodied reward design "swing up" env=pendulum learn="experiment=pendulum_ppo"\n'
-        "  embodied reward design resume=outputs/design-fr3_reach-grammar-0"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,18 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, require_at_least, require_datasets, take
+from embodied.commands import require_at_least, require_datasets, take
 from embodied.core.build import ConfigError, Node
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "DATASET, reward=NAME or RUN, out=DIR, gamma=, reward.KEY=VALUE")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied reward label outputs/demos reward=NAME out=outputs/labelled\n"
-        "  embodied reward label outputs/demos reward=outputs/RUN out=outputs/labelled\n"
-        "the same command goes on where it was stopped; train with demos=outputs/labelled"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from embodied.commands import add_overrides, require_at_least, require_datasets
+from embodied.commands import require_at_least, require_datasets
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
@@ -24,18 +24,6 @@ class Teachable(Protocol):
     def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
 
     def __call__(self, rows: Tensors) -> Tensor: ...
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "dataset folders, reward=NAME, out=DIR, and any setting of the reward")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied reward preferences outputs/mixed reward=preference reward.leaf=state "
-        "reward.labeller.error=0.15 out=outputs/labelled\n"
-        "  embodied reward preferences outputs/mixed reward=preference_model reward.leaf=front "
-        "reward.picture=front reward.labeller.goal='fold the cloth' out=outputs/labelled\n"
-        "  embodied train experiment=fr3_reach_iql demos=outputs/labelled"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

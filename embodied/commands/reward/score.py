@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, require_at_least, require_datasets, take
+from embodied.commands import require_at_least, require_datasets, take
 from embodied.commands.reward.label import chosen
 from embodied.core.build import ConfigError, Node
 
@@ -19,22 +19,6 @@ AREAS = {
     "sum": "the sum",
     "length": "the length alone (shorter is better), a control of the sum",
 }
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "DATASET, reward=NAME or RUN, out=DIR, threshold=, reward.KEY=VALUE")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied reward score outputs/demos reward=clip reward.picture=front "
-        'reward.prompt="the hand is touching the green ball"\n'
-        "  embodied reward score outputs/demos reward=classifier reward.trained=outputs/eyes "
-        "threshold=0.5\n"
-        "  embodied reward score outputs/demos reward=outputs/RUN out=outputs/scored\n"
-        "  embodied reward score outputs/demos reward=vlm_progress reward.value=level "
-        "reward.env_weight=0 cameras=[front,wrist]\n"
-        "rise: rank correlation of the reward with the step number (1: it rises all the time);\n"
-        "the dataset is not changed (embodied reward label writes a copy with the rewards)"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -9,76 +9,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_understood, take
-from embodied.commands.robot import calibrate, describe, identify, teleop
+from embodied.commands import require_understood, take
 from embodied.core.build import ConfigError
 
 if TYPE_CHECKING:
     from embodied.real_robot.daemon.requests import Reply
 
-SAYS = {
-    "status": "how it is, and what was noted last",
-    "arm": "hold the arm, ready to start",
-    "start": "let the policy move it",
-    "stop": "to rest, within its limits",
-    "estop": "the same from anything, and latched; also where the daemon hangs",
-    "reset": "clear what is latched; start again what died",
-    "home": "to where episodes begin",
-    "load": "another policy takes over: embodied robot load RUN",
-    "release": "let a person move the arm by hand, until reset (supported=true: it is held)",
-    "quit": "end the daemon; the arm stays held",
-}
 LOADING = 150.0  # s
 ANSWER = 10.0  # s
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    more = ("check", "teleop", "record", "keys", "identify", "describe", "find", "calibrate")
-    words = "|".join([*SAYS, *more])
-    kinds = parser.add_subparsers(dest="kind", metavar=words, required=True)
-    for word, sentence in SAYS.items():
-        own = kinds.add_parser(word, help=sentence)
-        what = (
-            "robot=NAME or folder=DIR where several run; host=ADDRESS:PORT keys=DIR where it is on "
-            "another machine"
-        )
-        add_overrides(own, f"RUN, {what}" if word == "load" else what)
-        own.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    checking = kinds.add_parser("check", help="all that can be looked at before anything moves")
-    add_overrides(checking, "robot=NAME policy=RUN; connect=true: open the wire, too")
-    making = kinds.add_parser("keys", help="for operators on other machines")
-    add_overrides(making, "folder=DIR; name=NAME for another operator's")
-    identify.add(kinds)
-    describe.add(kinds)
-    calibrate.add(kinds)
-    teleop.add(kinds)
-    parser.epilog = (
-        "examples:\n"
-        "  embodied robot check robot=so101 policy=outputs/RUN\n"
-        "  embodied robot teleop robot=so101 teleop=gamepad\n"
-        '  embodied robot record robot=so101 episodes=50 out=outputs/demos task="lift the cube"\n'
-        "  embodied robot status\n"
-        "  embodied robot stop\n"
-        "  embodied robot load outputs/OTHER\n"
-        "  embodied robot stop host=192.168.0.7:5555 keys=DIR"
-    )
-
-
 def run(args: argparse.Namespace) -> None:
-    own = {
-        "check": _check,
-        "find": calibrate.find,
-        "calibrate": calibrate.calibrate,
-        "identify": identify.run,
-        "describe": describe.run,
-        "keys": _keys,
-        "teleop": teleop.teleop,
-        "record": teleop.record,
-    }
-    own.get(args.kind, _ask)(args)
-
-
-def _ask(args: argparse.Namespace) -> None:
     from embodied.real_robot.daemon.client import ClientError, call
     from embodied.real_robot.daemon.requests import RequestError
 
@@ -178,7 +119,7 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
         raise ConfigError(str(error)) from error
 
 
-def _keys(args: argparse.Namespace) -> None:
+def keys(args: argparse.Namespace) -> None:
     from embodied.real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
 
     folder, words = take(args.words, "folder")
@@ -229,7 +170,7 @@ def _process(about: dict[str, Any]) -> str:
     return f"process {about['pid']}" if about["pid"] else about["died"] or "not there"
 
 
-def _check(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     from embodied.commands.deploy import composed, show_checks
     from embodied.deploy.site import site
 

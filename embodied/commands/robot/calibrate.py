@@ -10,31 +10,12 @@ from typing import Any
 
 import yaml
 
-from embodied.commands import add_overrides, require_understood, take
+from embodied.commands import require_understood, take
 from embodied.core.build import ConfigError
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 PORTS = ("/dev/serial/by-id/*", "/dev/ttyACM*", "/dev/ttyUSB*")
 HAND = "gripper"
-
-
-def add(kinds: Any) -> None:
-    finding = kinds.add_parser("find", help="serial ports, and the servos that answer on them")
-    add_overrides(finding, "port=PATH protocol=feetech|dynamixel baud=1000000")
-    calibrating = kinds.add_parser(
-        "calibrate", help="homing offsets, ranges and zeros of an arm of Feetech servos"
-    )
-    add_overrides(
-        calibrating,
-        "port=PATH out=FILE.yaml [lerobot=FILE.json] [names=[...]]; from=FILE (.json or .yaml) "
-        "converts without an arm",
-    )
-    calibrating.epilog = (
-        "examples:\n"
-        "  embodied robot calibrate port=/dev/ttyACM0 out=my_arm.yaml lerobot=my_arm.json\n"
-        "  embodied robot calibrate from=LEROBOT_FILE.json out=my_arm.yaml\n"
-        "Answer each line with Enter. Interrupted, the same command goes on where it was."
-    )
 
 
 def find(args: argparse.Namespace) -> None:

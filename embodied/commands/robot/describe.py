@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from embodied.commands import add_overrides, take
+from embodied.commands import take
 from embodied.core.build import ConfigError, parse
-
-
-def add(kinds: Any) -> None:
-    own = kinds.add_parser("describe", help="an arm file from an MJCF or URDF: docs/own_robot.md")
-    add_overrides(
-        own,
-        "FILE out=my_arm.yaml [robot=mine/robot/my_arm_sim.yaml driver=CLASS tip=NAME base=NAME "
-        "offset=[x,y,z] home=[...] velocity=1.5 hand=[joint,...] open=0.08 meshes=DIR "
-        "capsules=false poses=3000]",
-    )
 
 
 def run(args: argparse.Namespace) -> None:

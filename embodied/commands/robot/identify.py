@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from embodied.commands import add_overrides, take
+from embodied.commands import take
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 LEAST = 0.02  # of the range of a factor: nothing is known better than that
 STAYS = 0.5  # of the error, where the fit explains little
 SHOWN = {"stiffness": ".0f", "damping": ".1f", "friction": ".2f", "armature": ".3f"}
-
-
-def add(kinds: Any) -> None:
-    own = kinds.add_parser("identify", help="fit gains, friction and delay to a recording")
-    add_overrides(own, "RECORDING robot=NAME [out=FILE]: a dataset's folder, or a black box (.npz)")
 
 
 def run(args: argparse.Namespace) -> None:

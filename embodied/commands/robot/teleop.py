@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import require_at_least, take
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 SCRIPT: Node = {"_target_": "embodied.policies.scripted.still.Still"}
 FILMED = (240, 320)  # height and width of recorded pictures, unless robot.filmed says another
 TERMINAL_KEY = "embodied.real_robot.teleop.hold_to_run.TerminalKey"
-
-
-def add(kinds: Any) -> None:
-    teleop = kinds.add_parser("teleop", help="drive the arm with a device, as lerobot-teleoperate")
-    add_overrides(teleop, "robot=NAME teleop=keyboard|gamepad|spacemouse|so101_leader|lerobot")
-    record = kinds.add_parser("record", help="record episodes of a person, as lerobot-record")
-    add_overrides(record, 'robot=NAME teleop=NAME episodes=50 out=DIR task="..."')
 
 
 def teleop(args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import require_at_least, take
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
 SLOW = 0.95  # of real time; below it, results say more about this machine than about the policy
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "robot=NAME policy=RUN, and settings such as episodes=5")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied deploy robot=sim policy=outputs/RUN\n"
-        "  embodied deploy robot=sim demonstrator=lift episodes=3 yes=true\n"
-        "  embodied deploy robot=so101_sim demonstrator=reach seconds=8\n"
-        "  embodied deploy robot=so101 policy=outputs/RUN dry=true\n"
-        "  embodied deploy robot=so101 policy=outputs/RUN teleop=gamepad      take over by hand\n"
-        "  embodied deploy robot=so101 policy=ws://HOST:8000        a policy server\n"
-        "  embodied robot check robot=so101 policy=outputs/RUN\n"
-        "Ctrl-C brings the arm to rest; from another terminal: embodied robot stop|estop|status"
-    )
 
 
 def run(args: argparse.Namespace) -> None:
