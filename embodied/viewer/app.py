@@ -13,8 +13,7 @@ from embodied.viewer.panels.page import SPEEDS, Page
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array
 from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.page_thread import PageThread
-from embodied.viewer.server.server import PageServer
+from embodied.viewer.server.server import PageServer, PageThread
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session

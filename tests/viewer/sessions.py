@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embodied.core.env import VecEnv
-from embodied.viewer.session.policies import choices_for
+from embodied.viewer.session.player import choices_for
 from embodied.viewer.session.session import Session
 
 

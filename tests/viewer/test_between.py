@@ -13,12 +13,11 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.viewer.panels.main_view import MainView, poses_at, spacing
-from embodied.viewer.scene.cameras import ASPECT, BETWEEN, fitted, of_both, tangent
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import Viewpoint
-from embodied.viewer.session.episode import Episode, Moment
+from embodied.viewer.scene.viser_scene import ASPECT, BETWEEN, fitted, of_both, tangent
+from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import EnvSnapshot
 from tests import toy_envs
 from tests.viewer.sessions import alone
 

@@ -15,7 +15,7 @@ from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
-from embodied.viewer.scene.cameras import fitted
+from embodied.viewer.scene.viser_scene import fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder
 from tests.viewer.browser import Browser, program, until

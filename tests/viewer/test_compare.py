@@ -16,7 +16,7 @@ from embodied.viewer import ViewerError
 from embodied.viewer.export.compare_runs import compare
 from embodied.viewer.launch import Run
 from embodied.viewer.panels.plans import Checkpoints
-from embodied.viewer.session.history import density_of, history_of
+from embodied.viewer.session.episode import density_of, history_of
 from tests.viewer.browser import Browser, program
 
 

@@ -14,7 +14,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.panels.task_map import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
+from embodied.viewer.panels.task import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
 from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.disturbances import Pushes
 from embodied.viewer.session.session import Session

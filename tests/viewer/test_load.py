@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer.app import Viewer
-from embodied.viewer.server.viser_event_fix import ThreadSafeEvent
+from embodied.viewer.server.server import ThreadSafeEvent
 from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone

@@ -14,7 +14,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.learners.learner import Learner, RunPlan
 from embodied.viewer.app import Viewer
-from embodied.viewer.export.html_replay_charts import Lane, charts
+from embodied.viewer.export.html_replay import Lane, charts
 from embodied.viewer.launch import open_session
 
 REACH = {

@@ -17,7 +17,7 @@ from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.export.export import export, replay_of
 from embodied.viewer.launch import open_session
-from embodied.viewer.session.plan_preview import tip_of
+from embodied.viewer.session.overlays import tip_of
 from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import run_folder

@@ -18,11 +18,16 @@ from embodied.core.spec import Leaf, Spec
 from embodied.rewards.wrappers.render_caption import CaptionVocabulary, with_captions
 from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
-from embodied.viewer.session.episode import Moment
-from embodied.viewer.session.noise import coloured, grouped, noise_picture
-from embodied.viewer.session.reward_image import SCORE, UnsupportedReward, reward_camera
-from embodied.viewer.session.saliency import heated, occluded, saliency
-from embodied.viewer.session.snapshot import EnvSnapshot
+from embodied.viewer.session.episode import EnvSnapshot, Moment
+from embodied.viewer.session.overlays import (
+    SCORE,
+    UnsupportedReward,
+    heated,
+    occluded,
+    reward_camera,
+    saliency,
+)
+from embodied.viewer.session.player import coloured, grouped, noise_picture
 
 REACH = {
     "_target_": "embodied.envs.fr3.env.Fr3",

@@ -13,12 +13,10 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.scene.decimate import lighter
-from embodied.viewer.scene.shapes import ball, box
+from embodied.viewer.scene.types import ball, box, lighter
 from embodied.viewer.session import episode as kept
-from embodied.viewer.session.episode import Episode, Moment
+from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import EnvSnapshot
 from tests import toy_envs
 from tests.viewer.sessions import alone
 

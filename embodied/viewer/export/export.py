@@ -11,12 +11,11 @@ import torch
 
 from embodied.core.atomic_write import write_durably
 from embodied.datasets.lerobot.video import encode_film
-from embodied.viewer.export.html_replay import Replay
-from embodied.viewer.export.html_replay_charts import Lane
+from embodied.viewer.export.html_replay import Lane, Replay
 from embodied.viewer.run_folder import ViewerError
-from embodied.viewer.scene.images import Picture
+from embodied.viewer.scene.types import Picture
+from embodied.viewer.session.episode import CompressedImage
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import CompressedImage
 
 KINDS = (".html", ".mp4", ".gif")
 LONGEST = 1000

@@ -5,17 +5,18 @@ A second session is drawn beside it.
 
 from __future__ import annotations
 
-import numpy as np
-from viser import ViserServer
+from collections.abc import Callable
+from typing import Any
 
-from embodied.viewer.scene.cameras import SceneCameras, of_both
-from embodied.viewer.scene.image_plane import ImagePlane
-from embodied.viewer.scene.images import Picture
-from embodied.viewer.scene.types import Array, SceneModel, Viewpoint
-from embodied.viewer.scene.viser_scene import Place, ViserScene
+import numpy as np
+from viser import MeshHandle, ViserServer
+
+from embodied.viewer.scene.types import Array, Picture, SceneModel, Viewpoint
+from embodied.viewer.scene.viser_scene import ImagePlane, Place, SceneCameras, ViserScene, of_both
+from embodied.viewer.session.disturbances import ROBOT
+from embodied.viewer.session.episode import CompressedImage
 from embodied.viewer.session.player import Player
-from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import CompressedImage
+from embodied.viewer.session.session import Controls, Session
 
 ROOTS = ("/world", "/other")
 GAP = 12
@@ -114,3 +115,47 @@ def beside(pictures: list[CompressedImage]) -> Picture:
     gap = np.full((len(shown[0]), GAP, 3), 255, np.uint8)
     parts = [part for picture in shown for part in (gap, picture)][1:]
     return np.ascontiguousarray(np.concatenate(parts, 1))
+
+
+class DragControls:
+    """Mouse handlers on the meshes of `scene`, the scene of `player`."""
+
+    def __init__(
+        self, viewer: Controls, scene: ViserScene, player: Player, strength: Callable[[], float]
+    ) -> None:
+        self.viewer, self.scene, self.player, self.strength = viewer, scene, player, strength
+        self.loose = {name for name in player.pushes.names if name != ROBOT}
+        self.links = set(player.pushes.links())
+        if self.loose or self.links:
+            scene.on_mesh(self._attach)
+
+    def _attach(self, body: int, mesh: MeshHandle) -> None:
+        name = self.scene.bodies[body].partition("_")[2]
+        if name in self.loose:
+            self._draggable(body, name, mesh)
+        elif name in self.links:
+            self._clickable(name, mesh)
+
+    def _draggable(self, body: int, name: str, mesh: MeshHandle) -> None:
+        viewer, player = self.viewer, self.player
+
+        # Runs in order on the server's thread, as viser requires for gestures.
+        async def dragged(event: Any) -> None:
+            shown = self.scene.place(body)
+            if event.phase == "end" or shown is None:
+                viewer.press(lambda: viewer.let_go(player))
+                return
+            way = np.subtract(event.end_position, event.start_position)
+            place = shown + way
+            viewer.press(lambda: viewer.hold(player, name, place))
+
+        mesh.on_drag(dragged)
+
+    def _clickable(self, name: str, mesh: MeshHandle) -> None:
+        viewer, player = self.viewer, self.player
+
+        async def clicked(event: Any) -> None:
+            way = np.asarray(event.ray_direction, np.float64)
+            viewer.press(lambda: viewer.shove(player, name, way, self.strength()))
+
+        mesh.on_click(clicked)

@@ -12,8 +12,8 @@ from embodied.viewer.panels.main_view import ROOTS
 from embodied.viewer.panels.plots import COLOURS
 from embodied.viewer.run_folder import Run
 from embodied.viewer.scene.types import Array
-from embodied.viewer.session.history import History, history_of
-from embodied.viewer.session.policies import label
+from embodied.viewer.session.episode import History, history_of
+from embodied.viewer.session.player import label
 from embodied.viewer.session.session import Session
 
 CHOSEN, DRAWN, GONE = (213, 94, 0), (230, 159, 0), (0, 114, 178)

@@ -10,8 +10,7 @@ import torch
 from embodied.viewer.robot.monitor import RobotMonitor
 from embodied.viewer.robot.page import RobotPage
 from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.page_thread import PageThread, run_page
-from embodied.viewer.server.server import PageServer
+from embodied.viewer.server.server import PageServer, PageThread, run_page
 
 POLL, POLL_IDLE = 1 / 25, 0.2  # s between two polls, with and without an open page
 QUERY = 0.5  # s between two status requests to the daemon

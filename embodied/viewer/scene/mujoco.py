@@ -9,8 +9,18 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.viewer.scene.shapes import Mesh, ball, box, capsule, cylinder
-from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
+from embodied.viewer.scene.types import (
+    Array,
+    Mesh,
+    Shape,
+    TrackedBody,
+    Viewpoint,
+    ball,
+    box,
+    capsule,
+    cylinder,
+    view_of,
+)
 
 DRAWN_GROUPS = 3
 """Geom groups below this are drawn, as in MuJoCo's viewer; the others are collision geoms."""
