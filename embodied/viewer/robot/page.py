@@ -264,9 +264,8 @@ TRAIL, MOVED = 400, 2e-3  # places of the tool; m between two
 PLOTS = ("rate (Hz)", "late (ms)", "missed ticks", "observation age (s)", "off target (rad)")
 
 
-# RobotHistory: the last two minutes of a deployment as curves.
-# Counters (ticks, missed ticks, interventions) become rates between two samples; of the lateness the
-# maximum in between is kept.
+# RobotHistory: the last two minutes of a deployment as curves. Counters (ticks, missed ticks,
+# interventions) become rates between two samples; of the lateness the maximum in between is kept.
 class RobotHistory:
     """`add` every state message; `curve`, `intervention_share` and `trail` are what is plotted.
 

@@ -21,10 +21,10 @@ from viser._messages import ShareUrlRequest
 from embodied.viewer.server.auth_proxy import HOST, LOCAL, AuthProxy
 
 
-# Fix for viser 1.1.1: a thread-safe event for its message buffers.
-# viser sets an `asyncio.Event` from the sending thread, which iterates over the event's waiters while
-# the server's thread changes them: with many browsers open, sending occasionally fails with "deque
-# mutated during iteration".
+# Fix for viser 1.1.1: a thread-safe event for its message buffers. viser sets an `asyncio.Event`
+# from the sending thread, which iterates over the event's waiters while the server's thread
+# changes them: with many browsers open, sending occasionally fails with "deque mutated during
+# iteration".
 class ThreadSafeEvent(asyncio.Event):
     """An `asyncio.Event` that other threads may set. Set from another thread it only sets the flag;
     the caller then schedules `set` in the event loop, as viser does."""

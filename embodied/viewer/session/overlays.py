@@ -114,8 +114,8 @@ AXES = ("_x", "_y", "_z")
 
 
 # Plan preview: the tool's path under an action chunk, rolled out in a copy of the environment.
-# The chosen chunk and chunks for other noise samples become paths of the tool; their spread shows how
-# certain the policy is.
+# The chosen chunk and chunks for other noise samples become paths of the tool; their spread shows
+# how certain the policy is.
 class PlanPreview:
     """Rolls out chunks in an environment that `make(n)` makes with n parallel envs, when first
     needed.
@@ -220,10 +220,9 @@ HOT = (213, 94, 0)
 LEAST = 1e-6
 
 
-# Saliency by occlusion: which image patches change the policy's action chunk most.
-#
-# Occlusion (Zeiler and Fergus, 2014): s[i, j] = mean |pi(o with patch i, j grey, w) - pi(o, w)| over
-# the chunk, in units of the action, for one noise w. It only evaluates the policy, so it works for
+# Saliency by occlusion: which image patches change the policy's action chunk most. Occlusion
+# (Zeiler and Fergus, 2014): s[i, j] = mean |pi(o with patch i, j grey, w) - pi(o, w)| over the
+# chunk, in units of the action, for one noise w. It only evaluates the policy, so it works for
 # every network.
 def pictures_of(policy: Policy) -> list[str]:
     """The image observations that `policy` uses."""

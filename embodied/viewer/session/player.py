@@ -141,8 +141,9 @@ HIGH = 170
 
 
 # Latent-noise RL (DSRL): the noise that a steering policy chose for its base policy, as an image.
-# DSRL (Wagenmaker et al., 2025) acts by w = bound * u in place of w ~ N(0, I). Gaussian samples have
-# |w| of about sqrt(D); the distance of |w| from that shows how strongly the base policy is steered.
+# DSRL (Wagenmaker et al., 2025) acts by w = bound * u in place of w ~ N(0, I). Gaussian samples
+# have |w| of about sqrt(D); the distance of |w| from that shows how strongly the base policy is
+# steered.
 class ChoosesNoise(Protocol):
     """A policy whose `inner` policy chooses the noise of a base policy, each element up to
     `bound`."""
