@@ -10,15 +10,21 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from embodied.core import checkpoint
 from embodied.core.atomic_write import write_durably
-from embodied.core.saved_node import read_run_settings
+from embodied.core.build import build
+from embodied.core.env import HasLevels, VecEnv
+from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
-from embodied.reports import task_sampling
 from embodied.reports.svg import Curve, against, chart, number, several
 from embodied.teachers import episode_log
+from embodied.teachers.episode_log import LoggedEpisodes
+from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
+from embodied.teachers.task_space import Floats
 from embodied.training.logger import read_metrics
 from embodied.training.reward_components import FILE
 from embodied.training.reward_hacking import evaluations, ever_diverged
@@ -232,7 +238,7 @@ def _tasks(folder: Path) -> str:
     if past is None:
         return ""
     try:
-        file = task_sampling.picture(folder, past)
+        file = task_picture(folder, past)
     except (ModuleNotFoundError, checkpoint.CheckpointError) as error:
         return f"<h2>Tasks</h2><p>{escape(str(error))}</p>"
     picture = base64.b64encode(file.read_bytes()).decode()
@@ -367,3 +373,41 @@ table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 14
 th, td { text-align: left; padding: 7px 14px; font-weight: 400; overflow-wrap: anywhere; }
 th { color: var(--soft); } tr + tr > * { border-top: 1px solid var(--edge); }
 """
+
+
+TASKS = "tasks.png"
+
+
+def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
+    """Write RUN/tasks.png; needs the spec in the run's checkpoint, and matplotlib."""
+    task = checkpoint.load_spec(folder).task
+    if task is not None and task.unit == LEVEL:
+        return _level_picture(folder, past)
+    from embodied.teachers.plots.task_density import draw
+
+    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+    names = tuple(task.names[i] for i in moving) if task and task.names else ()
+    names = names or tuple(f"task{i}" for i in moving)
+    return draw(folder / TASKS, past.began, past.task[:, moving], _scores(past), names)
+
+
+def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
+    from embodied.teachers.plots.level_gallery import draw
+
+    node = read_run_settings(folder / "run.yaml")["env"]
+    require_inside(node, folder / "run.yaml")
+    env = build(node | {"num_envs": 1}, VecEnv)
+    levelled = find_protocol(env, HasLevels)
+    assert levelled is not None
+    space: LevelSpace = levelled.levels
+    try:
+        return draw(folder / TASKS, past.began, past.task, _scores(past), space.picture)
+    finally:
+        env.close()
+
+
+def _scores(past: LoggedEpisodes) -> Floats:
+    """[n] in [0, 1]: success or, if the environment does not report it, the normalised return."""
+    if np.isfinite(past.success).any():
+        return past.success
+    return (past.ret - past.ret.min()) / max(float(np.ptp(past.ret)), 1e-9)

@@ -34,7 +34,7 @@ class Study:
     record another variant's episodes; all lines may read {NAME.out}, the folder of a stage. Every
     variant is compared with `baseline`.
 
-    `embodied.study.rules` checks a study by its `kind`. improvement: of a base policy, or from
+    `benchmarks/rules.py` checks a study by its `kind`. improvement: of a base policy, or from
     recorded data; comparison: of two ways to learn; reproduction: of another implementation.
     """
 
@@ -226,23 +226,8 @@ def resume_words(words: Sequence[str]) -> list[str]:
     return [*words[:2], *kept]
 
 
-def finished(study: Study, work: Path) -> tuple[int, ...]:
-    """The seeds for which every variant is done."""
-    return tuple(
-        seed for seed in study.seeds if all(is_done(work, v, seed) for v in study.variants)
-    )
-
-
 def is_done(work: Path, variant: str, seed: int) -> bool:
     return (work / f"{variant}-{seed}.done").exists()
-
-
-def scores_of(study: Study, work: Path, metric: str) -> dict[str, list[float]]:
-    """Of each variant, the last value of `metric` of each seed."""
-    return {
-        variant: [last_value(work / f"{variant}-{seed}", metric) for seed in study.seeds]
-        for variant in study.variants
-    }
 
 
 def last_value(folder: Path, metric: str) -> float:
@@ -263,12 +248,6 @@ def values_of(folder: Path, metric: str) -> list[tuple[int, float]]:
 
 def seconds_of(out: Path) -> float:
     return float(Path(f"{out}.done").read_text().split()[0])
-
-
-def commit_of(out: Path) -> str:
-    """The commit of the code when a run began."""
-    words = Path(f"{out}.done").read_text().split()
-    return words[1] if len(words) > 1 else "unknown"
 
 
 def cores() -> int:

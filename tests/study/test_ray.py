@@ -22,8 +22,8 @@ from embodied.study import ray_runner
 from embodied.study import sweep as module
 from embodied.study.launchers import launcher
 from embodied.study.ray_runner import Runner
-from embodied.study.space import Searched
 from embodied.study.study import STOPPED
+from embodied.study.sweep import Searched
 from tests.study.test_sweep import WORDS, embodied
 from tests.training.actors.helper import alive
 from tests.training.actors.test_ray import left_of

@@ -18,7 +18,7 @@ import pytest
 from embodied.core import checkpoint
 from embodied.study import sweep as module
 from embodied.study.launchers import launcher
-from embodied.study.space import Searched
+from embodied.study.sweep import Searched
 from tests.study.test_sweep import WORDS, embodied
 
 SBATCH = """#!{python}

@@ -17,7 +17,7 @@ from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study.launchers import Here
-from embodied.study.space import Searched, searched
+from embodied.study.sweep import Searched, searched
 
 WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
 

@@ -124,14 +124,13 @@ def test_evaluation_is_on_the_held_out_mazes(tmp_path: Path) -> None:
 def test_the_report_shows_levels(tmp_path: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
-    from embodied.reports import task_sampling
-    from embodied.reports.run_report import write
+    from embodied.reports.run_report import TASKS, write
     from embodied.teachers import episode_log
     from embodied.teachers.plots.level_gallery import chosen
 
     run(tmp_path / "run", node("domain_randomization"))
     assert "that the teacher sampled" in write(tmp_path / "run").read_text()
-    picture = np.asarray(decode_image((tmp_path / "run" / task_sampling.FILE).read_bytes()))
+    picture = np.asarray(decode_image((tmp_path / "run" / TASKS).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
     assert goals.sum() > 36 * 20
     past = episode_log.read_episode_log(tmp_path / "run")

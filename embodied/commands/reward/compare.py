@@ -100,7 +100,7 @@ def choose(
             )
         return compose("compare", words, folders).node, (None, None)
     if path.is_dir():
-        from embodied.reports.load_reward import of_run
+        from embodied.reports.label_dataset import of_run
 
         node, state = of_run(path)
         given, name = {"reward/saved": node}, "saved"
@@ -115,9 +115,8 @@ def compared(
     env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
 ) -> dict[str, Any]:
     """All measures by name, with the episodes they were computed on."""
-    from embodied.reports.load_reward import make_reward
-    from embodied.reports.policy_episodes import collect_episodes
-    from embodied.reports.reward_comparison import compare
+    from embodied.reports.label_dataset import make_reward
+    from embodied.reports.reward_comparison import collect_episodes, compare
     from embodied.rewards.wrappers.render_caption import augment_shared
 
     spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]

@@ -1,0 +1,305 @@
+"""Rewards and recorded episodes: label and score them, fit a classifier or preferences to them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from embodied.commands import require_at_least, require_datasets, take
+from embodied.core.build import ConfigError, Node, nearest, parse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from embodied.core.tensors import Tensors
+    from embodied.datasets.lerobot.reader import Episodes
+
+
+def label_command(args: argparse.Namespace) -> None:
+    sources = [word for word in args.words if "=" not in word]
+    name, words = take([word for word in args.words if "=" in word], "reward")
+    out, words = take(words, "out")
+    if len(sources) != 1 or name is None or out is None:
+        raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
+    require_datasets(sources)
+    from rich.progress import Progress as Bar
+
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.reports.label_dataset import label, summary
+
+    settings, state, origin = chosen(name, words, args.config_dir, "label")
+    source = Path(sources[0])
+    try:
+        with Bar() as bar:
+            task = bar.add_task("episodes", total=None)
+            about = label(
+                source,
+                Path(out),
+                settings["reward"],
+                state,
+                origin,
+                settings["gamma"],
+                lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"{out} is kept; run the same command to continue") from stop
+    episodes = read_episodes(Path(out))
+    means = ", ".join(f"{key} {value:.4g}" for key, value in summary(episodes).items())
+    print(f"{out}: {len(episodes)} episodes, {means}, reward {about['hash'][:12]}")
+    print(f"next: embodied train experiment=NAME demos={out}")
+
+
+def chosen(
+    name: str, words: list[str], folders: list[str], command: str
+) -> tuple[Node, Any, str | None]:
+    """Settings of `command` with the reward's node, its state, and the hash of the state's
+    source."""
+    from embodied.compose import compose
+    from embodied.core import checkpoint
+    from embodied.reports.label_dataset import of_run
+
+    given: dict[str, Node] = {}
+    state, origin = None, None
+    if Path(name).is_dir():
+        node, state = of_run(Path(name))
+        origin = checkpoint.file_hash(checkpoint.find(name) / "loop.pt") if state else None
+        given, name = {"reward/saved": node}, "saved"
+    settings = compose(command, [f"reward={name}", *words], folders, given).node
+    require_at_least(settings, {"gamma": 0})
+    return settings, state, origin
+
+
+LEAST = {"episodes": 1, "gamma": 0, "seed": 0, "threads": 1}
+COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
+AREAS = {
+    "last": "the last step's reward",
+    "mean": "the mean reward",
+    "sum": "the sum",
+    "length": "the length alone (shorter is better), a control of the sum",
+}
+
+
+def score_command(args: argparse.Namespace) -> None:
+    sources = [word for word in args.words if "=" not in word]
+    name, words = take([word for word in args.words if "=" in word], "reward")
+    if len(sources) != 1 or name is None:
+        raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
+    require_datasets(sources)
+    import torch
+
+    from embodied.core.atomic_write import write_json
+    from embodied.datasets.hub import local_folder
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.reports import score_dataset
+    from embodied.reports.label_dataset import provenance
+
+    settings, state, origin = chosen(name, words, args.config_dir, "score")
+    require_at_least(settings, LEAST)
+    torch.set_num_threads(settings["threads"])
+    source = local_folder(sources[0])
+    out = Path(settings["out"] or f"outputs/score-{Path(name).name}")
+    episodes = read_episodes(source, settings["episodes"])
+    found: dict[str, list[dict[str, Any]]] = {}
+    for camera, node in score_dataset.cameras(settings["reward"], settings["cameras"]).items():
+        folder, title = out / camera, f"{Path(name).name} {camera}".strip()
+        rows = found[camera] = _rows(episodes, {**settings, "reward": node}, state, folder)
+        facts = score_dataset.summary(rows, settings["threshold"])
+        about = provenance(source, node, origin, settings["gamma"])
+        folder.mkdir(parents=True, exist_ok=True)
+        report = {"about": about, "summary": facts, "episodes": rows}
+        write_json(folder / "score.json", report)
+        score_dataset.draw(rows, title, folder / "score.png")
+        print(f"{camera}:" if camera else "", end="\n" if camera else "")
+        show(rows, facts)
+        print(f"{folder}/score.json  {folder}/score.png")
+    for line in score_dataset.between_cameras(found):
+        print(line)
+
+
+def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str, Any]]:
+    """The scores of all episodes, with a progress bar."""
+    from rich.progress import Progress as Bar
+
+    from embodied.reports.label_dataset import make_reward, require_ready
+    from embodied.reports.score_dataset import score
+
+    node, gamma = settings["reward"], settings["gamma"]
+    reward = make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
+    if state is None and node.get("trained") is None:
+        require_ready(reward, "score")
+    with Bar() as bar:
+        task = bar.add_task("episodes", total=len(episodes))
+        return score(episodes, reward, gamma, lambda done, _: bar.update(task, completed=done))
+
+
+def show(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Print a row per episode, and the summary."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("episode", "steps", *COLUMNS, "success")
+    for row in rows:
+        numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
+        won = {True: "yes", False: "no", None: "-"}[row["success"]]
+        table.add_row(str(row["episode"]), str(row["steps"]), *numbers, won)
+    Console(markup=False, highlight=False).print(table)
+    print(
+        f"{facts['episodes']} episodes, {facts['steps']:,} steps; mean rise {_text(facts['rise'])}"
+    )
+    if "successes" not in facts:
+        print("success is not recorded: no success AUC")
+        return
+    print(f"{facts['successes']} successes, {facts['failures']} failures; success AUC of")
+    for key, words in AREAS.items():
+        found = facts[f"auc_{key}"]
+        interval = f" [{found['low']:.3f}, {found['high']:.3f}]" if found else ""
+        print(f"  {words}: {_text(found and found['value'])}{interval}")
+    if "confusion" in facts:
+        counts = ", ".join(f"{count} {what}" for what, count in facts["confusion"].items())
+        print(f"last reward >= {facts['threshold']:g}: {counts}")
+        for what, numbers in facts["mistaken"].items():
+            if numbers:
+                print(f"  {what}: episodes {', '.join(map(str, numbers))}")
+
+
+def _text(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def classifier_command(args: argparse.Namespace) -> None:
+    import torch
+    import yaml
+
+    from embodied.rewards.success.model import Training, load_labelled, made, mark_of, write
+
+    folders = [word for word in args.words if "=" not in word]
+    pairs = (word.partition("=") for word in args.words if "=" in word)
+    given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
+    out, seed = given.pop("out", None), int(given.pop("seed", 0))
+    if not folders or out is None:
+        raise ConfigError("no dataset or no out=DIR: embodied reward classifier DATASET... out=DIR")
+    known = [field.name for field in fields(Training)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f'no setting "{key}"{nearest(key, [*known, "out", "seed"])}')
+    how: Training = parse(Training, given, "embodied reward")
+    torch.set_num_threads(1)
+    whole, leaves = load_labelled(folders, how, seed)
+    net, c = made(whole, leaves, how, seed)
+    mark = mark_of(whole, how, seed)
+    facts = {"version": 1, "fingerprint": mark, "data": folders, "training": asdict(how)}
+    write(Path(out), net, leaves, c, json.loads(json.dumps(facts)))
+    print(f"{out}: version 1, held-out frames: {c.successes} positive, {c.others} negative")
+    print(f"  temperature  {c.temperature:.2f}, log loss {c.loss_before:.3f} to {c.loss:.3f}")
+    print(f"  calibration  expected calibration error {c.error_before:.3f} to {c.error:.3f}")
+    print(
+        f"  threshold    {c.threshold:.3f}: true positives {c.found:.0%}, false "
+        f"positives {c.mistaken:.2%}"
+    )
+    print(f"next: embodied train ... reward.trained={out}")
+
+
+@runtime_checkable
+class Teachable(Protocol):
+    """A reward that can be fitted to a dataset by labelling pairs of it."""
+
+    def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
+
+    def __call__(self, rows: Tensors) -> Tensor: ...
+
+
+def preferences_command(args: argparse.Namespace) -> None:
+    from embodied.compose import compose
+
+    folders = [word for word in args.words if "=" not in word]
+    if not folders:
+        raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
+    require_datasets(folders)
+    words = [word for word in args.words if "=" in word]
+    node = compose("preferences", words, args.config_dir).node
+    require_at_least(node, {"seed": 0, "threads": 1})
+    if not 0 < node["held_out"] < 1:
+        raise ConfigError(f"held_out={node['held_out']} must be between 0 and 1")
+    label_and_fit(node, [Path(folder) for folder in folders])
+
+
+def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
+    """Fit the reward, check it on held-out episodes, write the copy; returns the metrics, which are
+    also written to OUT/preferences.json."""
+    import torch
+
+    from embodied.core.atomic_write import write_json
+    from embodied.core.build import build
+    from embodied.core.reward import Reward
+    from embodied.core.seeding import seed_everything
+    from embodied.core.spec import require_same
+    from embodied.datasets.lerobot.reader import read_episodes
+    from embodied.datasets.transitions import joined
+
+    out = Path(node["out"])
+    if (out / "meta").exists():
+        raise ConfigError(f"{out} already contains a dataset; choose another folder: out=DIR")
+    torch.set_num_threads(node["threads"])
+    seed_everything(node["seed"])
+    parts = [read_episodes(folder) for folder in folders]
+    for folder, part in zip(folders[1:], parts[1:], strict=True):
+        require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
+    episodes = joined(parts)
+    device, where = torch.device("cpu"), out / "reward"
+    context: dict[str, Any] = {"spec": episodes.spec, "gamma": 0.99, "num_envs": 1}
+    context |= {"device": device, "seed": node["seed"], "folder": where}
+    reward = build(node["reward"], Reward, **context)
+    if not isinstance(reward, Teachable):
+        raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
+    print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; labelling pairs", flush=True)
+    report = reward.fit_from(episodes, node["held_out"])
+    rewards = _rewards(reward, episodes)
+    _copy(out, episodes, rewards)
+    known = {name: value for name, value in report.items() if not math.isnan(value)}
+    write_json(out / "preferences.json", {"reward": node["reward"], "seed": node["seed"], **known})
+    _print_report(out, report)
+    return report
+
+
+def _copy(out: Path, episodes: Episodes, rewards: Tensor) -> None:
+    """The dataset with the learned reward; the environment's is kept as `env_reward`."""
+    from embodied.datasets.lerobot.reader import EpisodeWriter
+
+    with EpisodeWriter(out, episodes.spec) as writer:
+        for number in range(len(episodes)):
+            begin, length = int(episodes.start[number]), int(episodes.length[number])
+            episode = episodes.episode(number)
+            episode["env_reward"] = episode["reward"]
+            episode["reward"] = rewards[begin : begin + length]
+            info = dict(episodes.info[number]) if episodes.info else {}
+            writer.add(episode, episodes.texts[number] if episodes.texts else None, info)
+
+
+def _rewards(reward: Teachable, episodes: Episodes) -> Tensor:
+    """The learned reward of every step, a thousand at a time."""
+    import torch
+
+    from embodied.core import tensors as tt
+    from embodied.datasets.transitions import transitions
+
+    rows = transitions(episodes, gamma=0.99)
+    whole = torch.arange(tt.length(rows)).split(1000)
+    return torch.cat([reward(tt.take(rows, some)).float() for some in whole])
+
+
+def _print_report(out: Path, report: dict[str, float]) -> None:
+    print(f"{out}: rewards learned from {report['labels']:.0f} labels; on held-out episodes:")
+    lines = {
+        "accuracy": "{:.0%} agreement with the labeller",
+        "pairs": "{:.0%} of pairs ordered as by the recorded reward",
+        "returns": "rank correlation {:.2f} with the recorded returns",
+    }
+    for name, line in lines.items():  # a dataset without rewards has no reference
+        if not math.isnan(report[name]):
+            print(f"  {name:8} {line.format(report[name])}")
+    print(f"next: embodied train experiment=NAME demos={out}")
