@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from embodied.reports.svg import Curve, chart
+from embodied.reports.page import chart
 from embodied.reward_design.journal import Candidate, Journal
 from embodied.reward_design.prompts import curves, line
 
@@ -56,7 +56,8 @@ def plot(ledger: Journal) -> str:
         best = max([*values, *(y for _, y in points)], default=None)
         if best is not None:
             points.append((float(number + 1), float(best)))
-    drawn = chart(Curve(points), "best score after each round")
+    title = "best score after each round"
+    drawn = chart({title: points}, title, legend=False)
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
         ">", f">{STYLE}", 1
     )

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.core.atomic_write import write_durably, write_json
+from embodied.core.atomic_write import write_json
 from embodied.evaluation.statistics import (
     bootstrap_interval,
     iqm,
     performance_profile,
     probability_of_improvement,
 )
-from embodied.reports.run_report import PAGE, STYLE
-from embodied.reports.svg import LEFT, RIGHT, WIDTH, several, ticks
-from embodied.reports.svg import several as curves_of
+from embodied.reports.page import LEFT, RIGHT, WIDTH, chart, figure, head, table, ticks, write_page
 from embodied.study.study import Study, is_done, last_value, seconds_of, values_of
 from embodied.study.sweep import Sweep, folder_of, trial_words
 
@@ -67,14 +65,14 @@ def write_study(name: str, study: Study, work: Path) -> Path:
         table(HEADS, [_cells(n, f, study.baseline) for n, f in found["variants"].items()]),
         NOTE,
         "<h2>Share of runs above a score</h2>",
-        figure(curves_of(profiles(found["variants"]), "share of runs")),
+        figure(chart(profiles(found["variants"]), "share of runs")),
         "<h2>During training</h2>",
-        figure(curves_of(_curves(study, work), study.metric)),
+        figure(chart(_curves(study, work), study.metric)),
         "<h2>Command lines</h2>",
         f"<pre>{escape(chr(10).join(_lines(study, found, work)))}</pre>",
         *_choices(study, work),
     ]
-    return write_page(work, name, body)
+    return write_page(work / "report.html", name, body)
 
 
 def _lines(study: Study, found: Mapping[str, Any], work: Path) -> list[str]:
@@ -133,28 +131,6 @@ def profiles(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[
         for name, facts in variants.items()
         if facts["scores"]
     }
-
-
-def write_page(work: Path, name: str, body: Iterable[str]) -> Path:
-    file = work / "report.html"
-    page = PAGE.format(title=escape(name), style=STYLE, body="\n".join(body))
-    write_durably(file, lambda sink: sink.write(page.encode()))
-    return file
-
-
-def head(title: str, *says: str) -> str:
-    lines = "".join(f"<p>{escape(each)}</p>" for each in says if each)
-    return f"<header><h1>{escape(title)}</h1>{lines}</header>"
-
-
-def figure(drawn: str) -> str:
-    return f"<figure>{drawn}</figure>" if drawn else "<p>nothing to draw yet</p>"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def number(value: float) -> str:
@@ -280,11 +256,11 @@ def write_sweep(name: str, sweep: Sweep, study: Any, out: Path) -> Path:
         table(("trial", "state", sweep.metric, *keys, "run"), rows),
         "<h2>During training</h2>",
         figure(
-            several({str(t["trial"]): _curve(sweep, Path(t["run"])) for t in trials}, sweep.metric)
+            chart({str(t["trial"]): _curve(sweep, Path(t["run"])) for t in trials}, sweep.metric)
         ),
         *(_over(sweep, key, trials) for key in keys),
     ]
-    return write_page(out, name, body)
+    return write_page(out / "report.html", name, body)
 
 
 def _curve(sweep: Sweep, folder: Path) -> list[tuple[float, float]]:
@@ -310,7 +286,7 @@ def _over(sweep: Sweep, key: str, trials: list[dict[str, Any]]) -> str:
         drawn = table((key, "trials", "highest", "lowest"), rows)
     else:
         points = sorted((float(t["settings"][key]), float(t["value"])) for t in done)
-        drawn = figure(several({sweep.metric: points}, key))
+        drawn = figure(chart({sweep.metric: points}, key))
     return f"<h2>{escape(key)}</h2>{drawn}"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.atomic_write import write_durably
+from embodied.reports.page import data_url
 from embodied.viewer.panels.plots import groups_of
 from embodied.viewer.scene.types import Array, Mesh, Shape, TrackedBody, Viewpoint, view_of
 from embodied.viewer.session.episode import TERM, Episode, Moment
@@ -297,4 +298,4 @@ def picture_url(moment: Moment) -> str:
         image.save(sink, kind, **options)
         made.append((kind, sink.getvalue()))
     kind, data = min(made, key=lambda each: len(each[1]))
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return data_url(f"image/{kind}", data)
