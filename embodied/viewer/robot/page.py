@@ -260,7 +260,7 @@ def code(text: str) -> str:
 
 EVERY = 0.5  # s between two samples
 KEPT = 240  # samples
-TRAIL, MOVED = 400, 2e-3  # places of the tool; m between two
+TRAIL_POINTS, MOVED = 400, 2e-3  # places of the tool; m between two
 PLOTS = ("rate (Hz)", "late (ms)", "missed ticks", "observation age (s)", "off target (rad)")
 
 
@@ -275,7 +275,7 @@ class RobotHistory:
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = tuple(stages)
         self.rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
-        self.tool: deque[Floats] = deque(maxlen=TRAIL)
+        self.tool: deque[Floats] = deque(maxlen=TRAIL_POINTS)
         self._first: np.void | None = None
         self._last: np.void | None = None
         self._late = 0.0

@@ -145,7 +145,7 @@ def _node(name: str) -> str:
 
 Picture = NDArray[np.uint8]
 HEIGHT = 1.0
-FOV = 0.6
+IMAGE_FOV = 0.6
 FILL = 0.94
 """Share of the window that the image takes."""
 UPRIGHT = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
@@ -181,9 +181,9 @@ class ImagePlane:
     def _aim(self, camera: InitialCameraConfig | CameraHandle, aspect: float) -> None:
         """Put the camera where the image fits the narrower side of the window."""
         size = max(HEIGHT, self.picture.render_width / aspect)
-        distance = size / 2 / np.tan(FOV / 2) / FILL
+        distance = size / 2 / np.tan(IMAGE_FOV / 2) / FILL
         camera.position, camera.look_at = (0.0, -distance, 0.0), (0.0, 0.0, 0.0)
-        camera.fov = FOV
+        camera.fov = IMAGE_FOV
 
     def _add(self, picture: Picture) -> ImageHandle:
         high, wide = picture.shape[:2]
