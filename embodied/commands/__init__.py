@@ -95,10 +95,32 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     return (own[-1].partition("=")[2] if own else None), rest
 
 
+def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False).print(table)
+
+
 def require_understood(words: Sequence[str], known: Iterable[str]) -> None:
     """ConfigError for the first of `words` that nobody took, with the nearest of `known`."""
     if words:
         raise ConfigError(f"{words[0]} is not understood{nearest(words[0], known)}")
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words that are no `key=value`, and those that are."""
+    words = list(words)
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def yaml_values(words: Iterable[str]) -> dict[str, Any]:
+    """The values of `key=value` words, as YAML has them."""
+    return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
 def require_folders(runs: Iterable[str]) -> None:

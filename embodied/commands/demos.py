@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import require_at_least, require_datasets, take
+from embodied.commands import require_at_least, require_datasets, split_words, take
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def info_command(args: argparse.Namespace) -> None:
 
 
 def edit_command(args: argparse.Namespace) -> None:
-    folders = [word for word in args.words if "=" not in word]
+    folders, words = split_words(args.words)
     require_datasets(folders)
-    given = [word.partition("=") for word in args.words if "=" in word]
+    given = [word.partition("=") for word in words]
     KINDS[args.kind](folders, {key: value for key, _, value in given})
 
 

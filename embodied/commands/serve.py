@@ -6,11 +6,9 @@ import argparse
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import yaml
-
-from embodied.commands import require_folders
+from embodied.commands import require_folders, yaml_values
 from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.build import ConfigError, parse
 
@@ -63,8 +61,7 @@ def parsed(words: list[str]) -> tuple[Path, Settings]:
     if len(runs) != 1:
         raise ConfigError("name the run to serve: embodied serve RUN [port=8000]")
     require_folders(runs)
-    pairs = [word.partition("=") for word in words if word not in runs]
-    given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
+    given = yaml_values(word for word in words if word not in runs)
     given.pop("allow", None)
     return Path(runs[0]), parse(Settings, given, "serve")
 

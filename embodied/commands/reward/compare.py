@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import require_at_least, take
+from embodied.commands import print_rows, require_at_least, split_words, take
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_saved
 
@@ -36,8 +36,8 @@ LINES = {
 
 
 def run(args: argparse.Namespace) -> None:
-    names = [word for word in args.words if "=" not in word]
-    wanted, words = take([word for word in args.words if "=" in word], "policy")
+    names, words = split_words(args.words)
+    wanted, words = take(words, "policy")
     if len(names) != 2:
         raise ConfigError(
             "two rewards are needed: embodied reward compare A B env=NAME (own: the environment's)"
@@ -159,20 +159,17 @@ def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
 
 def show(facts: dict[str, Any], names: Sequence[str]) -> None:
     """Print the table, one measure per line."""
-    from rich.console import Console
-    from rich.table import Table
-
     won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
     print(
         f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
     )
     print(f"policies: {', '.join(facts['policies'])}")
-    table = Table("measure", "value", "95% interval")
+    rows: list[tuple[str, str, str]] = []
     for key, words in LINES.items():
         value = facts.get(key)
         if isinstance(value, dict):
             between = f"[{value['low']:.3f}, {value['high']:.3f}]"
-            table.add_row(words, f"{value['value']:.3f}", between)
+            rows.append((words, f"{value['value']:.3f}", between))
         elif value is not None:
-            table.add_row(words, f"{value:.3f}", "")
-    Console(markup=False, highlight=False).print(table)
+            rows.append((words, f"{value:.3f}", ""))
+    print_rows(("measure", "value", "95% interval"), rows)

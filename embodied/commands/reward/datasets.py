@@ -10,7 +10,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from embodied.commands import require_at_least, require_datasets, take
+from embodied.commands import (
+    print_rows,
+    require_at_least,
+    require_datasets,
+    split_words,
+    take,
+    yaml_values,
+)
 from embodied.core.build import ConfigError, Node, nearest, parse
 
 if TYPE_CHECKING:
@@ -21,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def label_command(args: argparse.Namespace) -> None:
-    sources = [word for word in args.words if "=" not in word]
-    name, words = take([word for word in args.words if "=" in word], "reward")
+    sources, words = split_words(args.words)
+    name, words = take(words, "reward")
     out, words = take(words, "out")
     if len(sources) != 1 or name is None or out is None:
         raise ConfigError("no dataset: embodied reward label DATASET reward=NAME out=DIR")
@@ -85,8 +92,8 @@ AREAS = {
 
 
 def score_command(args: argparse.Namespace) -> None:
-    sources = [word for word in args.words if "=" not in word]
-    name, words = take([word for word in args.words if "=" in word], "reward")
+    sources, words = split_words(args.words)
+    name, words = take(words, "reward")
     if len(sources) != 1 or name is None:
         raise ConfigError("no dataset: embodied reward score DATASET reward=NAME")
     require_datasets(sources)
@@ -139,15 +146,12 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
 
 def show(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
     """Print a row per episode, and the summary."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("episode", "steps", *COLUMNS, "success")
+    lines: list[list[str]] = []
     for row in rows:
         numbers = ("-" if row[key] is None else f"{row[key]:.3f}" for key in COLUMNS)
         won = {True: "yes", False: "no", None: "-"}[row["success"]]
-        table.add_row(str(row["episode"]), str(row["steps"]), *numbers, won)
-    Console(markup=False, highlight=False).print(table)
+        lines.append([str(row["episode"]), str(row["steps"]), *numbers, won])
+    print_rows(("episode", "steps", *COLUMNS, "success"), lines)
     print(
         f"{facts['episodes']} episodes, {facts['steps']:,} steps; mean rise {_text(facts['rise'])}"
     )
@@ -173,13 +177,11 @@ def _text(value: float | None) -> str:
 
 def classifier_command(args: argparse.Namespace) -> None:
     import torch
-    import yaml
 
     from embodied.rewards.success.model import Training, load_labelled, made, mark_of, write
 
-    folders = [word for word in args.words if "=" not in word]
-    pairs = (word.partition("=") for word in args.words if "=" in word)
-    given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
+    folders, words = split_words(args.words)
+    given = yaml_values(words)
     out, seed = given.pop("out", None), int(given.pop("seed", 0))
     if not folders or out is None:
         raise ConfigError("no dataset or no out=DIR: embodied reward classifier DATASET... out=DIR")
@@ -216,11 +218,10 @@ class Teachable(Protocol):
 def preferences_command(args: argparse.Namespace) -> None:
     from embodied.compose import compose
 
-    folders = [word for word in args.words if "=" not in word]
+    folders, words = split_words(args.words)
     if not folders:
         raise ConfigError("no dataset: embodied reward preferences DATASET... reward=NAME out=DIR")
     require_datasets(folders)
-    words = [word for word in args.words if "=" in word]
     node = compose("preferences", words, args.config_dir).node
     require_at_least(node, {"seed": 0, "threads": 1})
     if not 0 < node["held_out"] < 1:
@@ -233,13 +234,14 @@ def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
     also written to OUT/preferences.json."""
     import torch
 
+    from embodied.core import tensors as tt
     from embodied.core.atomic_write import write_json
     from embodied.core.build import build
     from embodied.core.reward import Reward
     from embodied.core.seeding import seed_everything
     from embodied.core.spec import require_same
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.datasets.transitions import joined
+    from embodied.datasets.transitions import joined, transitions
 
     out = Path(node["out"])
     if (out / "meta").exists():
@@ -258,7 +260,9 @@ def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
         raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
     print(f"{', '.join(map(str, folders))}: {len(episodes)} episodes; labelling pairs", flush=True)
     report = reward.fit_from(episodes, node["held_out"])
-    rewards = _rewards(reward, episodes)
+    rows = transitions(episodes, gamma=0.99)
+    parts_of = torch.arange(tt.length(rows)).split(1000)
+    rewards = torch.cat([reward(tt.take(rows, some)).float() for some in parts_of])
     _copy(out, episodes, rewards)
     known = {name: value for name, value in report.items() if not math.isnan(value)}
     write_json(out / "preferences.json", {"reward": node["reward"], "seed": node["seed"], **known})
@@ -278,18 +282,6 @@ def _copy(out: Path, episodes: Episodes, rewards: Tensor) -> None:
             episode["reward"] = rewards[begin : begin + length]
             info = dict(episodes.info[number]) if episodes.info else {}
             writer.add(episode, episodes.texts[number] if episodes.texts else None, info)
-
-
-def _rewards(reward: Teachable, episodes: Episodes) -> Tensor:
-    """The learned reward of every step, a thousand at a time."""
-    import torch
-
-    from embodied.core import tensors as tt
-    from embodied.datasets.transitions import transitions
-
-    rows = transitions(episodes, gamma=0.99)
-    whole = torch.arange(tt.length(rows)).split(1000)
-    return torch.cat([reward(tt.take(rows, some)).float() for some in whole])
 
 
 def _print_report(out: Path, report: dict[str, float]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import require_understood, take
+from embodied.commands import require_understood, split_words, take, yaml_values
 from embodied.core.build import ConfigError, nearest, parse
 
 if TYPE_CHECKING:
@@ -159,15 +159,13 @@ def describe_command(args: argparse.Namespace) -> None:
     from embodied.deploy.describe import Config, describe, robot_yaml, summary
     from embodied.embodiments.kinematics.arm import write_arm_file
 
-    files = [word for word in args.words if "=" not in word]
-    out, _ = take(args.words, "out")
+    files, words = split_words(args.words)
+    out, _ = take(words, "out")
     if len(files) != 1 or out is None:
         raise ConfigError(
             "say which file and where to: embodied robot describe my_arm.urdf out=mine/my_arm.yaml"
         )
-    words = [word.partition("=") for word in args.words if "=" in word]
-    settings = {key: yaml.safe_load(value) for key, _, value in words}
-    config: Config = parse(Config, settings, "describe")
+    config: Config = parse(Config, yaml_values(words), "describe")
     for file in filter(None, (config.out, config.robot)):
         if Path(file).suffix != ".yaml":
             raise ConfigError(f"{file} should end in .yaml")
