@@ -46,14 +46,17 @@ def write(folder: Path) -> Path:
     """Write RUN/report.html from the files of the run folder; returns its path."""
     folder = Path(folder)
     rows = read_metrics(folder)
+    rewards = _goodhart(folder) + _terms(folder)
+    lines = f"embodied view {folder}\nembodied eval {folder} episodes=500\n"
+    lines += f"embodied train resume={folder} steps=..."
     parts = [
         _header(folder, rows),
-        _rewards(folder),
+        f'<h2>Reward</h2><div class="grid2 pair">{rewards}</div>' if rewards else "",
         _curves(rows),
         _tasks(folder),
         _films(folder),
         _evaluations(folder),
-        _next(folder),
+        f"<h2>Next</h2><pre>{escape(lines)}</pre>",
         _settings(folder),
     ]
     return write_page(folder / "report.html", _name(folder), parts)
@@ -210,12 +213,6 @@ def _curves(rows: Sequence[dict[str, Any]]) -> str:
     return f'<h2>Curves</h2><div class="grid2">{"".join(figures)}</div>' if figures else ""
 
 
-def _rewards(folder: Path) -> str:
-    """The learned reward over training, beside the environment's success."""
-    figures = _goodhart(folder) + _terms(folder)
-    return f'<h2>Reward</h2><div class="grid2 pair">{figures}</div>' if figures else ""
-
-
 def _goodhart(folder: Path) -> str:
     """Learned reward and task success at every evaluation (reward hacking)."""
     past = evaluations(folder)
@@ -297,15 +294,6 @@ def _evaluations(folder: Path) -> str:
     ]
     heads = "step", "success [95%]", "return", "length", "episodes", "seed"
     return f"<h2>Evaluations</h2>{table(heads, cells)}"
-
-
-def _next(folder: Path) -> str:
-    lines = [
-        f"embodied view {folder}",
-        f"embodied eval {folder} episodes=500",
-        f"embodied train resume={folder} steps=...",
-    ]
-    return f"<h2>Next</h2><pre>{escape(chr(10).join(lines))}</pre>"
 
 
 def _settings(folder: Path) -> str:

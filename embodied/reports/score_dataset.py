@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, Node
@@ -38,13 +37,10 @@ def score(
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ConfigError(f"the reward of step {at} of episode {number} is {values[at]}")
-        rows.append({"episode": number, **_row(values), "success": _success(episode)})
+        success = bool(episode["success"][-1]) if "success" in episode else None
+        rows.append({"episode": number, **_row(values), "success": success})
         progress(number + 1, len(episodes))
     return rows
-
-
-def _success(episode: dict[str, torch.Tensor]) -> bool | None:
-    return bool(episode["success"][-1]) if "success" in episode else None
 
 
 def _row(values: Numbers) -> Row:

@@ -58,6 +58,9 @@ def write_study(name: str, study: Study, work: Path) -> Path:
     """Write results.json and report.html into `work`; returns the page."""
     found = results(study, work)
     write_json(work / "results.json", found)
+    tasks = study.tasks(study.seeds[0], work)
+    lines = [line for task in tasks for line in task.lines.values()]  # of the first seed
+    lines += [facts["line"] for facts in found["variants"].values()]
     body = [
         head(study.method or name, study.task, study.claim),
         f"<h2>{escape(study.metric)} at the end</h2>",
@@ -69,17 +72,10 @@ def write_study(name: str, study: Study, work: Path) -> Path:
         "<h2>During training</h2>",
         figure(chart(_curves(study, work), study.metric)),
         "<h2>Command lines</h2>",
-        f"<pre>{escape(chr(10).join(_lines(study, found, work)))}</pre>",
+        f"<pre>{escape(chr(10).join(lines))}</pre>",
         *_choices(study, work),
     ]
     return write_page(work / "report.html", name, body)
-
-
-def _lines(study: Study, found: Mapping[str, Any], work: Path) -> list[str]:
-    """The command lines of the first seed, those of stages first."""
-    tasks = study.tasks(study.seeds[0], work)
-    staged = [line for task in tasks for line in task.lines.values()]
-    return [*staged, *(facts["line"] for facts in found["variants"].values())]
 
 
 def _choices(study: Study, work: Path) -> list[str]:
@@ -99,16 +95,12 @@ def _choices(study: Study, work: Path) -> list[str]:
             str(seed),
             each["chosen"],
             each["best"],
-            ", ".join(map(_score, each["scores"].items())),
+            ", ".join(f"{choice} {number(score)}" for choice, score in each["scores"].items()),
         )
         for (seed, name), each in made.items()
     ]
     heads = ("stage", "seed", "chosen", "metric", "scores")
     return ["<h2>Choices</h2>", table(heads, rows)]
-
-
-def _score(item: tuple[str, float]) -> str:
-    return f"{item[0]} {number(item[1])}"
 
 
 HEADS = ("variant", "runs", "IQM", "95% interval", "P(better than baseline)", "scores", "minutes")
@@ -239,6 +231,7 @@ def write_sweep(name: str, sweep: Sweep, study: Any, out: Path) -> Path:
     best = best_of(sweep, trials)
     write_json(out / "results.json", {"metric": sweep.metric, "best": best, "trials": trials})
     keys = [each.key for each in sweep.space]
+    curves = {str(t["trial"]): values_of(Path(t["run"]), sweep.metric) for t in trials}
     rows = [
         [
             str(t["trial"]),
@@ -255,16 +248,10 @@ def write_sweep(name: str, sweep: Sweep, study: Any, out: Path) -> Path:
         "<h2>Trials</h2>",
         table(("trial", "state", sweep.metric, *keys, "run"), rows),
         "<h2>During training</h2>",
-        figure(
-            chart({str(t["trial"]): _curve(sweep, Path(t["run"])) for t in trials}, sweep.metric)
-        ),
+        figure(chart(curves, sweep.metric)),
         *(_over(sweep, key, trials) for key in keys),
     ]
     return write_page(out / "report.html", name, body)
-
-
-def _curve(sweep: Sweep, folder: Path) -> list[tuple[float, float]]:
-    return [(float(step), value) for step, value in values_of(folder, sweep.metric)]
 
 
 def _best(sweep: Sweep, best: dict[str, Any] | None) -> str:

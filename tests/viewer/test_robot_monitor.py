@@ -126,7 +126,7 @@ def test_a_deployment_is_watched_and_then_another_one(
         goal = next(i for i, name in enumerate(page.arm.model.bodies()) if name.endswith("goal"))
         assert page.arm.model.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
         assert all(0 < row[1] < 500 for row in rows), "ticks a second"
-        until(lambda: len(page.lines) == 2)  # the plan, and where the tool was
+        until(lambda: len(page.paths.shown) == 2)  # the plan, and where the tool was
         assert seen.state is not None and seen.status["control"]["died"] == ""
         assert page.history.intervention_share("limits")[-1] >= 0
     finally:

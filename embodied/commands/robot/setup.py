@@ -80,7 +80,9 @@ def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None)
     progress = target.with_name(f".{target.name}.progress")
     ids = {name: id for id, name in enumerate(chosen, 1)}
     try:
-        found = Calibration(port, ids, progress, _ask, _wait).run()
+        found = Calibration(
+            port, ids, progress, lambda line: input(f"{line}, then press Enter "), _wait
+        ).run()
     except DriverError as error:
         raise ConfigError(str(error)) from error
     if lerobot:
@@ -119,10 +121,6 @@ def _write(settings: dict[str, Any], path: Path) -> None:
         "# joints and hand of the driver: copy them into your robot's YAML; hand.width (m) too.\n"
     )
     path.write_text(text + yaml.safe_dump(settings, sort_keys=False, default_flow_style=None))
-
-
-def _ask(line: str) -> None:
-    input(f"{line}, then press Enter ")
 
 
 def _wait(line: str, look: Callable[[], bool]) -> None:

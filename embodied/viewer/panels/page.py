@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,23 @@ class Refresh:
         self.due = max(begun + self.period, end + (end - start) * (1 / self.share - 1))
 
 
-class Page:
+class Parts:
+    """What is drawn by `parts`."""
+
+    parts: Sequence[Refresh]
+
+    def changed(self) -> None:
+        """Mark every part as stale."""
+        for part in self.parts:
+            part.stale = True
+
+    def refresh(self, force: bool = False) -> None:
+        """Redraw what is stale and due."""
+        for part in self.parts:
+            part(force)
+
+
+class Page(Parts):
     """The whole page; `changed` and `episode_started` mark parts as stale."""
 
     def __init__(self, server: ViserServer, viewer: Controls) -> None:
@@ -89,21 +105,11 @@ class Page:
         """When the next stale part is due (s, monotonic); infinite if none is stale."""
         return min((part.due for part in self.parts if part.stale), default=math.inf)
 
-    def changed(self) -> None:
-        """The displayed step or a setting has changed."""
-        for part in self.parts:
-            part.stale = True
-
     def episode_started(self) -> None:
         """A new episode: bodies may have other shapes, and the task vector other values."""
         self.main_view.episode_started()
         self.seed.value = self.session.episode.seed
         self.task.episode_started()
-
-    def refresh(self, force: bool = False) -> None:
-        """Redraw what is stale and due."""
-        for part in self.parts:
-            part(force)
 
     def _status_part(self) -> None:
         text = self.session.title

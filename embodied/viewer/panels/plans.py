@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,31 @@ from embodied.viewer.session.session import Session
 CHOSEN, DRAWN, GONE = (213, 94, 0), (230, 159, 0), (0, 114, 178)
 
 
+class Paths:
+    """Line segments in the scene, by name."""
+
+    def __init__(self, server: ViserServer) -> None:
+        self.server = server
+        self.shown: list[str] = []
+
+    def show(self, lines: Mapping[str, tuple[Array, Any, float]]) -> None:
+        """Draw `lines` (segments [N, 2, 3], colour, width in pixels) and remove all others."""
+        for name in set(self.shown) - set(lines):
+            self.server.scene.remove_by_name(name)
+        for name, (points, colour, width) in lines.items():
+            self.server.scene.add_line_segments(
+                name, points, colour, thickness=width, thickness_units="screen"
+            )
+        self.shown = list(lines)
+
+
 class Plans:
     """Paths of the tool: past, under the executed action chunk, and under chunks for other noise
     samples."""
 
     def __init__(self, server: ViserServer, session: Session) -> None:
-        self.server, self.session, self.on = server, session, True
-        self._shown: list[str] = []
+        self.session, self.on = session, True
+        self.paths = Paths(server)
         self._last: tuple[Any, ...] = ()
 
     @property
@@ -53,13 +71,7 @@ class Plans:
             trail = each.trail()
             if trail is not None and each.at > 0:
                 lines[f"{root}/trail"] = segments([trail[: each.at + 1]]), GONE, 2.5
-        for name in set(self._shown) - set(lines):
-            self.server.scene.remove_by_name(name)
-        for name, (points, colour, width) in lines.items():
-            self.server.scene.add_line_segments(
-                name, points, colour, thickness=width, thickness_units="screen"
-            )
-        self._shown = list(lines)
+        self.paths.show(lines)
 
 
 def segments(paths: list[Array]) -> Array:

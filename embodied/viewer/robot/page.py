@@ -26,8 +26,8 @@ from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.sim import World
 from embodied.real_robot.policy.observer import APART, AXES, names_of
-from embodied.viewer.panels.page import Refresh
-from embodied.viewer.panels.plans import CHOSEN, GONE, segments
+from embodied.viewer.panels.page import Parts, Refresh
+from embodied.viewer.panels.plans import CHOSEN, GONE, Paths, segments
 from embodied.viewer.panels.plots import plot
 from embodied.viewer.robot.monitor import RobotMonitor
 from embodied.viewer.scene.detect import HINGE, PosedModel
@@ -338,7 +338,7 @@ WRAP = "<style>pre, pre code { white-space: pre-wrap; overflow-wrap: anywhere; }
 MARK, TOOL = (22, 163, 74), (213, 94, 0)
 
 
-class RobotPage:
+class RobotPage(Parts):
     """`show_deployment` for every new deployment, `changed` after a tick, `refresh` often."""
 
     def __init__(self, server: ViserServer, monitor: RobotMonitor) -> None:
@@ -347,7 +347,7 @@ class RobotPage:
         self.arm: RobotArm | None = None
         self.history, self.scene = RobotHistory(()), None
         self.plots: dict[str, Any] = {}
-        self.lines: list[str] = []
+        self.paths = Paths(server)
         self.marks: dict[str, Any] = {}
         self.missing = ""
         server.gui.add_html(WRAP)
@@ -379,11 +379,10 @@ class RobotPage:
             self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
         if self.scene is not None:
             self.scene.root.remove()
-        for name in self.lines:
-            self.server.scene.remove_by_name(name)
+        self.paths.show({})
         for mark in self.marks.values():
             mark.remove()
-        self.scene, self.lines, self.marks = None, [], {}
+        self.scene, self.marks = None, {}
         try:
             self.arm = RobotArm(about)
         except Exception as error:  # whatever a robot's own files raise; the numbers are shown
@@ -397,15 +396,6 @@ class RobotPage:
         if state is not None:
             tool = None if self.arm is None else self.arm.tool(state)
             self.history.add(state, self.monitor.chunk, tool)
-
-    def changed(self) -> None:
-        for part in self.parts:
-            part.stale = True
-
-    def refresh(self, force: bool = False) -> None:
-        """Redraw what is stale and due."""
-        for part in self.parts:
-            part(force)
 
     def words(self) -> str:
         """All text of the page."""
@@ -440,21 +430,14 @@ class RobotPage:
         if state is None or arm is None:
             return
         plan = arm.plan(state, self.monitor.chunk) if self.monitor.alive else None
-        self._line(PLAN, plan)
-        self._line(TRAIL, self.history.trail())
-
-    def _line(self, name: str, path: Array | None) -> None:
-        if path is None or len(path) < 2:
-            if name in self.lines:
-                self.lines.remove(name)
-                self.server.scene.remove_by_name(name)
-            return
-        colour, width = LINES[name]
-        self.server.scene.add_line_segments(
-            name, segments([path]), colour, thickness=width, thickness_units="screen"
+        paths = {PLAN: plan, TRAIL: self.history.trail()}
+        self.paths.show(
+            {
+                name: (segments([path]), *LINES[name])
+                for name, path in paths.items()
+                if path is not None and len(path) > 1
+            }
         )
-        if name not in self.lines:
-            self.lines.append(name)
 
     def _draw_words(self) -> None:
         rate = self.history.curve(PLOTS[0])[-1]
