@@ -26,6 +26,12 @@ ERRORS = {
     "embodied.core.spec": "SpecMismatch",
     "embodied.datasets.lerobot.schema": "DatasetError",
     "embodied.llm.chat": "ChatError",
+    "embodied.real_robot.daemon.client": "ClientError",
+    "embodied.real_robot.daemon.folders": "FolderError",
+    "embodied.real_robot.daemon.requests": "RequestError",
+    "embodied.real_robot.daemon.server": "RpcServerError",
+    "embodied.real_robot.drivers.driver": "DriverError",
+    "embodied.real_robot.remote.keys": "KeyFileError",
 }
 """Errors that say in one line what to do, by the module that defines them."""
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from embodied.cli import main, mistake, verbs
+from embodied.commands import demo
 from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
@@ -22,6 +22,7 @@ from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.envs.process.interpreter import interpreter
 from embodied.training.logger import read_metrics
+from tests.builders import wait_until
 from tests.tiers import once_per_option
 
 ON_A_ROBOT = {"robot_reach_rlpd"}  # one arm, in real time: tests/docs runs its page
@@ -404,9 +405,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((run / "metrics.jsonl").exists, "metrics", 60.0, 0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     saved = checkpoint.find(run)
@@ -439,7 +438,12 @@ def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:
     ]
 
 
-def test_the_demo_in_its_smallest_size(embodied: Shell, tmp_path: Path) -> None:
+def test_the_demo_in_its_smallest_size(
+    embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "EPISODES", 10)
+    monkeypatch.setattr(demo, "SEARCH", ["episodes=5", "seed=30000"])
+    monkeypatch.setattr(demo, "SAMPLERS", demo.SAMPLERS[:2])
     done = embodied("demo", "--out", tmp_path / "demo", "size=debug")
     assert done.code in (0, None), done.err
     assert "4/4" in done.out

@@ -140,30 +140,25 @@ def conduct(
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
     from embodied.deploy.check import calibration
     from embodied.deploy.session import Stopped
-    from embodied.real_robot.daemon.client import ClientError
-    from embodied.real_robot.daemon.server import RpcServerError
     from embodied.real_robot.drivers.driver import DriverError
 
     problem, share = "", 1.0
-    try:
-        pace = Pace(site.behind)
-        with session:
-            try:
-                if _begin(node, session, hold, teleop):
-                    pace = Pace(site.behind)
-                    session.run(node["episodes"], node["seconds"], node["home"])
-            except Stopped as error:
-                problem = str(error)
-                session.stop()
-            except KeyboardInterrupt:
-                print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
-                session.stop()
-            try:
-                share = pace.share()
-            except DriverError as error:
-                problem = f"{problem}; {error}" if problem else str(error)
-    except (RpcServerError, ClientError, DriverError) as error:
-        raise ConfigError(str(error)) from error
+    pace = Pace(site.behind)
+    with session:
+        try:
+            if _begin(node, session, hold, teleop):
+                pace = Pace(site.behind)
+                session.run(node["episodes"], node["seconds"], node["home"])
+        except Stopped as error:
+            problem = str(error)
+            session.stop()
+        except KeyboardInterrupt:
+            print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
+            session.stop()
+        try:
+            share = pace.share()
+        except DriverError as error:
+            problem = f"{problem}; {error}" if problem else str(error)
     _summarize(session, session.output, problem, share)
     if problem:
         raise ConfigError(problem)

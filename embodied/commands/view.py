@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
-    from embodied.real_robot.daemon.folders import FolderError, default_folder
+    from embodied.real_robot.daemon.folders import default_folder
     from embodied.viewer.launch import HOST
     from embodied.viewer.robot.app import monitor
 
@@ -70,10 +70,7 @@ def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
         )
     place = default_folder(robot) if robot else None
     folder = place if own["folder"] is None else Path(own["folder"])
-    try:
-        monitor(folder, _number(own, "port", port), own["host"] or HOST)
-    except FolderError as error:
-        raise ConfigError(str(error)) from error
+    monitor(folder, _number(own, "port", port), own["host"] or HOST)
 
 
 def _export(

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -24,7 +23,8 @@ from embodied.study.launchers import launcher
 from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED
 from embodied.study.sweep import Searched
-from tests.study.test_sweep import WORDS, embodied
+from tests.builders import wait_until
+from tests.study.helper import WORDS, Interrupted, embodied
 from tests.training.actors.helper import alive
 from tests.training.actors.test_ray import left_of
 
@@ -71,18 +71,18 @@ def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
     sweep, _, trial = long_trial(tmp_path)
     folder = module.folder_of(tmp_path, trial.number)
     training: Any = launcher("ray", None).start(module.line_of(sweep, trial, tmp_path), folder)
-    end = time.monotonic() + 120
-    while not list(folder.glob("checkpoints/0*/loop.pt")) and time.monotonic() < end:
-        assert training.poll() is None
-        time.sleep(0.1)
+    wait_until(
+        lambda: training.poll() is not None or any(folder.glob("checkpoints/0*/loop.pt")),
+        "it",
+        120.0,
+    )
+    assert training.poll() is None
     pids = training.runner.__ray_call__.remote(lambda runner: (os.getpid(), runner.process.pid))
     actor, pid = ray.get(pids)
     os.kill(actor, signal.SIGKILL)
     assert training.wait(60) == STOPPED
     assert "trial-000 ended with its machine" in capsys.readouterr().err
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not alive(pid), "the training ends with its actor"
+    wait_until(lambda: not alive(pid), "the training ends with its actor", 120.0)
     assert "stopped; saved" in Path(f"{folder}.log").read_text()
 
 
@@ -154,18 +154,11 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_sweep_ends_its_cluster_and_goes_on(tmp_path: Path) -> None:
-    """SIGINT to all, as a terminal sends it; without RAY_ADDRESS the sweep starts a cluster."""
-    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
-    words += ["trials=1", "steps=8000", "rungs=8", f"out={tmp_path / 'out'}", "on=ray"]
-    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 120
-    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < end:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(120) == 130
+    """Without RAY_ADDRESS the sweep starts a cluster."""
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=8000", "rungs=8"]
+    sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=ray")
     assert "stopped; saved" in (tmp_path / "out" / "trial-000.log").read_text()
-    assert not left_of(process.pid)
-    again = subprocess.run(words, capture_output=True, text=True)
-    assert again.returncode == 0 and "resume=" in again.stdout, again.stderr
+    assert not left_of(sweep.pid)
+    assert "resume=" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import subprocess
 import sys
-import time
 from pathlib import Path
 from threading import Event
 
@@ -19,7 +16,7 @@ from embodied.core import checkpoint
 from embodied.study import sweep as module
 from embodied.study.launchers import launcher
 from embodied.study.sweep import Searched
-from tests.study.test_sweep import WORDS, embodied
+from tests.study.helper import WORDS, Interrupted, embodied
 
 SBATCH = """#!{python}
 import re, subprocess, sys
@@ -88,17 +85,10 @@ def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None
 
 
 def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Path) -> None:
-    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
-    words += ["trials=1", "steps=20000", "rungs=20", f"out={tmp_path / 'out'}", "on=slurm"]
-    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(120) == 130
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=10000", "rungs=10"]
+    sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=slurm")
     (job,) = [file for file in jobs.iterdir() if file.name != "submitted"]
     assert not Path(f"/proc/{job.read_text()}").exists(), "the job ended too"
-    again = subprocess.run(words, capture_output=True, text=True)
-    assert again.returncode == 0 and "resume=" in again.stdout, again.stderr
+    assert "resume=" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]

@@ -86,12 +86,13 @@ def test_two_robots_are_apart_and_between_the_panels(task: str) -> None:
         env.close()
 
 
-def test_each_of_two_policies_has_its_name_in_the_scene(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_two_policies_has_its_name_in_the_scene(
+    monkeypatch: pytest.MonkeyPatch, server: ViserServer
+) -> None:
     first, second = alone(Fr3(Config(num_envs=1))), alone(Fr3(Config(num_envs=1)))
     first.name, second.name = "steered", "base"
     first.compare_with(second)
     first.reset(0)
-    server = ViserServer("127.0.0.1", 0, verbose=False)
     labels = dict[str, tuple[float, ...]]()
     real = server.scene.add_label
 
@@ -100,13 +101,10 @@ def test_each_of_two_policies_has_its_name_in_the_scene(monkeypatch: pytest.Monk
         return real(name, text, **settings)
 
     monkeypatch.setattr(server.scene, "add_label", add)
-    try:
-        view = MainView(server, first)
-        assert list(labels) == ["steered", "base"]
-        bodies = view.scenes[0].model.poses()[0][1:]
-        step = np.subtract(labels["base"], labels["steered"])
-        assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
-        assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
-    finally:
-        server.stop()
-        first.close()
+    view = MainView(server, first)
+    assert list(labels) == ["steered", "base"]
+    bodies = view.scenes[0].model.poses()[0][1:]
+    step = np.subtract(labels["base"], labels["steered"])
+    assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
+    assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
+    first.close()

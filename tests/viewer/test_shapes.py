@@ -105,17 +105,13 @@ def test_what_the_eye_follows(inside, beside, wanted) -> None:
     assert MujocoScene(lambda: (model, mujoco.MjData(model))).tracked_body() == wanted
 
 
-def test_the_world_moves_against_what_is_followed() -> None:
+def test_the_world_moves_against_what_is_followed(server: ViserServer) -> None:
     body = '<body pos="1 2 3"><freejoint/><geom size="0.1"/></body>'
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    server = ViserServer("127.0.0.1", 0, verbose=False)
-    try:
-        scene = ViserScene(server, MujocoScene(lambda: (model, data)))
-        assert tuple(scene.root.position) == (0.0, 0.0, 0.0)
-        scene.follow = True
-        scene.show(*scene.model.poses())
-        assert tuple(scene.root.position) == (-1.0, -2.0, -3.0)
-    finally:
-        server.stop()
+    scene = ViserScene(server, MujocoScene(lambda: (model, data)))
+    assert tuple(scene.root.position) == (0.0, 0.0, 0.0)
+    scene.follow = True
+    scene.show(*scene.model.poses())
+    assert tuple(scene.root.position) == (-1.0, -2.0, -3.0)

@@ -18,9 +18,7 @@ from embodied.viewer.session import episode as kept
 from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
 from tests import toy_envs
-from tests.viewer.sessions import alone
-
-LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+from tests.viewer.sessions import LIFT, alone
 
 
 @pytest.fixture(scope="module")

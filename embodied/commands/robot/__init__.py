@@ -20,8 +20,7 @@ ANSWER = 10.0  # s
 
 
 def run(args: argparse.Namespace) -> None:
-    from embodied.real_robot.daemon.client import ClientError, call
-    from embodied.real_robot.daemon.requests import RequestError
+    from embodied.real_robot.daemon.client import call
 
     folder, words = take(args.words, "folder")
     host, words = take(words, "host")
@@ -36,19 +35,15 @@ def run(args: argparse.Namespace) -> None:
         words.remove(own[0])
     supported = args.kind == "release" and not host and _supported(words)
     timeout = LOADING if policy else ANSWER
-    try:
-        if host:
-            reply = _remote(host, words, args.kind, timeout, policy)
-        elif args.kind == "estop":
-            _emergency_stop(daemon_folder(folder, words), args.json)
-            return
-        else:
-            place = daemon_folder(folder, words)
-            if args.kind == "release":
-                _confirm(supported)
-            reply = call(place, args.kind, timeout, policy, supported=supported)
-    except (ClientError, RequestError) as error:
-        raise ConfigError(str(error)) from error
+    if host:
+        reply = _remote(host, words, args.kind, timeout, policy)
+    elif args.kind == "estop":
+        return _emergency_stop(daemon_folder(folder, words), args.json)
+    else:
+        place = daemon_folder(folder, words)
+        if args.kind == "release":
+            _confirm(supported)
+        reply = call(place, args.kind, timeout, policy, supported=supported)
     if args.json:
         print(json.dumps(reply.status, indent=1))
     elif args.kind == "status":
@@ -89,22 +84,16 @@ def _emergency_stop(folder: Path, as_json: bool) -> None:
 def daemon_folder(folder: str | None, words: list[str]) -> Path:
     """The folder of the daemon that is meant: `folder=`, else `robot=` in `words`, else the only
     one that runs. ConfigError where several do."""
-    from embodied.real_robot.daemon.folders import FolderError, find
+    from embodied.real_robot.daemon.folders import find
 
     robot, words = take(words, "robot")
     require_understood(words, ["folder=DIR"])
-    if folder:
-        return Path(folder)
-    try:
-        return find(robot)
-    except FolderError as error:
-        raise ConfigError(str(error)) from error
+    return Path(folder) if folder else find(robot)
 
 
 def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str) -> Reply:
     """From a daemon on another machine; `policy` is a folder there."""
     from embodied.real_robot.remote.client import call_remote
-    from embodied.real_robot.remote.keys import KeyFileError
 
     keys, words = take(words, "keys")
     name, words = take(words, "name")
@@ -113,14 +102,11 @@ def _remote(host: str, words: list[str], verb: str, timeout: float, policy: str)
         raise ConfigError("keys=DIR should name the folder of server.key and your own key")
     if policy and not policy.startswith("/"):
         raise ConfigError(f"{policy}: write the whole path that it has on the robot's machine")
-    try:
-        return call_remote(host, Path(keys), verb, timeout, policy, name or "")
-    except KeyFileError as error:
-        raise ConfigError(str(error)) from error
+    return call_remote(host, Path(keys), verb, timeout, policy, name or "")
 
 
 def keys(args: argparse.Namespace) -> None:
-    from embodied.real_robot.remote.keys import CLIENT, SERVER, KeyFileError, make
+    from embodied.real_robot.remote.keys import CLIENT, SERVER, make
 
     folder, words = take(args.words, "folder")
     name, words = take(words, "name")
@@ -128,11 +114,7 @@ def keys(args: argparse.Namespace) -> None:
     if folder is None:
         raise ConfigError("folder=DIR should name the folder that the keys come into")
     name = CLIENT if name is None else name
-    try:
-        made = make(Path(folder), name)
-    except KeyFileError as error:
-        raise ConfigError(str(error)) from error
-    print("\n".join(str(path) for path in made))
+    print("\n".join(str(path) for path in make(Path(folder), name)))
     print(f"to the operator's machine go {SERVER}.key and {name}.key_secret, and nothing else")
 
 

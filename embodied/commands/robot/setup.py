@@ -66,7 +66,6 @@ def calibrate(args: argparse.Namespace) -> None:
 
 def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None) -> None:
     """Ask one line after the other, and write the files."""
-    from embodied.real_robot.drivers.driver import DriverError
     from embodied.real_robot.drivers.servos.calibration import (
         Calibration,
         driver_settings,
@@ -79,12 +78,11 @@ def _by_hand(port: str, out: str | None, lerobot: str | None, names: str | None)
         raise ConfigError(f"{target} exists already; choose another name")
     progress = target.with_name(f".{target.name}.progress")
     ids = {name: id for id, name in enumerate(chosen, 1)}
-    try:
-        found = Calibration(
-            port, ids, progress, lambda line: input(f"{line}, then press Enter "), _wait
-        ).run()
-    except DriverError as error:
-        raise ConfigError(str(error)) from error
+
+    def ask(line: str) -> None:
+        input(f"{line}, then press Enter ")
+
+    found = Calibration(port, ids, progress, ask, _wait).run()
     if lerobot:
         save_lerobot(found.motors, Path(lerobot))
     if out:

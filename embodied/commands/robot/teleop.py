@@ -103,17 +103,12 @@ def _composed(primary: str, args: argparse.Namespace) -> Node:
 def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:
     """How many the dataset has by now. ConfigError where it has enough, or is of another kind."""
     from embodied.core.checkpoint import load_spec
-    from embodied.core.spec import SpecMismatch
-    from embodied.datasets.lerobot.schema import DatasetError
     from embodied.datasets.lerobot.writer import EpisodeWriter
     from embodied.real_robot.recording.recorder import recorded_spec
 
     spec = recorded_spec(load_spec(made.policy), made.filmed)
-    try:
-        with EpisodeWriter(dataset, spec, made.robot, made.images or "png") as writer:
-            there = len(writer)
-    except (DatasetError, SpecMismatch) as error:
-        raise ConfigError(str(error)) from error
+    with EpisodeWriter(dataset, spec, made.robot, made.images or "png") as writer:
+        there = len(writer)
     if there >= wanted:
         raise ConfigError(
             f"{dataset} has {there} episodes already; for ten more: episodes={there + 10}"
