@@ -59,7 +59,8 @@ def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) ->
             help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
         )
     parser.epilog = entry.get("epilog")
-    parser.set_defaults(run=partial(_call, entry.get("run", runs)))
+    runs = entry.get("run", runs)
+    parser.set_defaults(run=partial(_call, runs))
     if isinstance(parser, Parser) and "more_help" in entry:
         parser.more_help = partial(_call, entry["more_help"])
     if kinds := entry.get("kinds"):

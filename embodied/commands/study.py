@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.core.build import ConfigError, nearest, parse
-from embodied.study.stages import COMMANDS
-from embodied.study.study import Study, cores, read_study
+from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
 
 KEYS = ("out", "workers", "seeds")
@@ -78,8 +77,8 @@ OWN += ("on", "slurm")
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from embodied.study.launchers import launcher
     from embodied.study.study import cores
+    from embodied.study.sweep import launcher
 
     own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
     words = [word for word in args.words if word.partition("=")[0] not in OWN]

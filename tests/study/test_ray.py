@@ -19,10 +19,9 @@ from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study import ray_runner
 from embodied.study import sweep as module
-from embodied.study.launchers import launcher
 from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED
-from embodied.study.sweep import Searched
+from embodied.study.sweep import Searched, launcher
 from tests.builders import wait_until
 from tests.study.helper import WORDS, Interrupted, embodied
 from tests.training.actors.helper import alive

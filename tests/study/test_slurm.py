@@ -14,8 +14,7 @@ import pytest
 
 from embodied.core import checkpoint
 from embodied.study import sweep as module
-from embodied.study.launchers import launcher
-from embodied.study.sweep import Searched
+from embodied.study.sweep import Searched, launcher
 from tests.study.helper import WORDS, Interrupted, embodied
 
 SBATCH = """#!{python}

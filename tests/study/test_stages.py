@@ -14,8 +14,7 @@ import pytest
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
-from embodied.study.stages import Place, choose, filled, plan
-from embodied.study.study import Study, read_study
+from embodied.study.study import Place, Study, choose, filled, plan, read_study
 
 # Each command adds its number to that of the folder it reads, and notes in WORK/log that it ran.
 ADD = """

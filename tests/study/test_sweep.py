@@ -10,8 +10,7 @@ import pytest
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.study.launchers import Here
-from embodied.study.sweep import Searched, searched
+from embodied.study.sweep import Here, Searched, searched
 from tests.study.helper import WORDS, Interrupted, embodied
 
 

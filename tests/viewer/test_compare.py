@@ -16,7 +16,7 @@ from embodied.evaluation.video import write_mp4
 from embodied.viewer import ViewerError
 from embodied.viewer.export.compare_runs import compare
 from embodied.viewer.launch import Run
-from embodied.viewer.panels.plans import Checkpoints
+from embodied.viewer.panels.main_view import Checkpoints
 from embodied.viewer.session.episode import density_of, history_of
 from tests.viewer.browser import Browser, program
 

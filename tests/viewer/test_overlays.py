@@ -11,7 +11,7 @@ from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer.app import Viewer
-from embodied.viewer.export.html_replay import Lane, charts
+from embodied.viewer.export.export import Lane, charts
 from embodied.viewer.launch import open_session
 from tests.viewer.sessions import REACH, parts_of, play, run_with
 

@@ -16,7 +16,7 @@ from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.export.html_replay import Lane, charts
+from embodied.viewer.export.export import Lane, charts
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.session import Session
 from tests.viewer.sessions import LIFT, play

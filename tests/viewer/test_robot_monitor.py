@@ -21,9 +21,16 @@ from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 from embodied.real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
-from embodied.viewer.robot.app import RobotViewer, monitor
+from embodied.viewer.robot.app import (
+    PLOTS,
+    RobotArm,
+    RobotHistory,
+    RobotViewer,
+    code,
+    monitor,
+    plan_joints,
+)
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
-from embodied.viewer.robot.page import PLOTS, RobotArm, RobotHistory, code, plan_joints
 from tests.viewer.browser import Browser, program, until
 
 ROOT = Path(__file__).resolve().parents[2]

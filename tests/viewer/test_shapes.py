@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from viser import ViserServer
 
-from embodied.viewer.scene.mujoco import ENDLESS, MujocoScene, mesh_of, rgba_of
+from embodied.viewer.scene.detect import ENDLESS, MujocoScene, mesh_of, rgba_of
 from embodied.viewer.scene.types import TrackedBody
 from embodied.viewer.scene.viser_scene import ViserScene
 
