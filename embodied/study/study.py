@@ -34,10 +34,10 @@ from embodied.core.yaml_text import parse_yaml
 #         choices: {small: "policy.hidden=[64]", large: "policy.hidden=[256]"}
 #         best: eval/success
 #
-# `plan` turns them into the tasks of one seed, in order. It depends on the YAML only: `{NAME.out}` is
-# a known folder before anything has run, and that of a choice is a link to the best one. In a loop
-# it is that of the newest run of the stage: of this round, else of the one before, else of a stage of
-# the same name before the loop.
+# `plan` turns them into the tasks of one seed, in order. It depends on the YAML only:
+# `{NAME.out}` is a known folder before anything has run, and that of a choice is a link to the
+# best one. In a loop it is that of the newest run of the stage: of this round, else of the one
+# before, else of a stage of the same name before the loop.
 COMMANDS = ("embodied", "python")
 NAME = re.compile(r"[A-Za-z]\w*")
 GIVEN = ("work", "out", "seed", "round")

@@ -1,10 +1,11 @@
-"""Rewards and recorded episodes: label and score them, fit a classifier or preferences to them."""
+"""Rewards: label, score and compare with them, fit them to recorded episodes, design programs."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,10 +20,14 @@ from embodied.commands import (
     yaml_values,
 )
 from embodied.core.build import ConfigError, Node, nearest, parse
+from embodied.core.saved_node import read_saved, require_inside
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from embodied.core.env import VecEnv
+    from embodied.core.policy import Policy
+    from embodied.core.reward import Reward
     from embodied.core.tensors import Tensors
     from embodied.datasets.lerobot.reader import Episodes
 
@@ -81,7 +86,7 @@ def chosen(
     return settings, state, origin
 
 
-LEAST = {"episodes": 1, "gamma": 0, "seed": 0, "threads": 1}
+SCORE_LEAST = {"episodes": 1, "gamma": 0, "seed": 0, "threads": 1}
 COLUMNS = ("first", "last", "lowest", "highest", "mean", "sum", "rise")
 AREAS = {
     "last": "the last step's reward",
@@ -106,7 +111,7 @@ def score_command(args: argparse.Namespace) -> None:
     from embodied.reports.label_dataset import provenance
 
     settings, state, origin = chosen(name, words, args.config_dir, "score")
-    require_at_least(settings, LEAST)
+    require_at_least(settings, SCORE_LEAST)
     torch.set_num_threads(settings["threads"])
     source = local_folder(sources[0])
     out = Path(settings["out"] or f"outputs/score-{Path(name).name}")
@@ -122,7 +127,7 @@ def score_command(args: argparse.Namespace) -> None:
         write_json(folder / "score.json", report)
         score_dataset.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
-        show(rows, facts)
+        show_scores(rows, facts)
         print(f"{folder}/score.json  {folder}/score.png")
     for line in score_dataset.between_cameras(found):
         print(line)
@@ -144,7 +149,7 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
         return score(episodes, reward, gamma, lambda done, _: bar.update(task, completed=done))
 
 
-def show(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
+def show_scores(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
     """Print a row per episode, and the summary."""
     lines: list[list[str]] = []
     for row in rows:
@@ -295,3 +300,271 @@ def _print_report(out: Path, report: dict[str, float]) -> None:
         if not math.isnan(report[name]):
             print(f"  {name:8} {line.format(report[name])}")
     print(f"next: embodied train experiment=NAME demos={out}")
+
+
+COMPARE_LEAST = {
+    "episodes": 1,
+    "num_envs": 1,
+    "seed": 0,
+    "epic_rows": 0,
+    "epic_means": 1,
+    "threads": 1,
+}
+LINES = {
+    "epic": "EPIC distance (sampled)",
+    "starc": "STARC distance (half L2, real transitions)",
+    "starc_pearson": "STARC distance (Pearson)",
+    "rank_within": "rank correlation of steps, within episodes",
+    "rank_returns": "rank correlation of episodes' sums",
+    "a_auc_last": "A: last step's reward against success (AUC)",
+    "b_auc_last": "B: last step's reward against success (AUC)",
+    "a_auc_return": "A: episode's return against success (AUC)",
+    "b_auc_return": "B: episode's return against success (AUC)",
+    "a_plateau": "A: share of steps that hardly change",
+    "b_plateau": "B: share of steps that hardly change",
+    "a_falls": "A: share of steps that fall",
+    "b_falls": "B: share of steps that fall",
+}
+
+
+def compare_command(args: argparse.Namespace) -> None:
+    names, words = split_words(args.words)
+    wanted, words = take(words, "policy")
+    if len(names) != 2:
+        raise ConfigError(
+            "two rewards are needed: embodied reward compare A B env=NAME (own: the environment's)"
+        )
+    plain = with_demonstrator([w for w in words if w[:2] not in ("a.", "b.")], args.config_dir)
+    chosen = [
+        choose(name, plain, [w[2:] for w in words if w.startswith(f"{letter}.")], args.config_dir)
+        for letter, name in zip("ab", names, strict=True)
+    ]
+    settings = {**chosen[0][0], "policy": wanted or "mixture"}
+    require_at_least(settings, COMPARE_LEAST)
+    import torch
+
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.reports.reward_comparison import draw
+
+    torch.set_num_threads(settings["threads"])
+    env = build(settings["env"] | {"num_envs": settings["num_envs"]}, VecEnv)
+    try:
+        facts = compared(env, settings, [each[1] for each in chosen])
+    finally:
+        env.close()
+    show_comparison(facts, names)
+    labels = [Path(name).stem for name in names]
+    folder = Path(settings["out"] or f"outputs/compare-{'-'.join(labels)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.json").write_text(json.dumps(facts, indent=1))
+    draw(facts, labels, folder / "compare.png")
+    print(f"{folder}/compare.json  {folder}/compare.png")
+
+
+def with_demonstrator(words: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """`words`, plus the demonstrator of the environment or of its task, if one exists."""
+    from embodied.compose import option, options, search_folders
+
+    if any(word.startswith("demonstrator=") for word in words):
+        return list(words)
+    search = search_folders(folders)
+    env = next((word.partition("=")[2] for word in words if word.startswith("env=")), "")
+    file, known = options("env", search).get(env), options("demonstrator", search)
+    task = str(option(file).get("task")) if file else ""
+    found = [name for name in (env, task) if name in known]
+    return [*words, *(f"demonstrator={name}" for name in found[:1])]
+
+
+def choose(
+    name: str, words: Sequence[str], own: Sequence[str], folders: Sequence[str]
+) -> tuple[Node, tuple[Node | None, Any]]:
+    """Settings of the comparison, and one reward: its node (None: the environment's) and its state
+    (None: untrained)."""
+    from embodied.compose import compose
+
+    path, state = Path(name), None
+    given: dict[str, Node] = {}
+    if name == "own":
+        if own:
+            raise ConfigError(
+                f"the environment's reward has no setting {own[0]} here; set env.KEY=VALUE"
+            )
+        return compose("compare", words, folders).node, (None, None)
+    if path.is_dir():
+        from embodied.reports.label_dataset import of_run
+
+        node, state = of_run(path)
+        given, name = {"reward/saved": node}, "saved"
+    elif path.suffix == ".yaml" and path.exists():
+        given, name = {"reward/given": read_saved(path)}, "given"
+    extra = [f"reward={name}", *(f"reward.{word}" for word in own)]
+    node = compose("compare", [*words, *extra], folders, given).node
+    return node, (node["reward"], state)
+
+
+def compared(
+    env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
+) -> dict[str, Any]:
+    """All measures by name, with the episodes they were computed on."""
+    from embodied.reports.label_dataset import make_reward
+    from embodied.reports.reward_comparison import collect_episodes, compare
+    from embodied.rewards.wrappers.render_caption import augment_shared
+
+    spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
+    policies = players(settings, env)
+    rewards: list[Reward | None] = []
+    for letter, (node, state) in zip("AB", chosen, strict=True):
+        reward = None
+        if node is not None:
+            reward = make_reward(node, state, spec, gamma, env.num_envs, seed)
+            env = augment_shared(env, reward, f"reward {letter}")
+        rewards.append(reward)
+    cover = collect_episodes(env, list(policies.values()), settings["episodes"], gamma, seed)
+    counts = settings["epic_rows"], settings["epic_means"]
+    return {
+        "env": settings["env"],
+        "rewards": [node or "own" for node, _ in chosen],
+        "policies": list(policies),
+        **compare(cover, rewards, gamma, *counts),
+    }
+
+
+def players(settings: Node, env: VecEnv) -> dict[str, Policy]:
+    """The policies whose episodes are used, by name."""
+    from embodied.core import checkpoint
+    from embodied.core.build import build
+    from embodied.core.policy import Policy
+
+    wanted, run = settings["policy"], settings["run"]
+    if wanted not in ("random", "mixture"):
+        return {wanted: checkpoint.load_policy(wanted, env.spec)}
+    made: dict[str, Policy] = {
+        "random": build({"_target_": "embodied.policies.random.Random"}, Policy, spec=env.spec)
+    }
+    if wanted == "mixture" and settings["demonstrator"] is not None:
+        made["demonstrator"] = build(settings["demonstrator"], Policy, spec=env.spec)
+    if wanted == "mixture" and run is not None:
+        made[run] = checkpoint.load_policy(run, env.spec)
+    return made
+
+
+def show_comparison(facts: dict[str, Any], names: Sequence[str]) -> None:
+    """Print the table, one measure per line."""
+    won = "" if facts["successes"] is None else f", {facts['successes']} succeeded"
+    print(
+        f"A {names[0]}, B {names[1]}: {facts['rows']:,} steps of {facts['episodes']} episodes{won}"
+    )
+    print(f"policies: {', '.join(facts['policies'])}")
+    rows: list[tuple[str, str, str]] = []
+    for key, words in LINES.items():
+        value = facts.get(key)
+        if isinstance(value, dict):
+            between = f"[{value['low']:.3f}, {value['high']:.3f}]"
+            rows.append((words, f"{value['value']:.3f}", between))
+        elif value is not None:
+            rows.append((words, f"{value:.3f}", ""))
+    print_rows(("measure", "value", "95% interval"), rows)
+
+
+def design_command(args: argparse.Namespace) -> None:
+    resume, words = take(args.words, "resume")
+    if resume is not None:
+        node, own = _resumed(Path(resume), words)
+    else:
+        node, own = _fresh(words, args.config_dir)
+
+    from embodied.core.build import parse
+    from embodied.reward_design.run import DesignConfig, design, save
+
+    config: DesignConfig = parse(DesignConfig, node, "design")
+    require_at_least(node, DESIGN_LEAST)
+    folder = Path(config.out)
+    save(node, own, folder)
+    for name, value in _facts(node, own).items():
+        print(f"{name:>8}  {value}", flush=True)
+    try:
+        design(config, own, lambda line: print(line, flush=True))
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"resume with: embodied reward design resume={folder}") from stop
+    print(f"  report    {folder / 'report.md'}\n  program   {folder / 'best.py'}")
+    print(
+        f"next: embodied train {' '.join(own)} ... reward=program reward.file={folder / 'best.py'}"
+    )
+
+
+DESIGN_LEAST = {
+    "rounds": 1,
+    "samples": 1,
+    "finals": 0,
+    "seed": 0,
+    "tried": 256,
+    "budget.steps": 1,
+    "budget.eval_every": 1,
+    "budget.workers": 1,
+}
+
+
+def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
+    """The settings, and the words that select the environment for training."""
+    from embodied.compose import compose
+
+    learn, words = take(words, "learn")
+    said = [word for word in words if "=" not in word]
+    if len(said) > 1:
+        raise ConfigError(f'the task must be one quoted sentence; found "{said[1]}" after it')
+    made = compose("design", [word for word in words if word not in said], folders)
+    node, choices = made.node, made.choices
+    if learn is not None:
+        node["learn"] = shlex.split(learn)
+    if said:
+        node["sentence"] = said[0]
+    node["sentence"] = node["sentence"] or node["env"].get("text") or _own_sentence(node["env"])
+    marks = [choices.get("env"), choices.get("designer"), str(node["seed"])]
+    name = "-".join(str(mark) for mark in marks)
+    node["out"] = str(node["out"] or Path("outputs") / f"design-{name}")
+    if (Path(node["out"]) / "design.jsonl").exists():
+        raise ConfigError(
+            f"{node['out']} already contains a design: resume={node['out']}, or out=DIR"
+        )
+    return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
+
+
+def _own_sentence(env: Node) -> str:
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+
+    made = build(env | {"num_envs": 1}, VecEnv)
+    made.close()
+    return made.spec.text
+
+
+def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:
+    from embodied.compose import allow_from
+
+    if changed := [word for word in words if not word.startswith("allow=")]:
+        raise ConfigError(f"settings cannot change on resume; omit {changed[0]}")
+    file = folder / "design.yaml"
+    if not file.exists():
+        raise ConfigError(f"no design found in {folder}")
+    saved = read_saved(file)
+    allow_from(words)
+    require_inside(saved["config"], file)
+    for word in [*saved["words"], *saved["config"].get("learn", [])]:
+        if str(word).lstrip("+").startswith(("-", "allow")) and word not in words:
+            raise ConfigError(f'{file} holds {word}; if you trust it, add "{word}"')
+    return saved["config"], saved["words"]
+
+
+def _facts(node: Node, words: list[str]) -> dict[str, str]:
+    budget = node["budget"]
+    chat = node.get("chat")
+    return {
+        "task": node["sentence"],
+        "env": " ".join(words),
+        "designer": str(node["designer"]["_target_"]).rpartition(".")[2],
+        "chat": "none" if chat is None else str(chat.get("model") or chat.get("cache")),
+        "budget": f"{node['rounds']} rounds of {node['samples']} programs, {budget['steps']:,} "
+        f"steps each, {budget['workers']} in parallel",
+        "folder": node["out"],
+    }

@@ -1,1 +1,0 @@
-"""`embodied reward ...`: design rewards, score and label datasets with them, compare them."""
