@@ -90,13 +90,6 @@ def test_plurals(embodied: Shell) -> None:
         assert embodied("list", word).code == 0
 
 
-def test_many_environments_are_grouped(embodied: Shell) -> None:
-    lines = embodied("list", "envs").out.splitlines()
-    arm, walk = lines.index("manipulate with an arm:"), lines.index("walk:")
-    named = [line.split()[0] for line in lines[arm + 1 : walk]]
-    assert {"fr3_lift", "so101_reach"} <= {*named} and "ant" not in named
-
-
 def test_the_output_folder_has_one_name() -> None:
     assert fresh(["experiment=pendulum_sac", "out=here"], [])["out"] == "here"
     collected = compose("collect", ["env=fr3_lift", "demonstrator=lift", "out=here"]).node

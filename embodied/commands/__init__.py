@@ -1,6 +1,7 @@
-"""Subcommands of the command line: table.yaml has the words, options and help text of each, and
-names the function that runs it (NAME.run unless it says another). `args.words`: `key=value`
-overrides.
+"""Subcommands of the command line: a table of their words, options and help texts, and their code.
+
+`table.yaml` names the function that runs each (NAME.run unless it says another); `args.words`:
+`key=value` overrides.
 """
 
 from __future__ import annotations
