@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,10 +41,7 @@ from embodied.viewer.session.episode import (
     PolicyState,
     SnapshotRecorder,
 )
-from embodied.viewer.session.overlays import PlanPreview
-
-if TYPE_CHECKING:
-    from embodied.viewer.session.overlays import StepOverlay
+from embodied.viewer.session.overlays import PlanPreview, StepOverlay
 
 WHICH = ("task", "id")
 """Settings that select one of an environment class's variants."""
