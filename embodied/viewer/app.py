@@ -13,7 +13,7 @@ from embodied.viewer.panels.page import SPEEDS, Page
 from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array
 from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.server import PageServer, PageThread
+from embodied.viewer.server.server import PageServer, PageThread, in_thread
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
@@ -57,21 +57,28 @@ class Viewer(PageThread):
             return 1.0
         return min(max(1.0 - (self._due - time.monotonic()) / length, 0.0), 1.0)
 
+    @in_thread
     def play(self) -> None:
         """Play at `speed` times real time."""
-        self.call(self._play)
+        self.playing, self._due, self.problem = True, time.monotonic(), ""
+        self.page.changed()
 
+    @in_thread
     def pause(self) -> None:
         """Stop playing."""
-        self.call(self._pause)
+        self.playing = False
+        self.page.changed()
 
     def toggle(self) -> None:
         """Play if paused, pause if playing."""
-        self.call(lambda: self._pause() if self.playing else self._play())
+        self.call(lambda: self.pause() if self.playing else self.play())
 
+    @in_thread
     def step(self, steps: int = 1) -> None:
         """Pause and go forward `steps` steps: stored ones, then new control steps."""
-        self.call(lambda: self._step(steps))
+        self.playing, self.problem = False, ""
+        for _ in range(steps):
+            self._advance_session()
 
     def back(self, steps: int = 1) -> None:
         """Pause and go back `steps` steps."""
@@ -79,8 +86,7 @@ class Viewer(PageThread):
 
     def scrub(self, step: int) -> None:
         """Pause and display control step number `step`."""
-        first = self.session.episode.moments[0].step
-        self.call(lambda: self._seek(step - first))
+        self.call(lambda: self._seek(step - self.session.episode.moments[0].step))
 
     def newest(self) -> None:
         """Display the newest step, from which playing continues."""
@@ -88,30 +94,38 @@ class Viewer(PageThread):
 
     def branch(self) -> None:
         """Discard the steps after the displayed one and continue from there."""
-        self.call(lambda: self._change(self.session.branch))
+        self._change(self.session.branch)
 
     def next(self) -> None:
         """Start the episode of the next seed."""
-        self.call(lambda: self._reset(self.session.episode.seed + 1))
+        self.call(lambda: self.reset(self.session.episode.seed + 1))
 
+    @in_thread
     def reset(self, seed: int | None = None) -> None:
         """Restart the running episode, or start the one of `seed`."""
-        self.call(lambda: self._reset(self.session.episode.seed if seed is None else seed))
+        self.session.reset(self.session.episode.seed if seed is None else seed)
+        self._due, self.problem = time.monotonic(), ""
+        self.page.episode_started()
+        self.page.changed()
 
+    @in_thread
     def set_task(self, task: Sequence[float] | None) -> None:
         """Restart with the task vector `task` [D] in [0, 1]; None: sampled for each episode."""
-        self.call(lambda: self._retask(task))
+        self.session.set_task(task)
+        self.reset()
 
+    @in_thread
     def set_speed(self, speed: float) -> None:
         """Simulated seconds per second, 0.1 to 5."""
         low, high = SPEEDS
         if not low <= speed <= high:
             raise ValueError(f"speed={speed} must be between {low} and {high}")
-        self.call(lambda: self._set_speed(speed))
+        self.speed = speed
+        self.page.changed()
 
     def choose(self, policy: str) -> None:
         """Switch to another policy, by its name on the page."""
-        self.call(lambda: self._change(lambda: self.session.choose(policy)))
+        self._change(lambda: self.session.choose(policy))
 
     def other_checkpoint(self, by: int) -> None:
         """Switch to the run's next checkpoint, or the previous one (`by` -1)."""
@@ -120,29 +134,41 @@ class Viewer(PageThread):
 
     def push(self, name: str, strength: float = 1.0) -> None:
         """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest step."""
-        self.call(lambda: self._change(lambda: self.session.push_all(name, strength)))
+        self._change(lambda: self.session.push_all(name, strength))
 
     def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None:
         """Push a link of the robot of `player` along `way` [3], at the newest step."""
-        self.call(lambda: self._change(lambda: self.session.push_one(player, link, strength, way)))
+        self._change(lambda: self.session.push_one(player, link, strength, way))
 
+    @in_thread
     def hold(self, player: Player, name: str, place: Array) -> None:
         """Pull a free body of `player` towards `place` [3] (m) from now on; it plays while the body
         is held."""
-        self.call(lambda: self._hold(player, name, place))
+        if name not in player.pushes.names or name == ROBOT:
+            raise ViewerError(f"{name} cannot be dragged: it is not a free body")
+        if self._was_paused is None:
+            self.session.seek(self.session.length - 1)
+            self._was_paused = not self.playing
+        player.held = (name, place)
+        if not self.playing:
+            self.play()
 
+    @in_thread
     def let_go(self, player: Player) -> None:
         """Stop pulling; pauses again if it was paused before."""
-        self.call(lambda: self._let_go(player))
+        player.held = None
+        if self._was_paused:
+            self.pause()
+        self._was_paused = None
 
     def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None:
         """Give the policy observations that are `late` steps old and zeros for the observations
         `off`."""
-        self.call(lambda: self._change(lambda: self.session.disturb_observations(late, set(off))))
+        self._change(lambda: self.session.disturb_observations(late, set(off)))
 
     def explore(self, on: bool) -> None:
         """Whether the policy adds its exploration noise."""
-        self.call(lambda: self._change(lambda: self.session.set_exploration(on)))
+        self._change(lambda: self.session.set_exploration(on))
 
     def refresh(self) -> None:
         """Send everything that the page does not show yet."""
@@ -185,19 +211,6 @@ class Viewer(PageThread):
             self.playing, self.problem = False, str(error) or type(error).__name__
             self.page.changed()
 
-    def _play(self) -> None:
-        self.playing, self._due, self.problem = True, time.monotonic(), ""
-        self.page.changed()
-
-    def _pause(self) -> None:
-        self.playing = False
-        self.page.changed()
-
-    def _step(self, steps: int) -> None:
-        self.playing, self.problem = False, ""
-        for _ in range(steps):
-            self._advance_session()
-
     def _advance(self) -> None:
         """Take a step and set when the next one is due (later, if the machine is too slow)."""
         self._advance_session()
@@ -216,36 +229,7 @@ class Viewer(PageThread):
         self.session.seek(at)
         self.page.changed()
 
-    def _reset(self, seed: int) -> None:
-        self.session.reset(seed)
-        self._due, self.problem = time.monotonic(), ""
-        self.page.episode_started()
-        self.page.changed()
-
-    def _retask(self, task: Sequence[float] | None) -> None:
-        self.session.set_task(task)
-        self._reset(self.session.episode.seed)
-
-    def _hold(self, player: Player, name: str, place: Array) -> None:
-        if name not in player.pushes.names or name == ROBOT:
-            raise ViewerError(f"{name} cannot be dragged: it is not a free body")
-        if self._was_paused is None:
-            self.session.seek(self.session.length - 1)
-            self._was_paused = not self.playing
-        player.held = (name, place)
-        if not self.playing:
-            self._play()
-
-    def _let_go(self, player: Player) -> None:
-        player.held = None
-        if self._was_paused:
-            self._pause()
-        self._was_paused = None
-
-    def _set_speed(self, speed: float) -> None:
-        self.speed = speed
-        self.page.changed()
-
+    @in_thread
     def _change(self, change: Callable[[], None]) -> None:
         """Apply a setting; it clears the error that stopped playback."""
         change()

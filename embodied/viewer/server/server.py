@@ -13,7 +13,8 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, Self, TypeVar
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
@@ -68,6 +69,17 @@ def patch_message_events(server: ViserServer) -> None:
 
 Command = tuple[Callable[[], None], "Future[None]"]
 CLOSED = "the viewer is closed"
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def in_thread(method: Method) -> Method:
+    """A method of a WorkerThread that runs in the thread; the caller waits and gets its errors."""
+
+    @wraps(method)
+    def called(self: WorkerThread, *args: Any, **settings: Any) -> None:
+        self.call(lambda: method(self, *args, **settings))
+
+    return cast(Method, called)
 
 
 class WorkerThread:
