@@ -116,7 +116,7 @@ def require_understood(words: Sequence[str], known: Iterable[str]) -> None:
 
 def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """The words that are no `key=value`, and those that are."""
-    words = list(words)
+    words = [*words]  # `list` is a module here
     return [word for word in words if "=" not in word], [word for word in words if "=" in word]
 
 
