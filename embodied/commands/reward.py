@@ -42,7 +42,7 @@ def label_command(args: argparse.Namespace) -> None:
     from rich.progress import Progress as Bar
 
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports.label_dataset import label, summary
+    from embodied.reports.datasets import label, means
 
     settings, state, origin = chosen(name, words, args.config_dir, "label")
     source = Path(sources[0])
@@ -61,8 +61,8 @@ def label_command(args: argparse.Namespace) -> None:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"{out} is kept; run the same command to continue") from stop
     episodes = read_episodes(Path(out))
-    means = ", ".join(f"{key} {value:.4g}" for key, value in summary(episodes).items())
-    print(f"{out}: {len(episodes)} episodes, {means}, reward {about['hash'][:12]}")
+    shown = ", ".join(f"{key} {value:.4g}" for key, value in means(episodes).items())
+    print(f"{out}: {len(episodes)} episodes, {shown}, reward {about['hash'][:12]}")
     print(f"next: embodied train experiment=NAME demos={out}")
 
 
@@ -73,7 +73,7 @@ def chosen(
     source."""
     from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.reports.label_dataset import of_run
+    from embodied.reports.datasets import of_run
 
     given: dict[str, Node] = {}
     state, origin = None, None
@@ -107,8 +107,7 @@ def score_command(args: argparse.Namespace) -> None:
     from embodied.core.atomic_write import write_json
     from embodied.datasets.hub import local_folder
     from embodied.datasets.lerobot.reader import read_episodes
-    from embodied.reports import score_dataset
-    from embodied.reports.label_dataset import provenance
+    from embodied.reports import datasets as scoring
 
     settings, state, origin = chosen(name, words, args.config_dir, "score")
     require_at_least(settings, SCORE_LEAST)
@@ -117,19 +116,19 @@ def score_command(args: argparse.Namespace) -> None:
     out = Path(settings["out"] or f"outputs/score-{Path(name).name}")
     episodes = read_episodes(source, settings["episodes"])
     found: dict[str, list[dict[str, Any]]] = {}
-    for camera, node in score_dataset.cameras(settings["reward"], settings["cameras"]).items():
+    for camera, node in scoring.cameras(settings["reward"], settings["cameras"]).items():
         folder, title = out / camera, f"{Path(name).name} {camera}".strip()
         rows = found[camera] = _rows(episodes, {**settings, "reward": node}, state, folder)
-        facts = score_dataset.summary(rows, settings["threshold"])
-        about = provenance(source, node, origin, settings["gamma"])
+        facts = scoring.summary(rows, settings["threshold"])
+        about = scoring.provenance(source, node, origin, settings["gamma"])
         folder.mkdir(parents=True, exist_ok=True)
         report = {"about": about, "summary": facts, "episodes": rows}
         write_json(folder / "score.json", report)
-        score_dataset.draw(rows, title, folder / "score.png")
+        scoring.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
         show_scores(rows, facts)
         print(f"{folder}/score.json  {folder}/score.png")
-    for line in score_dataset.between_cameras(found):
+    for line in scoring.between_cameras(found):
         print(line)
 
 
@@ -137,8 +136,7 @@ def _rows(episodes: Any, settings: Node, state: Any, out: Path) -> list[dict[str
     """The scores of all episodes, with a progress bar."""
     from rich.progress import Progress as Bar
 
-    from embodied.reports.label_dataset import make_reward, require_ready
-    from embodied.reports.score_dataset import score
+    from embodied.reports.datasets import make_reward, require_ready, score
 
     node, gamma = settings["reward"], settings["gamma"]
     reward = make_reward(node, state, episodes.spec, gamma, 1, settings["seed"], out)
@@ -392,7 +390,7 @@ def choose(
             )
         return compose("compare", words, folders).node, (None, None)
     if path.is_dir():
-        from embodied.reports.label_dataset import of_run
+        from embodied.reports.datasets import of_run
 
         node, state = of_run(path)
         given, name = {"reward/saved": node}, "saved"
@@ -407,7 +405,7 @@ def compared(
     env: VecEnv, settings: Node, chosen: Sequence[tuple[Node | None, Any]]
 ) -> dict[str, Any]:
     """All measures by name, with the episodes they were computed on."""
-    from embodied.reports.label_dataset import make_reward
+    from embodied.reports.datasets import make_reward
     from embodied.reports.reward_comparison import collect_episodes, compare
     from embodied.rewards.wrappers.render_caption import augment_shared
 

@@ -20,7 +20,7 @@ from embodied.core.reward import Reward
 from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.nn import statistics
-from embodied.reports.label_dataset import evaluate_reward
+from embodied.reports.datasets import evaluate_reward
 from embodied.rewards.analysis import distances
 
 

@@ -404,7 +404,7 @@ def test_a_dataset_names_an_environment_and_nothing_else(
 
 
 def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, watched: list[str]) -> None:
-    from embodied.reports.label_dataset import make_reward, of_run
+    from embodied.reports.datasets import make_reward, of_run
 
     marker = tmp_path / "pwned"
     for number, node in enumerate(

@@ -16,7 +16,7 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.lerobot.writer import EpisodeWriter
 from embodied.datasets.transitions import transitions, with_observations
 from embodied.nn.statistics import spearman
-from embodied.reports.label_dataset import labels
+from embodied.reports.datasets import labels
 from embodied.rewards.demonstrations.progress_hops import linear_progress
 from embodied.rewards.demonstrations.rewind import PROGRESS, FitConfig, Rewind, Window, draw
 from tests.builders import make_reward

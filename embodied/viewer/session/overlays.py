@@ -30,7 +30,7 @@ from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.learners.learner import Learner, RunPlan
-from embodied.reports.label_dataset import make_reward, of_run
+from embodied.reports.datasets import make_reward, of_run
 from embodied.viewer.scene.types import Array, Picture, picture_of
 from embodied.viewer.session.episode import TERM, CompressedImage, Moment
 
