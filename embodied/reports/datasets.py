@@ -1,4 +1,4 @@
-"""Rewards outside of a run: loads one, scores recorded episodes with it, relabels a dataset with it.
+"""Rewards outside of a run: load one, score recorded episodes with it, relabel a dataset with it.
 
 A relabelled dataset has the labels as `reward` and the recorded rewards as `recorded_reward`; the
 provenance is in `reward.yaml` and in each episode. The source dataset is not changed.
