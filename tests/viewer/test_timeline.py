@@ -151,7 +151,7 @@ def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
         session = viewer.session
         end = session.episode.moments[-1]
         viewer.back(3)
-        assert session.at == 7 and viewer.page.timeline.slider.value != 7
+        assert session.at == 7
         viewer.refresh()
         slider = viewer.page.timeline.slider
         assert (slider.min, slider.max, slider.value) == (0, 10, 7)
