@@ -54,25 +54,27 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
 
 
+EARLY = [  # said before torch is imported
+    ("trian experiment=pendulum_sac", 'no command "trian" (did you mean "train"?)'),
+    ("train experiment=pendulum_sc", '"pendulum_sc" (did you mean "pendulum_sac"?)'),
+    ("train experiment=pendulum_sac stepps=3", '"stepps" (did you mean "steps"?)'),
+    ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
+    ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
+    ("train experiment=pendulum_sac seed=0,1,2", "a run has one seed, and 0,1,2 are several"),
+    (
+        "train experiment=pendulum_sac policy.hidden=256",
+        "should be a list: [256], or [256,256]",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("trian", 'no command "trian" (did you mean "train"?)'),
+        *EARLY,
         ("train", "no experiment is given: experiment=NAME (known: "),
-        (
-            "train experiment=pendulum_sc",
-            'no experiment "pendulum_sc" (did you mean "pendulum_sac"?)',
-        ),
-        ("train experiment=pendulum_sac stepps=3", '"stepps" (did you mean "steps"?)'),
         ("train experiment=pendulum_sac eval.episods=3", '"episods" in eval (did you mean'),
-        ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
         ("train experiment=pendulum_sac learner=sax", 'no learner "sax" (did you mean "sac"?)'),
-        ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
-        ("train experiment=pendulum_sac seed=0,1,2", "a run has one seed, and 0,1,2 are several"),
-        (
-            "train experiment=pendulum_sac policy.hidden=256",
-            "should be a list: [256], or [256,256]",
-        ),
         ("train experiment=pendulum_sac --seed 3", "settings are written seed=3"),
         ("show", "say what"),
         ("show learner=sax", 'no learner "sax" (did you mean "sac"?)'),

@@ -95,7 +95,7 @@ def test_ten_pages_see_the_same_end() -> None:
 
 def test_what_is_kept_for_new_pages_does_not_grow() -> None:
     with (
-        Viewer(alone(build(LIFT | {"horizon": 20}, VecEnv)), port=0, seed=3) as viewer,
+        Viewer(alone(build(LIFT | {"horizon": 8}, VecEnv)), port=0, seed=3) as viewer,
         pages(viewer, 1) as opened,
     ):
         viewer.choose("demonstrator")
@@ -103,7 +103,7 @@ def test_what_is_kept_for_new_pages_does_not_grow() -> None:
         threading.Thread(target=lambda: drain(opened[0]), daemon=True).start()
 
         def episodes(count: int) -> tuple[int, int]:
-            for _ in range(count * 21):
+            for _ in range(count * 9):
                 viewer.step()
                 viewer.refresh()
             until(lambda: len(buffer.generator_cursors) == 1)
