@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from embodied.core.atomic_write import write_json
 from embodied.core.bounds import Count, CountOrZero
@@ -266,14 +266,9 @@ def read_study(text: str, name: str) -> Study:
     node = parse_yaml(text, f"study {name}")
     if not isinstance(node, dict):
         raise ConfigError(f"study {name} should hold metric, seeds and variants")
-    return parse(Study, {**node, "variants": _texts(node.get("variants"))}, f"study {name}")
-
-
-def _texts(variants: Any) -> Any:
-    """A variant without words (`sac:`) is one with none."""
-    if not isinstance(variants, dict):
-        return variants
-    return {str(name): "" if text is None else text for name, text in variants.items()}
+    if isinstance(variants := node.get("variants"), dict):  # one without words (`sac:`) has none
+        node["variants"] = {str(k): "" if text is None else text for k, text in variants.items()}
+    return parse(Study, node, f"study {name}")
 
 
 def run(
@@ -296,20 +291,16 @@ def run(
     try:
         failures = pool.map(lambda seed: _stages(study, work, seed), study.seeds)
         staged = dict(zip(study.seeds, failures, strict=True))
-        jobs = [pairs for pairs in _jobs(study) if staged[pairs[0][1]] is None]
+        jobs: list[list[tuple[str, int]]] = []  # each is run in order
+        for seed in (seed for seed in study.seeds if staged[seed] is None):
+            pairs = [(variant, seed) for variant in study.variants]
+            jobs += [pairs] if study.in_order else [[pair] for pair in pairs]
         ended = pool.map(lambda names: _chain(study, work, names, finish), jobs)
         problems = [problem for problem in (*staged.values(), *ended) if problem is not None]
     finally:  # after Ctrl-C nothing more is started
         pool.shutdown(cancel_futures=True)
     if problems:
         raise problems[0]
-
-
-def _jobs(study: Study) -> Iterator[list[tuple[str, int]]]:
-    """Lists of (variant, seed) that are run in order; the lists are run in parallel."""
-    for seed in study.seeds:
-        pairs = [(variant, seed) for variant in study.variants]
-        yield from [pairs] if study.in_order else [[pair] for pair in pairs]
 
 
 def _stages(study: Study, work: Path, seed: int) -> ConfigError | None:

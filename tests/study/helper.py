@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from embodied.cli import main
+from embodied.core import checkpoint
+from embodied.study import sweep as module
 from tests.builders import wait_until
 
 WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
@@ -53,3 +57,24 @@ class Interrupted:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+
+def one_trial(out: Path, steps: int = 40_000, rungs: int = 20) -> tuple[Any, Any, Any]:
+    """A sweep of one long trial, its study and that trial."""
+    space = (module.Searched("learner.gamma", low=0.9, high=0.99),)
+    sweep = module.Sweep(words=tuple(WORDS), space=space, trials=1, steps=steps, rungs=rungs)
+    study = module.open_study(sweep, out)
+    return sweep, study, study.ask()
+
+
+def pruned(out: Path, launcher: module.Launcher, steps: int = 40_000, rungs: int = 20) -> Any:
+    """The trial of a sweep whose pruner stops whatever it sees: it was saved where it was."""
+    import optuna
+
+    sweep, study, trial = one_trial(out, steps, rungs)
+    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
+    module._run_trial(sweep, study, trial, out, Event(), launcher)
+    (found,) = study.trials
+    assert found.state.name == "PRUNED"
+    assert 2_000 <= int(checkpoint.find(out / "trial-000").name) < steps
+    return found

@@ -15,21 +15,20 @@ from typing import Any
 
 import pytest
 
-from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study import ray_runner
 from embodied.study import sweep as module
 from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED
-from embodied.study.sweep import Searched, launcher
+from embodied.study.sweep import launcher
 from tests.builders import wait_until
-from tests.study.helper import WORDS, Interrupted, embodied
+from tests.study.helper import WORDS, Interrupted, embodied, one_trial, pruned
 from tests.training.actors.helper import alive
 from tests.training.actors.test_ray import left_of
 
 ray: Any = pytest.importorskip("ray")
 optuna: Any = pytest.importorskip("optuna")
-GAMMA = Searched("learner.gamma", low=0.9, high=0.99)
+LONG = (400_000, 200)  # steps and rungs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,25 +48,14 @@ def test_each_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     assert ray.is_initialized(), "a cluster that was there stays"
 
 
-def long_trial(out: Path) -> tuple[Any, Any, Any]:
-    """A sweep of one long trial, its study and that trial."""
-    sweep = module.Sweep(words=tuple(WORDS), space=(GAMMA,), trials=1, steps=400_000, rungs=200)
-    study = module.open_study(sweep, out)
-    return sweep, study, study.ask()
-
-
 def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
-    sweep, study, trial = long_trial(tmp_path)
-    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    module._run_trial(sweep, study, trial, tmp_path, Event(), launcher("ray", None))
-    assert study.trials[0].state.name == "PRUNED"
-    assert 2_000 <= int(checkpoint.find(tmp_path / "trial-000").name) < 400_000
+    pruned(tmp_path, launcher("ray", None), *LONG)
 
 
 def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep, _, trial = long_trial(tmp_path)
+    sweep, _, trial = one_trial(tmp_path, *LONG)
     folder = module.folder_of(tmp_path, trial.number)
     training: Any = launcher("ray", None).start(module.line_of(sweep, trial, tmp_path), folder)
     wait_until(
@@ -120,7 +108,7 @@ def test_a_folder_that_is_not_shared_is_one_line(
 def test_why_a_training_could_not_begin_ends_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep, study, trial = long_trial(tmp_path / "out")
+    sweep, study, trial = one_trial(tmp_path / "out", *LONG)
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

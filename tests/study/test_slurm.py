@@ -8,14 +8,11 @@ import os
 import stat
 import sys
 from pathlib import Path
-from threading import Event
 
 import pytest
 
-from embodied.core import checkpoint
-from embodied.study import sweep as module
-from embodied.study.sweep import Searched, launcher
-from tests.study.helper import WORDS, Interrupted, embodied
+from embodied.study.sweep import launcher
+from tests.study.helper import WORDS, Interrupted, embodied, pruned
 
 SBATCH = """#!{python}
 import re, subprocess, sys
@@ -70,17 +67,7 @@ def test_each_trial_is_a_job(tmp_path: Path, jobs: Path) -> None:
 
 
 def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None:
-    import optuna
-
-    space = (Searched("learner.gamma", low=0.9, high=0.99),)
-    sweep = module.Sweep(words=tuple(WORDS), space=space, trials=1, steps=40_000, rungs=20)
-    study = module.open_study(sweep, tmp_path / "sweep")
-    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    on = launcher("slurm", None)
-    module._run_trial(sweep, study, study.ask(), tmp_path / "sweep", Event(), on)
-    assert study.trials[0].state.name == "PRUNED"
-    saved = int(checkpoint.find(tmp_path / "sweep" / "trial-000").name)
-    assert 2_000 <= saved < 40_000
+    pruned(tmp_path / "sweep", launcher("slurm", None))
 
 
 def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Path) -> None:

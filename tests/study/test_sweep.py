@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study.sweep import Here, Searched, searched
-from tests.study.helper import WORDS, Interrupted, embodied
+from tests.study.helper import WORDS, Interrupted, embodied, pruned
 
 
 @pytest.mark.parametrize(
@@ -70,27 +69,11 @@ def test_trials_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -> None:
-    """A pruner that stops whatever it sees: the run is saved where it was."""
-    optuna = pytest.importorskip("optuna")
-    from embodied.study import sweep as module
-
-    sweep = module.Sweep(
-        words=tuple(WORDS),
-        space=(Searched("learner.gamma", low=0.9, high=0.99),),
-        trials=1,
-        steps=40_000,
-        rungs=20,
-    )
-    study = module.open_study(sweep, tmp_path)
-    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    module._run_trial(sweep, study, study.ask(), tmp_path, Event(), Here())
-    (trial,) = study.trials
-    assert trial.state.name == "PRUNED" and list(trial.intermediate_values) == [2_000]
-    saved = int(checkpoint.find(tmp_path / "trial-000").name)
-    assert 2_000 <= saved < 40_000
-    words = ["resume", str(tmp_path / "trial-000"), f"steps={saved + 100}"]
-    assert embodied(*words) == 0
-    assert int(checkpoint.find(tmp_path / "trial-000").name) >= saved + 100
+    pytest.importorskip("optuna")
+    assert list(pruned(tmp_path, Here()).intermediate_values) == [2_000]
+    steps = int(checkpoint.find(tmp_path / "trial-000").name) + 100
+    assert embodied("resume", tmp_path / "trial-000", f"steps={steps}") == 0
+    assert int(checkpoint.find(tmp_path / "trial-000").name) >= steps
 
 
 def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:

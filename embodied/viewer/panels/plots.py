@@ -154,24 +154,6 @@ def _scales(ends: Range | None) -> dict[str, uplot.Scale]:
     return {"x": uplot.Scale(time=False), "y": y}
 
 
-def _curve(name: str, index: int) -> uplot.Series:
-    return uplot.Series(
-        label=name,
-        stroke=COLOURS[index % len(COLOURS)],
-        width=1.5,
-        points=uplot.Series_Points(show=False),
-    )
-
-
-def _axes(values: tuple[str, ...]) -> tuple[uplot.Axis, ...] | None:
-    """Names instead of numbers on the value axis."""
-    if not values:
-        return None
-    places = tuple(float(i) for i in range(len(values)))
-    width = 20.0 + 6.5 * max(len(value) for value in values)
-    return uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
-
-
 def plot(
     server: ViserServer,
     title: str,
@@ -180,14 +162,28 @@ def plot(
     ends: Range | None,
     values: tuple[str, ...] = (),
 ) -> GuiUplotHandle:
-    empty = np.zeros(1)
+    """A plot of the curves `names`; `values` are names instead of numbers on the value axis."""
+    lines = [
+        uplot.Series(
+            label=name,
+            stroke=COLOURS[index % len(COLOURS)],
+            width=1.5,
+            points=uplot.Series_Points(show=False),
+        )
+        for index, name in enumerate(names)
+    ]
+    axes = None
+    if values:
+        places = tuple(float(i) for i in range(len(values)))
+        width = 20.0 + 6.5 * max(len(value) for value in values)
+        axes = uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
     return server.gui.add_uplot(
-        (empty,) * (len(names) + 1),
-        (uplot.Series(label="s"), *(_curve(name, i) for i, name in enumerate(names))),
+        (np.zeros(1),) * (len(names) + 1),
+        (uplot.Series(label="s"), *lines),
         title=title,
         height=height,
         scales=_scales(ends),
-        axes=_axes(values),
+        axes=axes,
         legend=uplot.Legend(show=True),
         padding=(10, 24, 0, 0),
     )
