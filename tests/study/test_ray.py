@@ -142,7 +142,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupted_sweep_ends_its_cluster_and_goes_on(tmp_path: Path) -> None:
     """Without RAY_ADDRESS the sweep starts a cluster."""
-    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=8000", "rungs=8"]
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=4000", "rungs=8"]
     sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=ray")
     assert "stopped; saved" in (tmp_path / "out" / "trial-000.log").read_text()
     assert not left_of(sweep.pid)

@@ -71,7 +71,7 @@ def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None
 
 
 def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Path) -> None:
-    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=10000", "rungs=10"]
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=5000", "rungs=10"]
     sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=slurm")
     (job,) = [file for file in jobs.iterdir() if file.name != "submitted"]
     assert not Path(f"/proc/{job.read_text()}").exists(), "the job ended too"

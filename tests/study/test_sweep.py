@@ -79,7 +79,7 @@ def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -
 def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     """The same command finishes the same trial."""
     pytest.importorskip("optuna")
-    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=6000", "rungs=6"]
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=3000", "rungs=6"]
     sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "workers=1")
     assert "resume=out/trial-000" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
