@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from viser import MeshHandle, ViserServer, uplot
 
+from embodied.viewer.controls import Controls
 from embodied.viewer.panels.plots import COLOURS
 from embodied.viewer.run_folder import Run
 from embodied.viewer.scene.types import Array, Picture, SceneModel, Viewpoint
@@ -18,7 +19,7 @@ from embodied.viewer.scene.viser_scene import ImagePlane, Place, SceneCameras, V
 from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.episode import CompressedImage, History, history_of
 from embodied.viewer.session.player import Player, label
-from embodied.viewer.session.session import Controls, Session
+from embodied.viewer.session.session import Session
 
 ROOTS = ("/world", "/other")
 GAP = 12

@@ -14,15 +14,14 @@ import numpy as np
 from viser import Icon, ViserServer
 from viser._messages import GuiSliderMark
 
+from embodied.viewer.controls import SPEEDS, Controls
 from embodied.viewer.export.export import replay_of
 from embodied.viewer.panels.main_view import Checkpoints, DragControls, MainView, Plans
 from embodied.viewer.panels.plots import ObservationPanel, Plots, ValuePlots, is_discrete
 from embodied.viewer.panels.task import DisturbancePanel, SteeringPanel, TaskPanel
 from embodied.viewer.session.episode import Episode, success_by
 from embodied.viewer.session.player import Player
-from embodied.viewer.session.session import Controls, Session
-
-SPEEDS = (0.1, 5.0)
+from embodied.viewer.session.session import Session
 
 
 class Refresh:

@@ -15,12 +15,13 @@ from embodied.core.actor import Actor
 from embodied.core.env import HasTaskParameters
 from embodied.core.wrapper import find_protocol
 from embodied.teachers import episode_log
+from embodied.viewer.controls import Controls
 from embodied.viewer.scene.types import SMALL, Array, Picture, Viewpoint
 from embodied.viewer.session.disturbances import LATEST
 from embodied.viewer.session.episode import density_of
 from embodied.viewer.session.overlays import SCORE
 from embodied.viewer.session.player import chooses_noise, decisions, describe, noise_picture
-from embodied.viewer.session.session import Controls, Session
+from embodied.viewer.session.session import Session
 
 NODE = "/task_map"
 SIDE, EDGE = 360, 34
