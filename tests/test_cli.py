@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from embodied.cli import main, mistake, verbs
-from embodied.commands import demo
+from embodied.commands import demo, table
 from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
@@ -174,6 +177,25 @@ def test_each_command_explains_itself(embodied: Shell, verb: str) -> None:
     outcome = embodied(verb, "--help")
     assert outcome.code == 0 and f"usage: embodied {verb}" in outcome.out
     assert verbs()[verb].endswith(".")
+
+
+def functions(name: str, entry: dict[str, Any], usual: str) -> Iterator[tuple[str, str]]:
+    """Every command of the table, with the function that it runs."""
+    runs = entry.get("run", usual)
+    if "kinds" not in entry:
+        yield name, runs
+    for kind, each in entry.get("kinds", {}).items():
+        yield from functions(f"{name} {kind}", each, runs)
+
+
+def test_each_command_of_the_table_has_its_function() -> None:
+    found = dict(
+        pair for name, entry in table().items() for pair in functions(name, entry, f"{name}.run")
+    )
+    assert len(found) > 30 and found["robot teleop"] == "deploy.teleop_command"
+    for runs in found.values():
+        module, _, name = runs.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"embodied.commands.{module}"), name))
 
 
 def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
