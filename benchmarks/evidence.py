@@ -17,21 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import rules
 from benchmarks.command import ROOT, put_root_on_path
+from benchmarks.curves import read
 from embodied.core.build import ConfigError, nearest
 from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
-from embodied.study import rules
-from embodied.study.curves import read
-from embodied.study.study import (
-    Study,
-    commit_of,
-    cores,
-    finished,
-    read_study,
-    run,
-    scores_of,
-    seconds_of,
-)
+from embodied.study.study import Study, cores, is_done, last_value, read_study, run, seconds_of
 
 STUDIES = ROOT / "benchmarks" / "studies"
 RESULTS = ROOT / "benchmarks" / "results" / "studies"
@@ -86,7 +77,7 @@ def study_of(name: str) -> Study:
 
 
 def require_fair(study: Study, name: str) -> None:
-    """ConfigError with every rule (`embodied.study.rules`) that a study breaks, before it runs."""
+    """ConfigError with every rule (`benchmarks.rules`) that a study breaks, before it runs."""
     if found := rules.problems(study) + rules.tuning_problems(study):
         raise ConfigError(f"study {name} is not fair, nothing was run: " + "; ".join(found))
 
@@ -242,6 +233,27 @@ def table() -> str:
 def limits(facts: dict[str, Any]) -> str:
     why = f" WITHDRAWN: {facts['withdrawn']}" if facts["withdrawn"] else ""
     return f"- **{facts['method']}**: {facts['claim']}{why}"
+
+
+def finished(study: Study, work: Path) -> tuple[int, ...]:
+    """The seeds for which every variant is done."""
+    return tuple(
+        seed for seed in study.seeds if all(is_done(work, v, seed) for v in study.variants)
+    )
+
+
+def scores_of(study: Study, work: Path, metric: str) -> dict[str, list[float]]:
+    """Of each variant, the last value of `metric` of each seed."""
+    return {
+        variant: [last_value(work / f"{variant}-{seed}", metric) for seed in study.seeds]
+        for variant in study.variants
+    }
+
+
+def commit_of(out: Path) -> str:
+    """The commit of the code when a run began."""
+    words = Path(f"{out}.done").read_text().split()
+    return words[1] if len(words) > 1 else "unknown"
 
 
 if __name__ == "__main__":

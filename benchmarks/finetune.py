@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import main
+from benchmarks.curves import Curve, read
 from benchmarks.measure import machine
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, iqm
-from embodied.study.curves import Curve, read
 from embodied.study.study import Study, cores, read_study
 from embodied.study.study import run as run_study
 

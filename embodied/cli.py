@@ -1,22 +1,17 @@
-"""The `embodied` command line; each subcommand is a module of `embodied.commands`."""
+"""The `embodied` command line; its subcommands are in `embodied.commands`."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
 import os
-import pkgutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NoReturn
 
-from embodied import commands
-from embodied.commands import Parser
+from embodied.commands import Parser, add_all, table
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.children import import_from_here
@@ -31,21 +26,19 @@ ERRORS = {
     "embodied.core.spec": "SpecMismatch",
     "embodied.datasets.lerobot.schema": "DatasetError",
     "embodied.llm.chat": "ChatError",
+    "embodied.real_robot.daemon.client": "ClientError",
+    "embodied.real_robot.daemon.folders": "FolderError",
+    "embodied.real_robot.daemon.requests": "RequestError",
+    "embodied.real_robot.daemon.server": "RpcServerError",
+    "embodied.real_robot.drivers.driver": "DriverError",
+    "embodied.real_robot.remote.keys": "KeyFileError",
 }
 """Errors that say in one line what to do, by the module that defines them."""
 
 
 def verbs() -> dict[str, str]:
-    """The subcommands' names and descriptions, without importing them."""
-    folder = Path(commands.__path__[0])
-    names = [m.name for m in pkgutil.iter_modules([str(folder)])]
-    files = {
-        n: folder / (f"{n}/__init__.py" if (folder / n).is_dir() else f"{n}.py") for n in names
-    }
-    texts = {name: file.read_text() for name, file in files.items()}
-    return {
-        name: (ast.get_docstring(ast.parse(t)) or "").split("\n")[0] for name, t in texts.items()
-    }
+    """The subcommands' names and descriptions."""
+    return {name: entry["help"] for name, entry in table().items()}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -75,17 +68,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         split = [[option, w.partition("=")[2]] if w.startswith("out=") else [w] for w in argv]
         argv = [word for part in split for word in part]
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    for name, sentence in known.items():
-        own = subparsers.add_parser(
-            name,
-            help=sentence,
-            description=sentence,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if name == verb:  # import only the subcommand that runs
-            module = importlib.import_module(f"{commands.__name__}.{name}")
-            module.add(own)
-            own.set_defaults(run=module.run)
+    add_all(subparsers, table(), "", only=verb or "")
     args, rest = parser.parse_known_args(argv)
     # argparse ends a list of words at the first option; overrides may follow it.
     if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):

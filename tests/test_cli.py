@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from embodied.cli import main, mistake, verbs
+from embodied.commands import demo, table
 from embodied.commands.train import fresh
 from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
@@ -22,6 +25,7 @@ from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.envs.process.interpreter import interpreter
 from embodied.training.logger import read_metrics
+from tests.builders import wait_until
 from tests.tiers import once_per_option
 
 ON_A_ROBOT = {"robot_reach_rlpd"}  # one arm, in real time: tests/docs runs its page
@@ -53,25 +57,27 @@ def embodied(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
 
 
+EARLY = [  # said before torch is imported
+    ("trian experiment=pendulum_sac", 'no command "trian" (did you mean "train"?)'),
+    ("train experiment=pendulum_sc", '"pendulum_sc" (did you mean "pendulum_sac"?)'),
+    ("train experiment=pendulum_sac stepps=3", '"stepps" (did you mean "steps"?)'),
+    ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
+    ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
+    ("train experiment=pendulum_sac seed=0,1,2", "a run has one seed, and 0,1,2 are several"),
+    (
+        "train experiment=pendulum_sac policy.hidden=256",
+        "should be a list: [256], or [256,256]",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("trian", 'no command "trian" (did you mean "train"?)'),
+        *EARLY,
         ("train", "no experiment is given: experiment=NAME (known: "),
-        (
-            "train experiment=pendulum_sc",
-            'no experiment "pendulum_sc" (did you mean "pendulum_sac"?)',
-        ),
-        ("train experiment=pendulum_sac stepps=3", '"stepps" (did you mean "steps"?)'),
         ("train experiment=pendulum_sac eval.episods=3", '"episods" in eval (did you mean'),
-        ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
         ("train experiment=pendulum_sac learner=sax", 'no learner "sax" (did you mean "sac"?)'),
-        ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
-        ("train experiment=pendulum_sac seed=0,1,2", "a run has one seed, and 0,1,2 are several"),
-        (
-            "train experiment=pendulum_sac policy.hidden=256",
-            "should be a list: [256], or [256,256]",
-        ),
         ("train experiment=pendulum_sac --seed 3", "settings are written seed=3"),
         ("show", "say what"),
         ("show learner=sax", 'no learner "sax" (did you mean "sac"?)'),
@@ -173,6 +179,25 @@ def test_each_command_explains_itself(embodied: Shell, verb: str) -> None:
     assert verbs()[verb].endswith(".")
 
 
+def functions(name: str, entry: dict[str, Any], usual: str) -> Iterator[tuple[str, str]]:
+    """Every command of the table, with the function that it runs."""
+    runs = entry.get("run", usual)
+    if "kinds" not in entry:
+        yield name, runs
+    for kind, each in entry.get("kinds", {}).items():
+        yield from functions(f"{name} {kind}", each, runs)
+
+
+def test_each_command_of_the_table_has_its_function() -> None:
+    found = dict(
+        pair for name, entry in table().items() for pair in functions(name, entry, f"{name}.run")
+    )
+    assert len(found) > 30 and found["robot teleop"] == "deploy.teleop_command"
+    for runs in found.values():
+        module, _, name = runs.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"embodied.commands.{module}"), name))
+
+
 def test_list_shows_every_option_with_a_sentence(embodied: Shell) -> None:
     for group, word in (("env", "envs"), ("policy", "policies"), ("experiment", "experiments")):
         shown = embodied("list", word).out
@@ -192,7 +217,8 @@ def test_environments_are_listed_by_what_one_can_do(embodied: Shell) -> None:
             names = parts.setdefault(line[:-1], set())
         elif line.startswith("  "):
             names.add(line.split()[0])
-    assert {"fr3_lift", "envpool_aloha_peg", "pusht"} <= parts["manipulate with an arm"]
+    arms = parts["manipulate with an arm"]
+    assert {"fr3_lift", "so101_reach", "envpool_aloha_peg", "pusht"} <= arms and "ant" not in arms
     assert {"envpool_g1_joystick", "ant"} <= parts["walk"]
     assert {"gym", "gymnasium_process"} == parts["any environment by its id"]
 
@@ -404,9 +430,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((run / "metrics.jsonl").exists, "metrics", 60.0, 0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     saved = checkpoint.find(run)
@@ -439,7 +463,12 @@ def test_runs_of_other_seeds_and_sizes_have_other_folders() -> None:
     ]
 
 
-def test_the_demo_in_its_smallest_size(embodied: Shell, tmp_path: Path) -> None:
+def test_the_demo_in_its_smallest_size(
+    embodied: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "EPISODES", 10)
+    monkeypatch.setattr(demo, "SEARCH", ["episodes=5", "seed=30000"])
+    monkeypatch.setattr(demo, "SAMPLERS", demo.SAMPLERS[:2])
     done = embodied("demo", "--out", tmp_path / "demo", "size=debug")
     assert done.code in (0, None), done.err
     assert "4/4" in done.out

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import evidence
+from benchmarks import evidence, rules
+from benchmarks.evidence import commit_of, finished
 from embodied.core.build import ConfigError, parse
 from embodied.evaluation.statistics import iqm
-from embodied.study import rules
-from embodied.study.study import Study, command, commit_of, finished, read_study, run, seconds_of
+from embodied.study.study import Study, command, read_study, run, seconds_of
 
 FAIR: dict[str, Any] = {
     "metric": "eval/success",

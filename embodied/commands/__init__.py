@@ -1,17 +1,24 @@
-"""Subcommands of the command line, one module each: `add(parser)` and `run(args)`.
+"""Subcommands of the command line: a table of their words, options and help texts, and their code.
 
-The first line of a module's docstring is its help text. `args.words`: `key=value` overrides.
+`table.yaml` names the function that runs each (NAME.run unless it says another); `args.words`:
+`key=value` overrides.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import yaml
 
 from embodied.core.build import ConfigError, Node, nearest
+
+TYPES = {"path": Path, "int": int, "float": float}
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,16 +37,57 @@ class Parser(argparse.ArgumentParser):
         return text if self.more_help is None else f"{text}{self.more_help()}\n"
 
 
-def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `key=value` overrides (`what`: their help text) and `--config-dir` to `parser`."""
-    parser.add_argument("words", nargs="*", metavar="key=value", help=what)
-    parser.add_argument(
-        "--config-dir",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
-    )
+@cache
+def table() -> dict[str, Any]:
+    """The entries of all subcommands, by name."""
+    return yaml.safe_load(Path(__file__).with_name("table.yaml").read_text())
+
+
+def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) -> None:
+    """Add the arguments of a table's `entry` to `parser`; the function `runs` is imported when it
+    is called."""
+    for name, options in entry.get("arguments", {}).items():
+        if name != "overrides":
+            typed = {"type": TYPES[options["type"]]} if "type" in options else {}
+            parser.add_argument(name, **{**options, **typed})
+            continue
+        parser.add_argument("words", nargs="*", metavar="key=value", help=options)
+        parser.add_argument(
+            "--config-dir",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="a folder with your own YAML groups (may be repeated; or set EMBODIED_CONFIGS)",
+        )
+    parser.epilog = entry.get("epilog")
+    runs = entry.get("run", runs)
+    parser.set_defaults(run=partial(_call, runs))
+    if isinstance(parser, Parser) and "more_help" in entry:
+        parser.more_help = partial(_call, entry["more_help"])
+    if kinds := entry.get("kinds"):
+        metavar = entry.get("metavar", "|".join(kinds))
+        add_all(parser.add_subparsers(dest="kind", metavar=metavar, required=True), kinds, runs)
+
+
+def add_all(
+    subparsers: Any, entries: Mapping[str, Any], runs: str, only: str | None = None
+) -> None:
+    """Add a parser for each of `entries`; its arguments, too, but of the one named `only`."""
+    for name, entry in entries.items():
+        own = subparsers.add_parser(
+            name,
+            help=entry["help"],
+            description=entry["help"],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if only in (None, name):
+            add(own, entry, runs or f"{name}.run")
+
+
+def _call(name: str, *args: Any) -> Any:
+    """Call the function of this package with the dotted `name`."""
+    module, _, function = f"{__name__}.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), function)(*args)
 
 
 def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
@@ -49,10 +97,32 @@ def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     return (own[-1].partition("=")[2] if own else None), rest
 
 
+def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False).print(table)
+
+
 def require_understood(words: Sequence[str], known: Iterable[str]) -> None:
     """ConfigError for the first of `words` that nobody took, with the nearest of `known`."""
     if words:
         raise ConfigError(f"{words[0]} is not understood{nearest(words[0], known)}")
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The words that are no `key=value`, and those that are."""
+    words = [*words]  # `list` is a module here
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def yaml_values(words: Iterable[str]) -> dict[str, Any]:
+    """The values of `key=value` words, as YAML has them."""
+    return {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
 
 
 def require_folders(runs: Iterable[str]) -> None:

@@ -5,29 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from embodied.commands import add_overrides
 from embodied.core.build import ConfigError, nearest
 
 KINDS = ("env", "policy", "learner", "reward", "teacher", "robot")
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("name", metavar="NAME", help="an option, a class, or a Gymnasium id")
-    add_overrides(parser, "settings; allow=[my_lab] for your own packages")
-    parser.epilog = (
-        "An environment is reset and gets random actions, also beyond [-1, 1]: check none that\n"
-        "moves a machine. The exit status is 1 if something is wrong.\n"
-        "examples:\n"
-        "  embodied check env my_lab:Plane-v0\n"
-        '  embodied check env plane --config-dir my_configs "allow=[my_lab]"\n'
-        '  embodied check env my_lab.plane.Plane "allow=[my_lab]"\n'
-        "  embodied check policy flow env=fr3_lift policy.chunk=8\n"
-        "  embodied check learner sac\n"
-        "  embodied check reward scaled experiment=pendulum_scaled\n"
-        "  embodied check teacher alpgmm\n"
-        "  embodied check robot so101_sim"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

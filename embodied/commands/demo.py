@@ -18,13 +18,6 @@ TWICE = "env.horizon=160"
 OPEN = "env.ranges={can_distance: [0.2, 0.26]}"  # both ways are open, as recorded
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="the output folder")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of both trainings")
-    parser.epilog = "Repeat the command to continue an interrupted demo."
-
-
 def run(args: argparse.Namespace) -> None:
     out, seed = args.out, args.seed
     demos, clone, steered = out / "demos", out / "clone", out / "steered"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_at_least, require_folders
+from embodied.commands import print_rows, require_at_least, require_folders
 from embodied.core.build import ConfigError, Node
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
 
@@ -18,21 +19,6 @@ if TYPE_CHECKING:
     from embodied.core.spec import Spec
     from embodied.datasets.mapping import Mapping
     from embodied.evaluation.evaluate import Evaluation
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "RUN folders (or checkpoints), and settings such as episodes=500")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied eval outputs/bc outputs/steered\n"
-        "  embodied eval outputs/bc episodes=500 seed=3 env.num_envs=100\n"
-        "  embodied eval outputs/bc env=fr3_push\n"
-        "  embodied eval outputs/cloned env=fr3_push mapping=fr3.yaml\n"
-        "  embodied eval outputs/bc policy.steps=10\n"
-        "  embodied eval outputs/steered policy=best_of_n policy.n=16\n"
-        "  embodied eval outputs/bc policy=real_time_chunking policy.delay=3 execute=4\n"
-        "  embodied eval ws://127.0.0.1:8000 env=two_gap    a policy server (docs/remote.md)"
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -55,14 +41,9 @@ def run(args: argparse.Namespace) -> None:
 
 def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:
     """Evaluate the policy of a server in an environment that the command line names."""
-    import torch
-
     from embodied.compose import compose
     from embodied.core.build import build
-    from embodied.core.env import VecEnv
     from embodied.core.policy import Policy
-    from embodied.evaluation.evaluate import evaluate
-    from embodied.evaluation.task_grid import TaskGridEval, held_out
     from embodied.policies.remote.address import remote_node, with_mapping
 
     if not any(word.startswith("env=") for word in words):
@@ -71,38 +52,23 @@ def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[
     node = compose("eval", words, folders, given).node
     if node["out"] is not None:
         raise ConfigError("out= is for runs, not for a policy server")
-    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
-    torch.set_num_threads(node["threads"])
-    env = build(node["env"] | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)
-    try:
-        tasks = held_out(env)
-        if tasks is not None:
-            env = TaskGridEval(env, tasks[: node["episodes"]])
-            node["episodes"] = len(env.tasks)
-        served = with_mapping(node["policy"], node["mapping"])
-        policy = build(served, Policy, spec=env.spec).eval()
-        execute = None if node["execute"] == "as_trained" else node["execute"]
-        result = evaluate(policy, env, node["episodes"], node["seed"], execute)
-    finally:
-        env.close()
-    return result_row(address, 0, node, result)
+
+    def connected(spec: Spec) -> Policy:
+        return build(with_mapping(node["policy"], node["mapping"]), Policy, spec=spec).eval()
+
+    return result_row(address, 0, node, evaluated(node, node["env"], connected, None)[0])
 
 
 def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, Any]:
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
-    import torch
-
     from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.build import build
-    from embodied.core.device import pick_device, replaced
-    from embodied.core.env import VecEnv
+    from embodied.core.device import on_device, pick_device
     from embodied.datasets.mapping import Mapping
-    from embodied.evaluation.evaluate import evaluate
-    from embodied.evaluation.task_grid import TaskGridEval, held_out
     from embodied.reports import run_report
 
     saved = checkpoint.find(path)
+    run = saved.parent.parent
     acting = read_saved(saved / "policy.yaml")
     named = any(word.startswith("env=") for word in words)
     trained = trained_with(saved, named)
@@ -116,32 +82,50 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
         )
     node = compose("eval", words, folders, given).node
     mapping = None if node["mapping"] is None else Mapping.load(node["mapping"])
-    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
-    torch.set_num_threads(node["threads"])
-    count = min(node["num_envs"], node["episodes"])
     device = pick_device(node["device"])
-    settings = replaced(node["env"], "device", "auto", str(device))
-    env = build(settings | {"num_envs": count}, VecEnv)
-    tasks = held_out(env)
-    if tasks is not None:
-        tasks = tasks[: node["episodes"]]
-        node["episodes"], env = len(tasks), TaskGridEval(env, tasks)
-    try:
-        policy = fitted(saved, env.spec, mapping, node["policy"], trained)
-        policy = policy.to(device)
-        execute = trained.get("execute") if node["execute"] == "as_trained" else node["execute"]
-        result = evaluate(policy, env, node["episodes"], node["seed"], execute)
-    finally:
-        env.close()
-    row = result_row(str(saved.parent.parent), int(saved.name), node, result)
+
+    def loaded(spec: Spec) -> Policy:
+        return fitted(saved, spec, mapping, node["policy"], trained).to(device)
+
+    env = on_device(node["env"], device)
+    result, policy = evaluated(node, env, loaded, trained.get("execute"))
+    row = result_row(str(run), int(saved.name), node, result)
     if node["policy"] != acting:
         row["policy"] = policy.node
-    add_line(saved.parent.parent / "evaluations.jsonl", row)
-    run_report.write(saved.parent.parent)
+    add_line(run / "evaluations.jsonl", row)
+    run_report.write(run)
     if node["out"] is not None:
         scores = {f"eval/{name}": value for name, value in result.metrics().items()}
         add_line(Path(node["out"]) / "metrics.jsonl", {"step": int(saved.name), **scores})
     return row
+
+
+def evaluated(
+    node: Node, env_node: Node, make: Callable[[Spec], Policy], as_trained: int | None
+) -> tuple[Evaluation, Policy]:
+    """The result in the environment `env_node` of the policy that `make` returns, and the policy;
+    where the environment has held-out tasks, those are the episodes. `as_trained`: the steps of a
+    chunk that are executed in training."""
+    import torch
+
+    from embodied.core.build import build
+    from embodied.core.env import VecEnv
+    from embodied.evaluation.evaluate import evaluate
+    from embodied.evaluation.task_grid import TaskGridEval, held_out
+
+    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0, "threads": 1})
+    torch.set_num_threads(node["threads"])
+    env = build(env_node | {"num_envs": min(node["num_envs"], node["episodes"])}, VecEnv)
+    try:
+        tasks = held_out(env)
+        if tasks is not None:
+            env = TaskGridEval(env, tasks[: node["episodes"]])
+            node["episodes"] = len(env.tasks)
+        policy = make(env.spec)
+        execute = as_trained if node["execute"] == "as_trained" else node["execute"]
+        return evaluate(policy, env, node["episodes"], node["seed"], execute), policy
+    finally:
+        env.close()
 
 
 def add_line(path: Path, row: dict[str, Any]) -> None:
@@ -239,21 +223,20 @@ def result_row(run: str, step: int, node: Node, result: Evaluation) -> dict[str,
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from embodied.evaluation.statistics import rate
 
-    table = Table("run", "step", "success [95%]", "return", "length", "episodes")
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         known = "successes" in row
         other = f" ({row['policy']['_target_'].rpartition('.')[2]})" if "policy" in row else ""
-        table.add_row(
-            row["run"] + other,
-            f"{row['step']:,}",
-            rate(row["successes"], row["episodes"]) if known else "-",
-            f"{row['return']:,.2f}",
-            f"{row['length']:.1f}",
-            str(row["episodes"]),
+        lines.append(
+            (
+                row["run"] + other,
+                f"{row['step']:,}",
+                rate(row["successes"], row["episodes"]) if known else "-",
+                f"{row['return']:,.2f}",
+                f"{row['length']:.1f}",
+                str(row["episodes"]),
+            )
         )
-    Console(markup=False, highlight=False).print(table)
+    print_rows(("run", "step", "success [95%]", "return", "length", "episodes"), lines)

@@ -1,17 +1,60 @@
-"""List the options of a group: envs, policies, learners, rewards, robots, experiments, ..."""
+"""List the options of a group; show the settings of an option, or all of a run."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from embodied.commands import add_overrides
-from embodied.commands.show import text_of
 from embodied.core.build import ConfigError, nearest
+
+
+def show(args: argparse.Namespace) -> None:
+    words = [word for word in args.words if not word.startswith("allow=")]
+    if not words:
+        raise ConfigError("say what: embodied show learner=NAME, or experiment=NAME")
+    group, _, name = words[0].partition("=")
+    if len(words) == 1 and group != "experiment":
+        print(option(group, name, args.config_dir))
+    else:
+        print(configuration(args.words, args.config_dir), end="")
+
+
+def configuration(words: Sequence[str], folders: Sequence[str]) -> str:
+    """The composed settings of a run as YAML, as its run.yaml will have them."""
+    from embodied.commands.train import fresh
+
+    return yaml.safe_dump(fresh(words, folders), sort_keys=False)
+
+
+def option(group: str, name: str, folders: Sequence[str]) -> str:
+    """The sentence and the table of one option. ConfigError for one that is not there."""
+    from embodied.compose import options, search_folders
+
+    search = search_folders(folders)
+    known = options(group, search)
+    if not name:
+        raise ConfigError(f'cannot read "{group}": expected GROUP=NAME{nearest(name, known)}')
+    if not known:
+        groups = {place.name for folder in search for place in folder.iterdir() if place.is_dir()}
+        raise ConfigError(f'there is no group "{group}"{nearest(group, groups)}')
+    if name not in known:
+        raise ConfigError(f'there is no {group} "{name}"{nearest(name, known)}')
+    return text_of(group, known[name])
+
+
+def text_of(group: str, file: Path) -> str:
+    """The sentence and the settings of the option in `file`."""
+    from embodied.settings_tables import option_rows, sentence, table
+
+    head = f"{group}={file.stem}: {sentence(file)}".rstrip(": ")
+    if group == "experiment":
+        return f"{head}\n(all of it: embodied show experiment={file.stem})\n{file.read_text()}"
+    return f"{head}\n{table(option_rows(group, file))}"
+
 
 EMPTY = ("reward", "teacher", "robot", "filter")  # groups that may have no packaged options
 
@@ -40,14 +83,6 @@ PURPOSES = {
 }
 """What one can do in environments of these names, or NAME_MORE; others are listed by package."""
 GROUPED = 20  # groups of more options are shown by the package of their classes
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a group, such as policies, or one option, such as sac")
-    parser.epilog = (
-        "examples:\n  embodied list\n  embodied list experiments\n  embodied list policies\n"
-        "  embodied list sac            the settings of one option"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

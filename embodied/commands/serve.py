@@ -1,4 +1,4 @@
-"""Serve a policy to other processes and machines, by openpi's websocket protocol."""
+"""Serve a policy to other processes, adopt one of LeRobot's, export one to other formats."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import argparse
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import yaml
-
-from embodied.commands import add_overrides, require_folders
+from embodied.commands import require_at_least, require_folders, yaml_values
 from embodied.core.bounds import Bound, Count, Positive
 from embodied.core.build import ConfigError, parse
 
 if TYPE_CHECKING:
     from embodied.core.policy import Policy
+    from embodied.export.decision import Decision
     from embodied.serve.protocol import Offer
     from embodied.serve.server import Server
 
@@ -33,23 +32,6 @@ class Settings:
     device: str = "auto"  # torch device
     threads: Count = 1  # CPU threads
     chunks: Literal["guided", "hard"] | None = None  # real-time chunking of the policy; null: none
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a RUN or checkpoint folder, and settings such as port=8000")
-    parser.epilog = (
-        "settings:\n"
-        "  port=8000 host=127.0.0.1   where to listen; other machines need host=ADDRESS\n"
-        "  token_file=FILE            the access token; token=false: none, on this machine only\n"
-        "  connections=16             clients at a time; message_mb=64: the largest request\n"
-        "  device=auto threads=1      where the policy runs\n"
-        "  chunks=guided              real-time chunking of a flow or diffusion policy\n"
-        "examples:\n"
-        "  embodied serve outputs/bc\n"
-        "  embodied eval ws://127.0.0.1:8000 env=two_gap\n"
-        "  embodied train experiment=two_gap_dsrl init=ws://127.0.0.1:8000\n"
-        "  embodied deploy robot=sim policy=ws://127.0.0.1:8000"
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -80,8 +62,7 @@ def parsed(words: list[str]) -> tuple[Path, Settings]:
     if len(runs) != 1:
         raise ConfigError("name the run to serve: embodied serve RUN [port=8000]")
     require_folders(runs)
-    pairs = [word.partition("=") for word in words if word not in runs]
-    given: dict[str, Any] = {key: yaml.safe_load(value) for key, _, value in pairs}
+    given = yaml_values(word for word in words if word not in runs)
     given.pop("allow", None)
     return Path(runs[0]), parse(Settings, given, "serve")
 
@@ -139,3 +120,92 @@ def offered(offer: Offer) -> str:
     else:
         noise = f"{'normal ' if offer.normal else ''}noise {list(offer.noise)}"
     return f"chunks of {offer.chunk}, {noise}, {offer.features or 'no'} features"
+
+
+def adopt_command(args: argparse.Namespace) -> None:
+    from embodied.compose import compose
+
+    folder = Path(args.path)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give one with config.json, model.safetensors")
+    node = compose("adopt", args.words, args.config_dir).node
+    for key in ("chunk", "steps"):
+        if node[key] is not None:
+            require_at_least(node, {key: 1})
+    from embodied.adopt.adopt import Options, adopt
+
+    out = Path(node.pop("out") or Path("outputs") / folder.resolve().name)
+    ignore = node.pop("ignore") or []
+    if not isinstance(ignore, list):
+        raise ConfigError(f"ignore={ignore} should be names of fields: ignore=[FIELD]")
+    policy = adopt(folder, out, Options(**node, ignore=tuple(map(str, ignore))))
+    say_adopted(policy, out, node.get("env") is not None)
+
+
+def say_adopted(policy: object, out: Path, env: bool) -> None:
+    """Print what was adopted and what can be typed next."""
+    from embodied.core.policy import Policy
+
+    assert isinstance(policy, Policy)
+    millions = sum(p.numel() for p in policy.parameters()) / 1e6
+    shape = list(policy.sample_noise(1).shape[1:])
+    print(f"policy    {type(policy).__name__}, {millions:.1f} million parameters")
+    print(f"chunk     {policy.chunk} steps of {policy.spec.act.size} values; noise {shape}")
+    print(f"units     {'actions in [-1, 1]' if env else 'physical, as in the training data'}")
+    print(f"wrote     {out}")
+    if env:
+        print(f"next      embodied eval {out}")
+    else:
+        print(f"next      embodied serve {out}")
+
+
+def export_command(args: argparse.Namespace) -> None:
+    from embodied.compose import allow_from
+
+    if unknown := [word for word in args.words if not word.startswith("allow=")]:
+        raise ConfigError(f"{unknown[0]} has no place here: embodied export RUN --to DIR")
+    require_folders([str(args.path)])
+    import torch
+
+    from embodied.core import checkpoint
+    from embodied.export.c_header import write_header
+    from embodied.export.crazyflie import trained_on, write_crazyflie
+    from embodied.export.decision import Decision, Export, facts
+    from embodied.export.onnx import write_onnx
+    from embodied.export.torchscript import write_torchscript
+
+    allow_from(args.words)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    decision = Decision(checkpoint.load_policy(args.path))
+    about = facts(decision, Path(args.path))
+    folder = Path(args.to)
+    if folder.is_file():
+        raise ConfigError(f"--to {folder} is a file: give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Export] = []
+    if args.onnx or not (args.header or args.torchscript or args.crazyflie):
+        made.append(write_onnx(decision, about, folder / "policy.onnx"))
+    if args.header:
+        made.append(write_header(decision, about, folder / "policy.h"))
+    if args.torchscript:
+        made.append(write_torchscript(decision, about, folder / "policy.pt"))
+    if args.crazyflie:
+        made.append(write_crazyflie(decision, about, trained_on(Path(args.path)), folder))
+    print(f"inputs    {', '.join(inputs_of(decision))}; noise: {about['noise']}")
+    print(f"output    actions [n, {about['chunk']}, {decision.policy.spec.act.size}] in [-1, 1]")
+    for export in made:
+        size = f"{export.path.stat().st_size / 1000:,.0f} kB"
+        found = "not compared" if export.difference is None else f"{export.difference:.1e}"
+        print(f"wrote     {export.path} ({size})")
+        print(f"          largest difference to PyTorch: {found} ({export.checked_by})")
+
+
+def inputs_of(decision: Decision) -> list[str]:
+    """Every input with its type and shape."""
+    kinds = [*decision.leaves.values(), None]
+    shapes = [tuple(value.shape[1:]) for value in decision.example(1)]
+    return [
+        f"{name} {leaf.dtype if leaf else 'float32'}[{', '.join(['n', *map(str, shape)])}]"
+        for name, leaf, shape in zip(decision.inputs, kinds, shapes, strict=True)
+    ]

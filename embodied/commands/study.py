@@ -1,4 +1,4 @@
-"""Run a study: variants over seeds in parallel, with intervals, on one HTML page."""
+"""Run a study, or search settings with Optuna; both end in one HTML page."""
 
 from __future__ import annotations
 
@@ -6,33 +6,13 @@ import argparse
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from embodied.core.build import ConfigError, nearest
-from embodied.study.stages import COMMANDS
-from embodied.study.study import Study, cores, read_study
+from embodied.core.build import ConfigError, nearest, parse
+from embodied.study.study import COMMANDS, Study, cores, read_study
 from embodied.study.study import run as run_study
 
 KEYS = ("out", "workers", "seeds")
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="the study's YAML file")
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="out=DIR workers=N seeds=[0,1,2]"
-    )
-    parser.epilog = (
-        "a study:\n"
-        "  metric: eval/return\n"
-        "  seeds: [0, 1, 2]\n"
-        "  base: experiment=pendulum_sac steps=4000      # words of `embodied train`\n"
-        "  variants:\n"
-        "    sac:\n"
-        "    wide: policy.hidden=[512,512]\n\n"
-        "examples:\n"
-        "  embodied study my_study.yaml\n"
-        "  embodied study my_study.yaml workers=4 out=outputs/my_study\n"
-        "The same command goes on with a study that was interrupted."
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -90,3 +70,71 @@ def require_composed(title: str, line: str) -> None:
         fresh(words, given.config_dir)
     except ConfigError as error:
         raise ConfigError(f"{title}: {error}") from error
+
+
+OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")
+OWN += ("on", "slurm")
+
+
+def sweep(args: argparse.Namespace) -> None:
+    from embodied.study.study import cores
+    from embodied.study.sweep import launcher
+
+    own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OWN)
+    words = [word for word in args.words if word.partition("=")[0] not in OWN]
+    sweep = sweep_of(own, words, args.config_dir)
+    out = Path(own.get("out") or "outputs/sweep")
+    workers = _number(own, "workers", cores())
+    where = launcher(own.get("on", "here"), own.get("slurm"), sweep.threads, sweep.device)
+    # After the mistakes: these import torch.
+    from embodied.study.page import best_of, facts, write_sweep
+    from embodied.study.sweep import run as run_sweep
+
+    def done(found: Any) -> None:
+        write_sweep(out.name, sweep, found, out)
+
+    try:
+        study = run_sweep(sweep, out, workers, done, where)
+    finally:
+        where.close()
+    page, best = write_sweep(out.name, sweep, study, out), best_of(sweep, facts(study, out))
+    if best is not None:
+        shown = " ".join(f"{key}={value}" for key, value in best["settings"].items())
+        print(f"\nbest: trial {best['trial']}, {sweep.metric} {best['value']:.4g}: {shown}")
+    print(f"  report  {page}")
+
+
+def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
+    """The sweep, after one training with its first values was composed: mistakes cost nothing."""
+    from embodied.commands.train import fresh
+    from embodied.study.sweep import Sweep, require_space, searched
+
+    found = {word: searched(word) for word in words}
+    fixed = [word for word, space in found.items() if space is None]
+    space = tuple(each for each in found.values() if each is not None)
+    require_space(space)
+    first = [
+        f"{s.key}={s.choices[0] if s.choices else int(s.low) if s.whole else s.low}" for s in space
+    ]
+    node = fresh([*fixed, *first, "out=outputs/no-run"], folders)
+    steps = int(node["steps"])
+    fixed = [word for word in fixed if word.partition("=")[0] != "steps"]
+    kept = [part for folder in folders for part in ("--config-dir", folder)]
+    settings = {
+        "words": (*fixed, *kept),
+        "space": space,
+        "steps": steps,
+        "threads": int(node["threads"]),
+        "device": str(node["device"]),
+        **{key: own[key] for key in ("metric", "direction", "pruner") if key in own},
+        **{key: _number(own, key, 0) for key in ("trials", "rungs") if key in own},
+        **({"seed": _number(own, "sweep_seed", 0)} if "sweep_seed" in own else {}),
+    }
+    return parse(Sweep, settings, "sweep")
+
+
+def _number(own: dict[str, str], key: str, usual: int) -> int:
+    try:
+        return int(own.get(key, usual))
+    except ValueError as error:
+        raise ConfigError(f"{key}={own[key]} should be a whole number") from error

@@ -1,4 +1,4 @@
-"""Train a policy, or resume an interrupted run."""
+"""Train a policy, resume an interrupted run, or fit a model of an environment."""
 
 from __future__ import annotations
 
@@ -8,31 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.commands import Parser, add_overrides, require_inputs
+from embodied.commands import require_at_least, require_inputs
 from embodied.core.build import ConfigError, Node, nearest
 
-SENTENCES = ("prompt", "sentence", "text", "goal")
-"""Settings of a node that say in words what is wanted."""
-
 if TYPE_CHECKING:
+    from embodied.models.dynamics import Fit
     from embodied.training.config import RunConfig
     from embodied.training.logger import Log
 
-
-def add(parser: Parser) -> None:
-    add_overrides(parser, "experiment=NAME, or env= policy= learner=, and any setting")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied train experiment=pendulum_sac\n"
-        "  embodied train experiment=halfcheetah_sac seed=1 learner.gamma=0.98\n"
-        "  embodied train experiment=fr3_lift_flow demos=outputs/demos out=outputs/bc\n"
-        "  embodied train experiment=fr3_lift_dsrl init=outputs/bc size=debug\n"
-        "  embodied train policy=flow learner=imitate demos=hf://lerobot/pusht\n"
-        "  embodied train experiment=fr3_lift_dsrl init=ws://127.0.0.1:8000   a served policy\n"
-        "  embodied train resume=outputs/bc steps=8000\n\n"
-        "settings (key, default, what it is), and those of each part: embodied show learner=NAME"
-    )
-    parser.more_help = settings
+SENTENCES = ("prompt", "sentence", "text", "goal")
+"""Settings of a node that say in words what is wanted."""
 
 
 def settings() -> str:
@@ -48,6 +33,10 @@ def run(args: argparse.Namespace) -> None:
         from embodied.training.train import train as train_node
 
         train_node(node, log)
+
+
+def resume(args: argparse.Namespace) -> None:
+    train([*args.words, f"resume={args.path}"], args.config_dir)
 
 
 def train(words: Sequence[str], folders: Sequence[str] = (), verbose: bool = True) -> Path:
@@ -237,3 +226,52 @@ def next_lines(folder: Path) -> str:
         f"next: embodied eval {folder} env=NAME mapping=FILE.yaml\n"
         f"      embodied deploy robot=NAME policy={folder} mapping=FILE.yaml"
     )
+
+
+def model_command(args: argparse.Namespace) -> None:
+    from embodied.compose import compose
+
+    require_inputs(args.words)
+    node = compose("model_train", args.words, args.config_dir).node
+    require_at_least(node, {"seed": 0, "threads": 1})
+
+    from embodied.core.build import parse
+    from embodied.models.train import TrainConfig, require_new, train
+
+    config: TrainConfig = parse(TrainConfig, node, "embodied model train")
+    require_new(config.out)
+
+    import torch
+    from rich.progress import Progress
+
+    torch.set_num_threads(config.threads)
+    try:
+        with Progress() as bar:
+            task = bar.add_task("updates", total=None)
+
+            def show(updates: int, most: int, error: float) -> None:
+                text = f"updates (at most {most:,}), held-out error {error:.4g}"
+                bar.update(task, completed=updates, total=most, description=text)
+
+            _, fit = train(config, show)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("nothing was saved; model.most_updates=N ends sooner") from stop
+    print(card(config.out, fit))
+    starts = config.demos if isinstance(config.demos, str) else config.demos[0]
+    print(f"next: embodied train env=imagined env.model={config.out} env.starts={starts} ...")
+
+
+def card(out: str, fit: Fit) -> str:
+    """The model's data and its held-out error of every output, as text."""
+    head = ("output", "unit", "error", "spread", "explained")
+    body = [
+        (o.name, o.unit, f"{o.error:.4g}", f"{o.spread:.4g}", f"{o.explained:.1%}")
+        for o in fit.outputs
+    ]
+    widths = [max(len(row[k]) for row in (head, *body)) for k in range(len(head))]
+    facts = ", ".join(f"{key} {value}" for key, value in fit.facts.items())
+    lines = [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *body)
+    ]
+    return "\n".join([f"{out}: {facts}", *lines])

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from embodied.commands import add_overrides, require_folders, take
+from embodied.commands import require_folders, take
 from embodied.core.build import ConfigError
 from embodied.core.saved_node import read_run_settings
 
@@ -14,30 +14,6 @@ ROBOT = "robot"  # instead of a run
 OWN = ("port", "seed", "episode", "against", "export", "out", "host", "folder")
 ROBOT_SETTINGS = ("port", "host", "folder")
 OUTCOME = {True: "success", False: "no success", None: "success not reported"}
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "a RUN, checkpoint or dataset; env=NAME; robot: the deployed arm; port=N")
-    parser.add_argument("--port", type=int, default=8080, help="same as port=N (default: 8080)")
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="write a page that compares RUNs: curves, success, videos (out=compare.html)",
-    )
-    parser.epilog = (
-        "examples:\n"
-        "  embodied view outputs/bc\n"
-        "  embodied view outputs/steered against=outputs/bc      two policies\n"
-        "  embodied view outputs/steered against=demonstrator seed=3 export=replay.html\n"
-        "  embodied view outputs/steered export=film.mp4         a video; or film.gif\n"
-        "  embodied view outputs/demos episode=3                  recorded episodes\n"
-        "  embodied view --compare outputs/bc outputs/steered out=compare.html\n"
-        "  embodied view outputs/bc env.task=push port=8081\n"
-        "  embodied view outputs/bc host=0.0.0.0                  for other machines\n"
-        "  embodied view env=fr3_insert\n"
-        "  embodied view robot                                    monitor the running deployment\n"
-        "  embodied view robot robot=so101                        the one of that robot"
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -80,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
-    from embodied.real_robot.daemon.folders import FolderError, default_folder
+    from embodied.real_robot.daemon.folders import default_folder
     from embodied.viewer.launch import HOST
     from embodied.viewer.robot.app import monitor
 
@@ -94,10 +70,7 @@ def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
         )
     place = default_folder(robot) if robot else None
     folder = place if own["folder"] is None else Path(own["folder"])
-    try:
-        monitor(folder, _number(own, "port", port), own["host"] or HOST)
-    except FolderError as error:
-        raise ConfigError(str(error)) from error
+    monitor(folder, _number(own, "port", port), own["host"] or HOST)
 
 
 def _export(

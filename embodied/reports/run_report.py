@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from embodied.core import checkpoint
-from embodied.core.atomic_write import write_durably
-from embodied.core.saved_node import read_run_settings
+from embodied.core.build import build
+from embodied.core.env import HasLevels, VecEnv
+from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.wrapper import find_protocol
 from embodied.evaluation.statistics import rate, wilson
-from embodied.reports import task_sampling
-from embodied.reports.svg import Curve, against, chart, number, several
-from embodied.teachers.teacher import read_episode_log
+from embodied.reports.page import (
+    Point,
+    against,
+    chart,
+    data_url,
+    figure,
+    head,
+    number,
+    table,
+    write_page,
+)
+from embodied.teachers import episode_log
+from embodied.teachers.episode_log import LoggedEpisodes
+from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
+from embodied.teachers.task_space import Floats
 from embodied.training.logger import read_metrics
 from embodied.training.reward_components import FILE
 from embodied.training.reward_hacking import evaluations, ever_diverged
@@ -32,20 +46,20 @@ def write(folder: Path) -> Path:
     """Write RUN/report.html from the files of the run folder; returns its path."""
     folder = Path(folder)
     rows = read_metrics(folder)
+    rewards = _goodhart(folder) + _terms(folder)
+    lines = f"embodied view {folder}\nembodied eval {folder} episodes=500\n"
+    lines += f"embodied train resume={folder} steps=..."
     parts = [
         _header(folder, rows),
-        _rewards(folder),
+        f'<h2>Reward</h2><div class="grid2 pair">{rewards}</div>' if rewards else "",
         _curves(rows),
         _tasks(folder),
         _films(folder),
         _evaluations(folder),
-        _next(folder),
+        f"<h2>Next</h2><pre>{escape(lines)}</pre>",
         _settings(folder),
     ]
-    page = PAGE.format(title=escape(_name(folder)), style=STYLE, body="\n".join(parts))
-    path = folder / "report.html"
-    write_durably(path, lambda sink: sink.write(page.encode()))
-    return path
+    return write_page(folder / "report.html", _name(folder), parts)
 
 
 def summary(folder: Path) -> str:
@@ -56,7 +70,10 @@ def summary(folder: Path) -> str:
         return f"{_name(folder)}{_held_out(rows) or ': not evaluated'}"
     last = ends[-1]
     text = f"{_name(folder)} at {last['step']:,}: return {last['eval/return']:,.2f}"
-    return f"{text}, success {_success(last)}" if "eval/success" in last else text
+    if "eval/success" not in last:
+        return text
+    won, trials = won_of(last)
+    return f"{text}, success {rate(won, trials)} of {trials} held-out initial states"
 
 
 def _held_out(rows: Sequence[dict[str, Any]]) -> str:
@@ -71,31 +88,50 @@ def _held_out(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _success(row: dict[str, Any]) -> str:
+def won_of(row: dict[str, Any]) -> tuple[int, int]:
+    """Successes and episodes of an evaluation."""
     trials = int(row["eval/episodes"])
-    return (
-        f"{rate(round(row['eval/success'] * trials), trials)} of {trials} held-out initial states"
-    )
+    return round(row["eval/success"] * trials), trials
+
+
+def intervals_of(name: str, rows: Sequence[dict[str, Any]]) -> list[Point]:
+    """The Wilson interval of each evaluated success rate; none for other curves."""
+    return [wilson(*won_of(row)) for row in rows] if name == "eval/success" else []
+
+
+def curve_names(
+    rows: Iterable[dict[str, Any]], first: Sequence[str], not_drawn: Sequence[str]
+) -> list[str]:
+    """What the lines of metrics have, those of `first` first."""
+    names = dict.fromkeys(key for row in rows for key in row if key not in not_drawn)
+    return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
+
+
+def components(config: dict[str, Any], groups: Sequence[str]) -> str:
+    """The classes of a run's parts."""
+    nodes = [config[group] for group in groups if isinstance(config.get(group), dict)]
+    return " · ".join(str(node["_target_"]).rpartition(".")[2] for node in nodes)
 
 
 def _name(folder: Path) -> str:
-    return str(_config(folder).get("name", folder.resolve().name))
+    return str(config_of(folder).get("name", folder.resolve().name))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
+    """The settings of a run; empty if the folder has none."""
     file = folder / "run.yaml"
     return read_run_settings(file) if file.exists() else {}
 
 
 def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
-    config = _config(folder)
+    config = config_of(folder)
     tiles = []
     ends = [row for row in rows if "eval/return" in row]
     if ends:
         last = ends[-1]
         if "eval/success" in last:
-            trials = int(last["eval/episodes"])
-            low, high = wilson(round(last["eval/success"] * trials), trials)
+            won, trials = won_of(last)
+            low, high = wilson(won, trials)
             share = f"{last['eval/success']:.1%}"
             note = f"95% [{low:.1%}, {high:.1%}], {trials} held-out initial states"
             tiles.append(_tile("success", share, note))
@@ -105,18 +141,11 @@ def _header(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
         tiles.append(_tile("steps", f"{rows[-1]['step']:,}", f"of {config.get('steps', 0):,}"))
         tiles.append(_tile("time", _duration(rows[-1]["seconds"]), "wall time, with all resumes"))
     tiles += _actor_tiles(rows)
-    words = " · ".join(
-        str(config[group]["_target_"]).rpartition(".")[2]
-        for group in ("env", "policy", "finetune", "learner", "reward")
-        if config.get(group)
-    )
+    words = components(config, ("env", "policy", "finetune", "learner", "reward"))
     env = config.get("env") or {}
     task = env.get("task") or env.get("id") or ""
-    lead = escape(f"{words}{f' · {task}' if task else ''} · seed {config.get('seed', 0)}")
-    return (
-        f"<header><h1>{escape(_name(folder))}</h1><p>{lead}</p></header>"
-        f'<div class="tiles">{"".join(tiles)}</div>'
-    )
+    lead = f"{words}{f' · {task}' if task else ''} · seed {config.get('seed', 0)}"
+    return f'{head(_name(folder), lead)}<div class="tiles">{"".join(tiles)}</div>'
 
 
 def _held_out_tiles(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -171,27 +200,17 @@ def _duration(seconds: float) -> str:
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    names = [n for n in names if n not in UNDRAWN]
-    names.sort(key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))
     figures = []
-    for name in names:
+    for name in curve_names(rows, FIRST, UNDRAWN):
         own = [row for row in rows if name in row]
         points = [(float(row["step"]), float(row[name])) for row in own]
         bounded = name.endswith("success")
-        drawn = chart(Curve(points, _band(name, own)), name, *((0.0, 1.0) if bounded else ()))
-        if drawn:
+        limits = (0.0, 1.0) if bounded else (None, None)
+        bands = {name: intervals_of(name, own)}
+        if drawn := chart({name: points}, name, bands, limits=limits, legend=False):
             last = f"{points[-1][1]:.1%}" if bounded else number(points[-1][1])
-            figures.append(
-                f"<figure><figcaption>{escape(name)}<b>{last}</b></figcaption>{drawn}</figure>"
-            )
+            figures.append(figure(drawn, name, last))
     return f'<h2>Curves</h2><div class="grid2">{"".join(figures)}</div>' if figures else ""
-
-
-def _rewards(folder: Path) -> str:
-    """The learned reward over training, beside the environment's success."""
-    figures = _goodhart(folder) + _terms(folder)
-    return f'<h2>Reward</h2><div class="grid2 pair">{figures}</div>' if figures else ""
 
 
 def _goodhart(folder: Path) -> str:
@@ -207,7 +226,7 @@ def _goodhart(folder: Path) -> str:
         if ever_diverged(past)
         else "no divergence so far"
     )
-    return f"<figure><figcaption>Reward and success<b>{words}</b></figcaption>{drawn}</figure>"
+    return figure(drawn, "Reward and success", words)
 
 
 def _terms(folder: Path) -> str:
@@ -222,8 +241,7 @@ def _terms(folder: Path) -> str:
     }
     ends = {True: "succeeded", False: "failed", None: ""}[kept["success"]]
     words = f"one episode{f' that {ends}' if ends else ''}"
-    caption = f"<figcaption>Terms of the reward<b>{words}</b></figcaption>"
-    return f"<figure>{caption}{several(series, 'reward components')}</figure>"
+    return figure(chart(series, "reward components"), "Terms of the reward", words)
 
 
 def _tasks(folder: Path) -> str:
@@ -232,23 +250,12 @@ def _tasks(folder: Path) -> str:
     if past is None:
         return ""
     try:
-        file = task_sampling.picture(folder, past)
+        file = task_picture(folder, past)
     except (ModuleNotFoundError, checkpoint.CheckpointError) as error:
         return f"<h2>Tasks</h2><p>{escape(str(error))}</p>"
-    picture = base64.b64encode(file.read_bytes()).decode()
-    caption = (
-        "<figcaption>tasks that the teacher sampled; inside the red line at least half succeeded"
-    )
-    image = f'<img alt="tasks" src="data:image/png;base64,{picture}">'
-    return f"<h2>Tasks</h2><figure>{caption}</figcaption>{image}</figure>"
-
-
-def _band(name: str, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """The Wilson interval of each evaluated success rate; none for other curves."""
-    if name != "eval/success":
-        return []
-    counts = [(float(row[name]), int(row["eval/episodes"])) for row in rows]
-    return [wilson(round(share * trials), trials) for share, trials in counts]
+    caption = "tasks that the teacher sampled; inside the red line at least half succeeded"
+    image = f'<img alt="tasks" src="{data_url("image/png", file.read_bytes())}">'
+    return f"<h2>Tasks</h2>{figure(image, caption)}"
 
 
 def _films(folder: Path) -> str:
@@ -260,15 +267,13 @@ def _films(folder: Path) -> str:
 
     figures = []
     for file in files[:4]:
-        picture = base64.b64encode(strip_png(file)).decode()
-        film = base64.b64encode(file.read_bytes()).decode()
-        figures.append(
-            f"<figure><figcaption>{escape(file.stem)}</figcaption>"
-            f'<img alt="{escape(file.stem)}" src="data:image/png;base64,{picture}">'
-            f"<details><summary>play</summary>"
-            f'<video controls loop muted src="data:video/mp4;base64,{film}"></video></details>'
-            "</figure>"
+        picture = data_url("image/png", strip_png(file))
+        film = data_url("video/mp4", file.read_bytes())
+        drawn = (
+            f'<img alt="{escape(file.stem)}" src="{picture}"><details><summary>play</summary>'
+            f'<video controls loop muted src="{film}"></video></details>'
         )
+        figures.append(figure(drawn, file.stem))
     return f"<h2>Episodes</h2>{''.join(figures)}"
 
 
@@ -276,28 +281,23 @@ def _evaluations(folder: Path) -> str:
     file = folder / "evaluations.jsonl"
     if not file.exists():
         return ""
-    cells = []
-    for row in map(json.loads, file.read_text().splitlines()):
-        won = rate(row["successes"], row["episodes"]) if "successes" in row else "-"
-        values = (f"{row['step']:,}", won, number(row["return"]), f"{row['length']:.1f}")
-        line = "".join(f"<td>{value}</td>" for value in (*values, row["episodes"], row["seed"]))
-        cells.append(f"<tr>{line}</tr>")
-    heads = "step", "success [95%]", "return", "length", "episodes", "seed"
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<h2>Evaluations</h2><table><tr>{head}</tr>{''.join(cells)}</table>"
-
-
-def _next(folder: Path) -> str:
-    lines = [
-        f"embodied view {folder}",
-        f"embodied eval {folder} episodes=500",
-        f"embodied train resume={folder} steps=...",
+    cells = [
+        (
+            f"{row['step']:,}",
+            rate(row["successes"], row["episodes"]) if "successes" in row else "-",
+            number(row["return"]),
+            f"{row['length']:.1f}",
+            row["episodes"],
+            row["seed"],
+        )
+        for row in map(json.loads, file.read_text().splitlines())
     ]
-    return f"<h2>Next</h2><pre>{escape(chr(10).join(lines))}</pre>"
+    heads = "step", "success [95%]", "return", "length", "episodes", "seed"
+    return f"<h2>Evaluations</h2>{table(heads, cells)}"
 
 
 def _settings(folder: Path) -> str:
-    text = yaml.safe_dump(_config(folder), sort_keys=False)
+    text = yaml.safe_dump(config_of(folder), sort_keys=False)
     facts: dict[str, Any] = {"folder": str(folder.resolve()), "python": platform.python_version()}
     try:
         saved = checkpoint.find(folder)
@@ -307,63 +307,43 @@ def _settings(folder: Path) -> str:
         about = json.loads((saved / "about.json").read_text())
         facts |= {"checkpoint": saved.name, **about["versions"], "git": about["git"]}
         facts |= {k: about[k] for k in ("policy_sha256", "parent", "demos") if about.get(k)}
-    rows = "".join(
-        f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in facts.items()
-    )
-    return f"<h2>Versions</h2><table>{rows}</table><h2>Configuration</h2><pre>{escape(text)}</pre>"
+    versions = table((), facts.items())
+    return f"<h2>Versions</h2>{versions}<h2>Configuration</h2><pre>{escape(text)}</pre>"
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{style}</style></head>
-<body><main>
-{body}
-</main></body></html>
-"""
+TASKS = "tasks.png"
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2127; --soft: #68727e; --page: #f6f7f9;
-  --card: #fff; --edge: #e1e5ea; --main: #0b6bcb; --second: #c2410c; --third: #15803d;
-  --fourth: #7e22ce; --fifth: #a16207; --sixth: #0e7490; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #97a1ad; --page: #14171b;
-  --card: #1d2127; --edge: #2e343c; --main: #5aa9f7; --second: #fb923c; --third: #4ade80;
-  --fourth: #c084fc; --fifth: #facc15; --sixth: #22d3ee; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1020px; margin: 0 auto; padding: 32px 20px 64px; }
-h1 { margin: 0; font-size: 28px; letter-spacing: -.02em; }
-h2 { margin: 36px 0 12px; font-size: 17px; }
-header p { margin: 2px 0 20px; color: var(--soft); }
-.tiles, .grid2 { display: grid; gap: 14px; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); }
-.grid2 { grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
-.pair { grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
-.tile, figure, table, pre { background: var(--card); border: 1px solid var(--edge);
-  border-radius: 10px; }
-.tile { padding: 12px 16px; display: flex; flex-direction: column; }
-.tile span, .tile small { color: var(--soft); }
-.tile b { font-size: 26px; line-height: 1.25; font-variant-numeric: tabular-nums; }
-figure { margin: 0; padding: 12px 14px 8px; }
-h2 + figure, figure + figure { margin-bottom: 14px; }
-.grid2 figure { margin: 0; }
-figcaption { display: flex; justify-content: space-between; font-size: 14px; margin-bottom: 4px; }
-svg, img { display: block; width: 100%; height: auto; }
-img { border-radius: 6px; }
-video { display: block; max-width: 100%; margin: 8px 0; border-radius: 6px; }
-summary { cursor: pointer; color: var(--main); padding-top: 6px; }
-svg text { font-size: 11px; fill: var(--soft); font-variant-numeric: tabular-nums; }
-svg .second { fill: var(--second); }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 4px 0; font-size: 13px; }
-svg .y { text-anchor: end; } svg .x { text-anchor: middle; }
-.grid { stroke: var(--edge); } .line { fill: none; stroke: var(--main); stroke-width: 2;
-  stroke-linejoin: round; }
-.dot { fill: var(--main); } .band { fill: var(--main); opacity: .16; }
-.whisker { stroke: var(--main); stroke-width: 5; opacity: .25; }
-pre { padding: 12px 16px; overflow-x: auto; font: 13px/1.55 ui-monospace, monospace; }
-table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 14px;
-  table-layout: auto; }
-th, td { text-align: left; padding: 7px 14px; font-weight: 400; overflow-wrap: anywhere; }
-th { color: var(--soft); } tr + tr > * { border-top: 1px solid var(--edge); }
-"""
+
+def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
+    """Write RUN/tasks.png; needs the spec in the run's checkpoint, and matplotlib."""
+    task = checkpoint.load_spec(folder).task
+    if task is not None and task.unit == LEVEL:
+        return _level_picture(folder, past)
+    from embodied.teachers.plots.task_density import draw
+
+    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+    names = tuple(task.names[i] for i in moving) if task and task.names else ()
+    names = names or tuple(f"task{i}" for i in moving)
+    return draw(folder / TASKS, past.began, past.task[:, moving], _scores(past), names)
+
+
+def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
+    from embodied.teachers.plots.level_gallery import draw
+
+    node = read_run_settings(folder / "run.yaml")["env"]
+    require_inside(node, folder / "run.yaml")
+    env = build(node | {"num_envs": 1}, VecEnv)
+    levelled = find_protocol(env, HasLevels)
+    assert levelled is not None
+    space: LevelSpace = levelled.levels
+    try:
+        return draw(folder / TASKS, past.began, past.task, _scores(past), space.picture)
+    finally:
+        env.close()
+
+
+def _scores(past: LoggedEpisodes) -> Floats:
+    """[n] in [0, 1]: success or, if the environment does not report it, the normalised return."""
+    if np.isfinite(past.success).any():
+        return past.success
+    return (past.ret - past.ret.min()) / max(float(np.ptp(past.ret)), 1e-9)

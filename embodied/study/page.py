@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.core.atomic_write import write_durably, write_json
+from embodied.core.atomic_write import write_json
 from embodied.evaluation.statistics import (
     bootstrap_interval,
     iqm,
     performance_profile,
     probability_of_improvement,
 )
-from embodied.reports.run_report import PAGE, STYLE
-from embodied.reports.svg import LEFT, RIGHT, WIDTH, ticks
-from embodied.reports.svg import several as curves_of
+from embodied.reports.page import LEFT, RIGHT, WIDTH, chart, figure, head, table, ticks, write_page
 from embodied.study.study import Study, is_done, last_value, seconds_of, values_of
+from embodied.study.sweep import Sweep, folder_of, trial_words
 
 ROW = 30  # pixels of one variant in the plot of intervals
 
@@ -58,6 +58,9 @@ def write_study(name: str, study: Study, work: Path) -> Path:
     """Write results.json and report.html into `work`; returns the page."""
     found = results(study, work)
     write_json(work / "results.json", found)
+    tasks = study.tasks(study.seeds[0], work)
+    lines = [line for task in tasks for line in task.lines.values()]  # of the first seed
+    lines += [facts["line"] for facts in found["variants"].values()]
     body = [
         head(study.method or name, study.task, study.claim),
         f"<h2>{escape(study.metric)} at the end</h2>",
@@ -65,21 +68,14 @@ def write_study(name: str, study: Study, work: Path) -> Path:
         table(HEADS, [_cells(n, f, study.baseline) for n, f in found["variants"].items()]),
         NOTE,
         "<h2>Share of runs above a score</h2>",
-        figure(curves_of(profiles(found["variants"]), "share of runs")),
+        figure(chart(profiles(found["variants"]), "share of runs")),
         "<h2>During training</h2>",
-        figure(curves_of(_curves(study, work), study.metric)),
+        figure(chart(_curves(study, work), study.metric)),
         "<h2>Command lines</h2>",
-        f"<pre>{escape(chr(10).join(_lines(study, found, work)))}</pre>",
+        f"<pre>{escape(chr(10).join(lines))}</pre>",
         *_choices(study, work),
     ]
-    return write_page(work, name, body)
-
-
-def _lines(study: Study, found: Mapping[str, Any], work: Path) -> list[str]:
-    """The command lines of the first seed, those of stages first."""
-    tasks = study.tasks(study.seeds[0], work)
-    staged = [line for task in tasks for line in task.lines.values()]
-    return [*staged, *(facts["line"] for facts in found["variants"].values())]
+    return write_page(work / "report.html", name, body)
 
 
 def _choices(study: Study, work: Path) -> list[str]:
@@ -99,16 +95,12 @@ def _choices(study: Study, work: Path) -> list[str]:
             str(seed),
             each["chosen"],
             each["best"],
-            ", ".join(map(_score, each["scores"].items())),
+            ", ".join(f"{choice} {number(score)}" for choice, score in each["scores"].items()),
         )
         for (seed, name), each in made.items()
     ]
     heads = ("stage", "seed", "chosen", "metric", "scores")
     return ["<h2>Choices</h2>", table(heads, rows)]
-
-
-def _score(item: tuple[str, float]) -> str:
-    return f"{item[0]} {number(item[1])}"
 
 
 HEADS = ("variant", "runs", "IQM", "95% interval", "P(better than baseline)", "scores", "minutes")
@@ -131,28 +123,6 @@ def profiles(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[
         for name, facts in variants.items()
         if facts["scores"]
     }
-
-
-def write_page(work: Path, name: str, body: Iterable[str]) -> Path:
-    file = work / "report.html"
-    page = PAGE.format(title=escape(name), style=STYLE, body="\n".join(body))
-    write_durably(file, lambda sink: sink.write(page.encode()))
-    return file
-
-
-def head(title: str, *says: str) -> str:
-    lines = "".join(f"<p>{escape(each)}</p>" for each in says if each)
-    return f"<header><h1>{escape(title)}</h1>{lines}</header>"
-
-
-def figure(drawn: str) -> str:
-    return f"<figure>{drawn}</figure>" if drawn else "<p>nothing to draw yet</p>"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def number(value: float) -> str:
@@ -231,3 +201,81 @@ def lines(found: Mapping[str, Any]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows
     )
+
+
+def facts(study: Any, out: Path) -> list[dict[str, Any]]:
+    """Every trial: number, settings, state, result and the values at its checkpoints."""
+    return [
+        {
+            "trial": trial.number,
+            "state": trial.state.name.lower(),
+            "value": trial.value,
+            "settings": trial.params,
+            "checkpoints": trial.intermediate_values,
+            "run": str(folder_of(out, trial.number)),
+        }
+        for trial in study.trials
+    ]
+
+
+def best_of(sweep: Sweep, trials: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The complete trial with the best result."""
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    sign = 1 if sweep.direction == "maximize" else -1
+    return max(complete, key=lambda trial: sign * trial["value"], default=None)
+
+
+def write_sweep(name: str, sweep: Sweep, study: Any, out: Path) -> Path:
+    """Write results.json and report.html into `out`; returns the page."""
+    trials = facts(study, out)
+    best = best_of(sweep, trials)
+    write_json(out / "results.json", {"metric": sweep.metric, "best": best, "trials": trials})
+    keys = [each.key for each in sweep.space]
+    curves = {str(t["trial"]): values_of(Path(t["run"]), sweep.metric) for t in trials}
+    rows = [
+        [
+            str(t["trial"]),
+            t["state"],
+            "-" if t["value"] is None else number(t["value"]),
+            *(_shown(t["settings"].get(key)) for key in keys),
+            t["run"],
+        ]
+        for t in sorted(trials, key=lambda t: t is not best)
+    ]
+    body = [
+        head(name, f"{len(trials)} trials, {sweep.direction} {sweep.metric}"),
+        _best(sweep, best),
+        "<h2>Trials</h2>",
+        table(("trial", "state", sweep.metric, *keys, "run"), rows),
+        "<h2>During training</h2>",
+        figure(chart(curves, sweep.metric)),
+        *(_over(sweep, key, trials) for key in keys),
+    ]
+    return write_page(out / "report.html", name, body)
+
+
+def _best(sweep: Sweep, best: dict[str, Any] | None) -> str:
+    if best is None:
+        return "<p>no trial is complete yet</p>"
+    line = shlex.join(["embodied", "train", *trial_words(sweep, best["settings"])])
+    says = f"The best of many trials is too good by chance: repeat it with other seeds.\n{line}"
+    return f"<h2>Best: trial {best['trial']}, {number(best['value'])}</h2><pre>{escape(says)}</pre>"
+
+
+def _over(sweep: Sweep, key: str, trials: list[dict[str, Any]]) -> str:
+    """The results over one setting; of choices a table."""
+    done = [t for t in trials if t["value"] is not None and key in t["settings"]]
+    if any(isinstance(t["settings"][key], str) for t in done):
+        values: dict[str, list[float]] = {}
+        for t in done:
+            values.setdefault(t["settings"][key], []).append(t["value"])
+        rows = [[c, str(len(v)), number(max(v)), number(min(v))] for c, v in values.items()]
+        drawn = table((key, "trials", "highest", "lowest"), rows)
+    else:
+        points = sorted((float(t["settings"][key]), float(t["value"])) for t in done)
+        drawn = figure(chart({sweep.metric: points}, key))
+    return f"<h2>{escape(key)}</h2>{drawn}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)

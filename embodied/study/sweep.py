@@ -1,6 +1,6 @@
 """Sweep: Optuna chooses settings, each trial is a training; poor ones are stopped at checkpoints.
 
-A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`launchers`). It evaluates
+A trial is a process of `embodied train`, here, in a Slurm job or on Ray (`Launcher`). It evaluates
 and saves `rungs` times; after each evaluation Optuna's pruner decides whether it goes on. A stopped
 trial saves where it is (as after Ctrl-C), and can be resumed exactly by hand. A sweep that was
 interrupted goes on with the same trials: Optuna's journal keeps what was tried, and unfinished runs
@@ -9,21 +9,283 @@ are resumed exactly from their last checkpoint.
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import shutil
+import signal
 import subprocess
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+from uuid import uuid4
 
-from embodied.core.bounds import Count, CountOrZero
+from embodied.core.bounds import Count, CountOrZero, Number
 from embodied.core.build import ConfigError
-from embodied.study.launcher import Launcher, Training
-from embodied.study.space import Searched
-from embodied.study.study import STOPPED, resume_words, values_of
+from embodied.study.ray_runner import Runner
+from embodied.study.study import STOPPED, program, resume_words, values_of
+from embodied.training.actors.ray_connection import connected, imported
+
+
+class Training(Protocol):
+    """A training that runs somewhere, as `subprocess.Popen` has it."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, when it has ended. subprocess.TimeoutExpired."""
+        ...
+
+
+class Launcher(ABC):
+    """Starts trainings and asks them to save and end. `terminal`: whether Ctrl-C in the sweep's
+    terminal reaches them without `interrupt`."""
+
+    terminal = False
+
+    @abstractmethod
+    def start(self, words: Sequence[str], folder: Path) -> Training:
+        """Begin the training `words`. FOLDER.log has what it prints."""
+
+    @abstractmethod
+    def interrupt(self, process: Training, folder: Path) -> None:
+        """SIGINT: the training of `folder` saves a checkpoint and ends."""
+
+    def close(self) -> None:  # noqa: B027  most have nothing to end
+        """After the sweep."""
+
+
+class RayTraining(Training):
+    """One whose machine is lost counts as interrupted: the next sweep goes on with it."""
+
+    def __init__(self, ray: Any, words: Sequence[str], folder: Path, needs: dict[str, int]) -> None:
+        self.ray, self.folder = ray, folder
+        mark, name = uuid4().hex, str(folder.resolve())
+        Path(f"{name}.ray").write_text(mark)
+        options = {"max_concurrency": 2, "num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
+        self.runner = ray.remote(Runner).options(**options).remote()
+        self.placed = self.runner.__ray_ready__.remote()
+        self.end = self.runner.run.remote(list(words), name, os.getcwd(), mark)
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._code(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._code(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("embodied train", timeout or 0.0)
+        return code
+
+    def interrupt(self) -> None:
+        if self.ray.wait([self.placed], timeout=0)[0]:
+            self.runner.interrupt.remote()
+        else:  # it waits for a machine, and has nothing to save
+            self.code = STOPPED
+            self.ray.kill(self.runner)
+
+    def _code(self, timeout: float | None) -> int | None:
+        if self.code is None and self.ray.wait([self.end], timeout=timeout)[0]:
+            self.code = self._ended()
+            self.ray.kill(self.runner)
+        return self.code
+
+    def _ended(self) -> int:
+        try:
+            code = self.ray.get(self.end)
+        except self.ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[0]
+            print(f"{self.folder} ended with its machine: {reason}", file=sys.stderr, flush=True)
+            return STOPPED
+        if isinstance(code, str):
+            raise ConfigError(code)
+        return code
+
+
+class Ray(Launcher):
+    """The cluster of RAY_ADDRESS, whose machines share the folder; else one that is started here.
+    A training has `threads` cores, and a GPU with `device` cuda."""
+
+    def __init__(self, threads: int, device: str) -> None:
+        self.needs = {"CPU": threads, "GPU": int(device.startswith("cuda"))}
+        self.ray = imported("on=ray")
+        self.ours = connected(self.ray)
+        try:
+            self._require_machine()
+        except ConfigError:
+            self.close()
+            raise
+
+    def start(self, words: Sequence[str], folder: Path) -> RayTraining:
+        return RayTraining(self.ray, words, folder, self.needs)
+
+    def interrupt(self, process: Training, folder: Path) -> None:
+        assert isinstance(process, RayTraining)
+        process.interrupt()
+
+    def close(self) -> None:
+        if self.ours:
+            self.ray.shutdown()
+
+    def _require_machine(self) -> None:
+        """ConfigError if a training fits on no machine: it would wait for ever."""
+        have = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if not any(all(each.get(k, 0) >= n for k, n in self.needs.items()) for each in have):
+            largest = {key: int(max(each.get(key, 0) for each in have)) for key in self.needs}
+            raise ConfigError(
+                f"a training needs {_text(self.needs)} on one machine of the Ray cluster, which "
+                f"has at most {_text(largest)}: fewer threads=, or device=cpu"
+            )
+
+
+def _text(resources: dict[str, int]) -> str:
+    return f"{resources['CPU']} cores and {resources['GPU']} GPUs"
+
+
+WARNED = 120  # s before a job's time limit in which its training saves where it is
+
+
+class Here(Launcher):
+    """Processes of this machine."""
+
+    terminal = True
+
+    def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+        with Path(f"{folder}.log").open("a") as log:
+            return subprocess.Popen(program(words), stdout=log, stderr=subprocess.STDOUT)
+
+    def interrupt(self, process: Training, folder: Path) -> None:
+        assert isinstance(process, subprocess.Popen)
+        process.send_signal(signal.SIGINT)
+
+
+class Slurm(Launcher):
+    """Jobs of `sbatch --wait`, whose folder all machines share; `options` are more words of it."""
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self.options = list(options)
+        for name in ("sbatch", "scancel"):
+            if shutil.which(name) is None:
+                raise ConfigError(f"on=slurm needs {name}, which is not on this machine: on=here")
+
+    def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+        script = Path(f"{folder}.sbatch")
+        script.write_text(self._script(words, folder))
+        with Path(f"{folder}.slurm").open("a") as said:
+            return subprocess.Popen(
+                ["sbatch", "--wait", *self.options, str(script)],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C: `interrupt` ends the job, then sbatch ends
+            )
+
+    def interrupt(self, process: Training, folder: Path) -> None:
+        job = f"--name={_name(folder)}"
+        subprocess.run(["scancel", "--state=PENDING", job])  # has nothing to save
+        subprocess.run(["scancel", "--batch", "--signal=INT", job])
+
+    def _script(self, words: Sequence[str], folder: Path) -> str:
+        lines = [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={_name(folder)}",
+            f"#SBATCH --output={folder.resolve()}.log",
+            "#SBATCH --open-mode=append",
+            f"#SBATCH --signal=B:INT@{WARNED}",
+            f"cd {shlex.quote(os.getcwd())}",
+            f"exec {shlex.join(program(words))}",  # signals go to the training itself
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _name(folder: Path) -> str:
+    """The job's, which no other sweep of this user has."""
+    return "-".join(part for part in folder.resolve().parts[1:] if part)
+
+
+def launcher(on: str, options: str | None, threads: int = 1, device: str = "auto") -> Launcher:
+    """`on` is here, slurm or ray; `options` (None: not given) are words of sbatch; `threads` and
+    `device` of each training."""
+    if on not in ("here", "slurm", "ray"):
+        raise ConfigError(f"on={on} should be here, slurm or ray")
+    if on == "slurm":
+        return Slurm(shlex.split(options or ""))
+    if options is not None:
+        raise ConfigError("slurm= has an effect with on=slurm only")
+    if on == "here":
+        return Here()
+    return Ray(threads, device)
+
+
+# What is searched, as it is typed:
+# 1e-4..1e-3       a number between          log:1e-4..1e-3    the same, evenly in its logarithm
+# 16..64           a whole number between    log:16..1024      the same, evenly in its logarithm
+# choice:64,128    one of these              choice:[64],[256,256]
+NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+RANGE = re.compile(rf"^(?:(log|int):)?({NUMBER})\.\.({NUMBER})$")
+WHOLE = re.compile(r"^-?\d+$")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A setting and its values, which are choices or a range."""
+
+    key: str  # the setting
+    choices: tuple[str, ...] = ()  # its values as they are typed (empty: a range)
+    low: Number = 0.0  # begin of the range
+    high: Number = 0.0  # end of the range
+    log: bool = False  # even in the logarithm
+    whole: bool = False  # whole numbers only
+
+    def suggest(self, trial: Any) -> str:
+        """The value that an Optuna trial chooses, as it is typed."""
+        if self.choices:
+            return str(trial.suggest_categorical(self.key, self.choices))
+        if self.whole:
+            return str(trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log))
+        return repr(float(trial.suggest_float(self.key, self.low, self.high, log=self.log)))
+
+
+def searched(word: str) -> Searched | None:
+    """What `word` searches; None for an ordinary setting. ConfigError for a wrong range."""
+    key, _, text = word.partition("=")
+    if text.startswith("choice:"):
+        choices = tuple(split(text.removeprefix("choice:")))
+        if len(choices) < 2:
+            raise ConfigError(f"{word}: a choice has at least two values: {key}=choice:A,B")
+        return Searched(key, choices)
+    if ".." not in text or text.startswith(("/", ".")):
+        return None
+    if (found := RANGE.match(text)) is None:
+        if text.startswith(("log:", "int:")):
+            raise ConfigError(f"{word} should be {key}={text[:4]}LOW..HIGH")
+        return None
+    kind, low, high = found[1], float(found[2]), float(found[3])
+    whole = kind == "int" or bool(WHOLE.match(found[2]) and WHOLE.match(found[3]))
+    if low >= high or (kind == "log" and low <= 0):
+        least = "0 < LOW < HIGH" if kind == "log" else "LOW < HIGH"
+        raise ConfigError(f"{word}: a range needs {least}")
+    return Searched(key, low=low, high=high, log=kind == "log", whole=whole)
+
+
+def split(text: str) -> list[str]:
+    """The parts between commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
+
 
 POLL = 0.5  # s between looks at a trial's metrics
 GRACE = 5.0  # s for a training that was interrupted to end by itself

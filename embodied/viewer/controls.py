@@ -1,70 +1,238 @@
-"""Controls: the protocol through which the panels of the page control the viewer.
+"""Controls: the thread that steps the session and keeps the page up to date.
 
-It keeps the imports acyclic: the viewer imports the panels, and the panels import this protocol.
+Everything that touches the environment, the policy or rendering runs in this one thread; buttons
+and callers hand it commands.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
+from embodied.viewer.run_folder import ViewerError
 from embodied.viewer.scene.types import Array
+from embodied.viewer.server.auth_proxy import HOST
+from embodied.viewer.server.server import PageServer, PageThread, in_thread
+from embodied.viewer.session.disturbances import ROBOT
 from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
+SPEEDS = (0.1, 5.0)
+END_PAUSE = 0.8
+"""How long the end of an episode is shown, s."""
+FRAME = 1 / 30
 
-class Controls(Protocol):
-    """The viewer as panels see it.
 
-    Panels hand every change to `press`, which runs it in the viewer's thread and shows errors on
-    the page. `share` is how far between the previous moment and the current one the display is
-    while it plays, 0 to 1; `problem` is the error that stopped playback, empty if none.
+class Controls(PageThread):
+    """The session and what can be done with it; every method returns when its command is done.
+
+    Panels of the page, which is made by the subclass `Viewer`, hand every change to `press`.
+    `problem` is the error that stopped playback, empty if none.
+
+    Methods may be called from any thread and raise the errors of their commands. Errors during
+    playback stop it and are shown on the page.
     """
 
-    session: Session
-    playing: bool
-    speed: float
-    problem: str
+    page: Any  # the `Page`, whose panels import this class
+
+    def __init__(
+        self,
+        session: Session,
+        port: int = 8080,
+        seed: int = 0,
+        host: str = HOST,
+        page_server: PageServer | None = None,
+    ) -> None:
+        super().__init__(PageServer(host, port) if page_server is None else page_server)
+        self.session = session
+        self.playing, self.speed, self.problem = False, 1.0, ""
+        self._due, self._seed = 0.0, seed
+        self._was_paused: bool | None = None  # before a body was dragged
+        self.start()
 
     @property
-    def share(self) -> float: ...
+    def share(self) -> float:
+        """How far, while it plays, the display is between the previous step and the current one: 0
+        to 1."""
+        length = self.session.spec.dt / self.speed
+        if not self.playing or self.session.at == 0:
+            return 1.0
+        return min(max(1.0 - (self._due - time.monotonic()) / length, 0.0), 1.0)
 
-    def press(self, command: Callable[[], None]) -> None: ...
+    @in_thread
+    def play(self) -> None:
+        """Play at `speed` times real time."""
+        self.playing, self._due, self.problem = True, time.monotonic(), ""
+        self.page.changed()
 
-    def redraw(self) -> None: ...
+    @in_thread
+    def pause(self) -> None:
+        """Stop playing."""
+        self.playing = False
+        self.page.changed()
 
-    def toggle(self) -> None: ...
+    def toggle(self) -> None:
+        """Play if paused, pause if playing."""
+        self.call(lambda: self.pause() if self.playing else self.play())
 
-    def step(self, steps: int = 1) -> None: ...
+    @in_thread
+    def step(self, steps: int = 1) -> None:
+        """Pause and go forward `steps` steps: stored ones, then new control steps."""
+        self.playing, self.problem = False, ""
+        for _ in range(steps):
+            self._advance_session()
 
-    def back(self, steps: int = 1) -> None: ...
+    def back(self, steps: int = 1) -> None:
+        """Pause and go back `steps` steps."""
+        self.call(lambda: self._seek(self.session.at - steps))
 
-    def scrub(self, step: int) -> None: ...
+    def scrub(self, step: int) -> None:
+        """Pause and display control step number `step`."""
+        self.call(lambda: self._seek(step - self.session.episode.moments[0].step))
 
-    def newest(self) -> None: ...
+    def newest(self) -> None:
+        """Display the newest step, from which playing continues."""
+        self.call(lambda: self._seek(self.session.length - 1))
 
-    def branch(self) -> None: ...
+    def branch(self) -> None:
+        """Discard the steps after the displayed one and continue from there."""
+        self._change(self.session.branch)
 
-    def next(self) -> None: ...
+    def next(self) -> None:
+        """Start the episode of the next seed."""
+        self.call(lambda: self.reset(self.session.episode.seed + 1))
 
-    def reset(self, seed: int | None = None) -> None: ...
+    @in_thread
+    def reset(self, seed: int | None = None) -> None:
+        """Restart the running episode, or start the one of `seed`."""
+        self.session.reset(self.session.episode.seed if seed is None else seed)
+        self._due, self.problem = time.monotonic(), ""
+        self.page.episode_started()
+        self.page.changed()
 
-    def set_task(self, task: Sequence[float] | None) -> None: ...
+    @in_thread
+    def set_task(self, task: Sequence[float] | None) -> None:
+        """Restart with the task vector `task` [D] in [0, 1]; None: sampled for each episode."""
+        self.session.set_task(task)
+        self.reset()
 
-    def set_speed(self, speed: float) -> None: ...
+    @in_thread
+    def set_speed(self, speed: float) -> None:
+        """Simulated seconds per second, 0.1 to 5."""
+        low, high = SPEEDS
+        if not low <= speed <= high:
+            raise ValueError(f"speed={speed} must be between {low} and {high}")
+        self.speed = speed
+        self.page.changed()
 
-    def choose(self, policy: str) -> None: ...
+    def choose(self, policy: str) -> None:
+        """Switch to another policy, by its name on the page."""
+        self._change(lambda: self.session.choose(policy))
 
-    def other_checkpoint(self, by: int) -> None: ...
+    def other_checkpoint(self, by: int) -> None:
+        """Switch to the run's next checkpoint, or the previous one (`by` -1)."""
+        if self.page.checkpoints is not None:
+            self.page.checkpoints.move(self.session.chosen, by)
 
-    def push(self, name: str, strength: float = 1.0) -> None: ...
+    def push(self, name: str, strength: float = 1.0) -> None:
+        """Push a body, or "robot", by a velocity (m/s, rad/s), at the newest step."""
+        self._change(lambda: self.session.push_all(name, strength))
 
-    def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None: ...
+    def shove(self, player: Player, link: str, way: Array, strength: float = 1.0) -> None:
+        """Push a link of the robot of `player` along `way` [3], at the newest step."""
+        self._change(lambda: self.session.push_one(player, link, strength, way))
 
-    def hold(self, player: Player, name: str, place: Array) -> None: ...
+    @in_thread
+    def hold(self, player: Player, name: str, place: Array) -> None:
+        """Pull a free body of `player` towards `place` [3] (m) from now on; it plays while the body
+        is held."""
+        if name not in player.pushes.names or name == ROBOT:
+            raise ViewerError(f"{name} cannot be dragged: it is not a free body")
+        if self._was_paused is None:
+            self.session.seek(self.session.length - 1)
+            self._was_paused = not self.playing
+        player.held = (name, place)
+        if not self.playing:
+            self.play()
 
-    def let_go(self, player: Player) -> None: ...
+    @in_thread
+    def let_go(self, player: Player) -> None:
+        """Stop pulling; pauses again if it was paused before."""
+        player.held = None
+        if self._was_paused:
+            self.pause()
+        self._was_paused = None
 
-    def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None: ...
+    def disturb_observations(self, late: int = 0, off: Iterable[str] = ()) -> None:
+        """Give the policy observations that are `late` steps old and zeros for the observations
+        `off`."""
+        self._change(lambda: self.session.disturb_observations(late, set(off)))
 
-    def explore(self, on: bool) -> None: ...
+    def explore(self, on: bool) -> None:
+        """Whether the policy adds its exploration noise."""
+        self._change(lambda: self.session.set_exploration(on))
+
+    def refresh(self) -> None:
+        """Send everything that the page does not show yet."""
+        self.call(lambda: self.page.refresh(force=True))
+
+    def redraw(self) -> None:
+        """Mark every part of the page as stale."""
+        self.page.changed()
+
+    def press(self, command: Callable[[], None]) -> None:
+        """Submit a command from the page; its errors are shown there."""
+        self.submit(lambda: self._guarded(command))
+
+    def setup(self) -> None:
+        self.session.reset(self._seed)
+        self.page_server.clear_loading()
+
+    def teardown(self) -> None:
+        self.session.close()
+
+    def run_loop(self) -> None:
+        if self.session.make_overlay is not None:  # after the first image
+            self.page_server.show_loading("critic and reward")
+            self._guarded(self.session.load_critic)
+            self.page_server.clear_loading()
+            self.page.changed()
+        while not self.closing:
+            due = min(self._due, self.page.due) if self.playing else self.page.due
+            self.run_commands(max(0.0, min(due - time.monotonic(), 0.5)))
+            if self.playing and time.monotonic() >= self._due:
+                self._guarded(self._advance)
+            self._guarded(self.page.refresh)
+
+    def _guarded(self, command: Callable[[], None]) -> None:
+        try:
+            command()
+        except Exception as error:  # shown on the page, whatever an environment or a policy raises
+            self.playing, self.problem = False, str(error) or type(error).__name__
+            self.page.changed()
+
+    def _advance(self) -> None:
+        """Take a step and set when the next one is due (later, if the machine is too slow)."""
+        self._advance_session()
+        session = self.session
+        wait = END_PAUSE if session.live and session.over else session.spec.dt / self.speed
+        self._due = max(self._due + wait, time.monotonic() - FRAME)
+
+    def _advance_session(self) -> None:
+        self.session.advance()
+        if self.session.at == 0:
+            self.page.episode_started()
+        self.page.changed()
+
+    def _seek(self, at: int) -> None:
+        self.playing = False
+        self.session.seek(at)
+        self.page.changed()
+
+    @in_thread
+    def _change(self, change: Callable[[], None]) -> None:
+        """Apply a setting; it clears the error that stopped playback."""
+        change()
+        self.problem = ""
+        self.page.changed()

@@ -43,8 +43,7 @@ def serve(
     require_input(run, env_node)
     require_port(port, host)
     require_viser()
-    from embodied.viewer.server.page_thread import run_page
-    from embodied.viewer.server.server import PageServer
+    from embodied.viewer.server.server import PageServer, run_page
 
     start = time.monotonic()
     page_server = PageServer(host, port)
@@ -116,8 +115,8 @@ def session_of(
     node: dict[str, Any], run: Run | None, against: str | None, report: Report = silent
 ) -> Session:
     """A session in the environment `node`, with a second one beside it if `against` is given."""
-    from embodied.viewer.session.plan_preview import PlanPreview
-    from embodied.viewer.session.policies import choices_for
+    from embodied.viewer.session.overlays import PlanPreview
+    from embodied.viewer.session.player import choices_for
     from embodied.viewer.session.session import Session
 
     report(f"the environment {env_name(node)}")
@@ -155,7 +154,7 @@ def session_of_episodes(
     path: Path, env_node: Mapping[str, Any] | None, against: str | None
 ) -> Session:
     """A session that plays a dataset's recorded episodes; seeds are episode numbers."""
-    from embodied.viewer.session.plan_preview import PlanPreview
+    from embodied.viewer.session.overlays import PlanPreview
     from embodied.viewer.session.recorded_env import RecordedActions, open_recorded
     from embodied.viewer.session.session import Session
 

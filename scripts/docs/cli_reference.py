@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
-from collections.abc import Iterator
 from unittest import mock
 
 from embodied import cli
+from embodied.commands import table
 
 HEAD = """# Command line
 
@@ -30,26 +29,12 @@ def help_of(*words: str) -> str:
     return text.getvalue()
 
 
-def subcommands(verb: str) -> Iterator[str]:
-    """The second words that a command takes, such as `collect` of `demos`."""
-    seen: list[str] = []
-    add = argparse._SubParsersAction.add_parser  # pyright: ignore[reportPrivateUsage]
-
-    def spy(self: object, name: str, **more: object) -> argparse.ArgumentParser:
-        seen.append(name)
-        return add(self, name, **more)  # type: ignore[arg-type]
-
-    with mock.patch.object(argparse._SubParsersAction, "add_parser", spy):
-        help_of(verb)
-    return (name for name in seen if name not in cli.verbs())
-
-
 def page() -> str:
     parts = [HEAD]
-    for verb in cli.verbs():
+    for verb, entry in table().items():
         parts.append(f"\n## embodied {verb}\n\n```text\n{help_of(verb)}```\n")
         parts += [
             f"\n### embodied {verb} {name}\n\n```text\n{help_of(verb, name)}```\n"
-            for name in subcommands(verb)
+            for name in entry.get("kinds", ())
         ]
     return "".join(parts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import evidence
 from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
-from embodied.reports.svg import several
+from embodied.reports.page import chart
 from embodied.study.page import intervals, profiles
 
 Facts = Mapping[str, Any]
@@ -87,11 +87,11 @@ def section(name: str, facts: Facts) -> Iterator[str]:
     yield from ("", figure(intervals(variants)), "")
     if allowed:
         yield from ("Share of runs above a score:", "")
-        yield from (figure(several(profiles(variants), "share of runs")), "")
+        yield from (figure(chart(profiles(variants), "share of runs")), "")
     if curves := facts.get("curves"):
         yield from ("Interquartile mean by environment steps or updates, and by minutes:", "")
         for unit in ("steps", "minutes"):
-            yield from (figure(several(training(curves, unit), facts["metric"])), "")
+            yield from (figure(chart(training(curves, unit), facts["metric"])), "")
 
 
 def training(curves: Mapping[str, Any], unit: str) -> dict[str, list[tuple[float, float]]]:

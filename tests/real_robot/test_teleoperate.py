@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from embodied.cli import main
-from embodied.commands.robot.teleop import filming
+from embodied.commands.deploy import filming
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError

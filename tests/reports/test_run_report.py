@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 
 from embodied.evaluation.video import read_mp4, strip, write_mp4
 from embodied.reports import run_report
-from embodied.reports.svg import HEIGHT, WIDTH, Curve, chart, number, ticks
+from embodied.reports.page import HEIGHT, WIDTH, chart, number, ticks
 from embodied.training.logger import Log
 
 
@@ -93,16 +94,20 @@ def numbers_of(text: str, name: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (p.split(",") for p in found[1].split())]
 
 
+def one(points: list[tuple[float, float]], *more: Any, **keys: Any) -> str:
+    return chart({"c": points}, "c", *more, legend=False, **keys)
+
+
 def test_a_chart_by_hand() -> None:
     """Ranges 0..10 and 0..1: the middle of both is the middle of the plotting area."""
-    drawn = chart(Curve([(0, 0.0), (5, 0.5), (10, 1.0)]), "c", 0.0, 1.0)
+    drawn = one([(0, 0.0), (5, 0.5), (10, 1.0)], limits=(0.0, 1.0))
     (x0, y0), (x1, y1), (x2, y2) = numbers_of(drawn, "line")
     assert x1 == pytest.approx((x0 + x2) / 2) and y1 == pytest.approx((y0 + y2) / 2)
     assert 0 < x0 < x2 < WIDTH and 0 < y2 < y0 < HEIGHT
 
 
 def test_a_band_goes_there_and_back() -> None:
-    drawn = chart(Curve([(0, 0.5), (10, 0.5)], [(0.25, 0.75), (0.0, 1.0)]), "c", 0.0, 1.0)
+    drawn = one([(0, 0.5), (10, 0.5)], {"c": [(0.25, 0.75), (0.0, 1.0)]}, limits=(0.0, 1.0))
     points = numbers_of(drawn, "band")
     (_, low), (_, bottom), (_, top), (_, high) = points
     assert bottom > low > high > top  # pixels count downwards
@@ -110,11 +115,11 @@ def test_a_band_goes_there_and_back() -> None:
 
 
 def test_a_constant_and_numbers_that_are_none() -> None:
-    flat = chart(Curve([(1, 3.0), (2, float("inf")), (3, 3.0)]), "c")
+    flat = one([(1, 3.0), (2, float("inf")), (3, 3.0)])
     (_, first), (_, last) = numbers_of(flat, "line")
     assert first == last
-    assert chart(Curve([(1, float("nan"))]), "c") == ""
-    ElementTree.fromstring(chart(Curve([(0, 0.0)]), "c"))
+    assert one([(1, float("nan"))]) == ""
+    ElementTree.fromstring(one([(0, 0.0)]))
 
 
 def test_ticks_are_round_and_inside() -> None:

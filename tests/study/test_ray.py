@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -16,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study import ray_runner
 from embodied.study import sweep as module
-from embodied.study.launchers import launcher
 from embodied.study.ray_runner import Runner
-from embodied.study.space import Searched
 from embodied.study.study import STOPPED
-from tests.study.test_sweep import WORDS, embodied
-from tests.training.actors.helper import alive, left_of
+from embodied.study.sweep import launcher
+from tests.builders import wait_until
+from tests.study.helper import WORDS, Interrupted, embodied, one_trial, pruned
+from tests.training.actors.helper import alive
+from tests.training.actors.test_ray import left_of
 
 ray: Any = pytest.importorskip("ray")
 optuna: Any = pytest.importorskip("optuna")
-GAMMA = Searched("learner.gamma", low=0.9, high=0.99)
+LONG = (400_000, 200)  # steps and rungs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,39 +48,28 @@ def test_each_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     assert ray.is_initialized(), "a cluster that was there stays"
 
 
-def long_trial(out: Path) -> tuple[Any, Any, Any]:
-    """A sweep of one long trial, its study and that trial."""
-    sweep = module.Sweep(words=tuple(WORDS), space=(GAMMA,), trials=1, steps=400_000, rungs=200)
-    study = module.open_study(sweep, out)
-    return sweep, study, study.ask()
-
-
 def test_a_poor_trial_is_interrupted_and_saves(tmp_path: Path) -> None:
-    sweep, study, trial = long_trial(tmp_path)
-    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    module._run_trial(sweep, study, trial, tmp_path, Event(), launcher("ray", None))
-    assert study.trials[0].state.name == "PRUNED"
-    assert 2_000 <= int(checkpoint.find(tmp_path / "trial-000").name) < 400_000
+    pruned(tmp_path, launcher("ray", None), *LONG)
 
 
 def test_a_training_whose_actor_is_killed_saves_and_counts_as_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep, _, trial = long_trial(tmp_path)
+    sweep, _, trial = one_trial(tmp_path, *LONG)
     folder = module.folder_of(tmp_path, trial.number)
     training: Any = launcher("ray", None).start(module.line_of(sweep, trial, tmp_path), folder)
-    end = time.monotonic() + 120
-    while not list(folder.glob("checkpoints/0*/loop.pt")) and time.monotonic() < end:
-        assert training.poll() is None
-        time.sleep(0.1)
+    wait_until(
+        lambda: training.poll() is not None or any(folder.glob("checkpoints/0*/loop.pt")),
+        "it",
+        120.0,
+    )
+    assert training.poll() is None
     pids = training.runner.__ray_call__.remote(lambda runner: (os.getpid(), runner.process.pid))
     actor, pid = ray.get(pids)
     os.kill(actor, signal.SIGKILL)
     assert training.wait(60) == STOPPED
     assert "trial-000 ended with its machine" in capsys.readouterr().err
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not alive(pid), "the training ends with its actor"
+    wait_until(lambda: not alive(pid), "the training ends with its actor", 120.0)
     assert "stopped; saved" in Path(f"{folder}.log").read_text()
 
 
@@ -120,7 +108,7 @@ def test_a_folder_that_is_not_shared_is_one_line(
 def test_why_a_training_could_not_begin_ends_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep, study, trial = long_trial(tmp_path / "out")
+    sweep, study, trial = one_trial(tmp_path / "out", *LONG)
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -153,18 +141,11 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_sweep_ends_its_cluster_and_goes_on(tmp_path: Path) -> None:
-    """SIGINT to all, as a terminal sends it; without RAY_ADDRESS the sweep starts a cluster."""
-    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
-    words += ["trials=1", "steps=8000", "rungs=8", f"out={tmp_path / 'out'}", "on=ray"]
-    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 120
-    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < end:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(120) == 130
+    """Without RAY_ADDRESS the sweep starts a cluster."""
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=4000", "rungs=8"]
+    sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=ray")
     assert "stopped; saved" in (tmp_path / "out" / "trial-000.log").read_text()
-    assert not left_of(process.pid)
-    again = subprocess.run(words, capture_output=True, text=True)
-    assert again.returncode == 0 and "resume=" in again.stdout, again.stderr
+    assert not left_of(sweep.pid)
+    assert "resume=" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]

@@ -5,21 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import subprocess
 import sys
-import time
 from pathlib import Path
-from threading import Event
 
 import pytest
 
-from embodied.core import checkpoint
-from embodied.study import sweep as module
-from embodied.study.launchers import launcher
-from embodied.study.space import Searched
-from tests.study.test_sweep import WORDS, embodied
+from embodied.study.sweep import launcher
+from tests.study.helper import WORDS, Interrupted, embodied, pruned
 
 SBATCH = """#!{python}
 import re, subprocess, sys
@@ -74,31 +67,14 @@ def test_each_trial_is_a_job(tmp_path: Path, jobs: Path) -> None:
 
 
 def test_a_poor_trial_is_ended_by_scancel_after_it_saved(tmp_path: Path) -> None:
-    import optuna
-
-    space = (Searched("learner.gamma", low=0.9, high=0.99),)
-    sweep = module.Sweep(words=tuple(WORDS), space=space, trials=1, steps=40_000, rungs=20)
-    study = module.open_study(sweep, tmp_path / "sweep")
-    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    on = launcher("slurm", None)
-    module._run_trial(sweep, study, study.ask(), tmp_path / "sweep", Event(), on)
-    assert study.trials[0].state.name == "PRUNED"
-    saved = int(checkpoint.find(tmp_path / "sweep" / "trial-000").name)
-    assert 2_000 <= saved < 40_000
+    pruned(tmp_path / "sweep", launcher("slurm", None))
 
 
 def test_an_interrupted_sweep_ends_its_jobs_and_goes_on(tmp_path: Path, jobs: Path) -> None:
-    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
-    words += ["trials=1", "steps=20000", "rungs=20", f"out={tmp_path / 'out'}", "on=slurm"]
-    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(120) == 130
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=5000", "rungs=10"]
+    sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "on=slurm")
     (job,) = [file for file in jobs.iterdir() if file.name != "submitted"]
     assert not Path(f"/proc/{job.read_text()}").exists(), "the job ended too"
-    again = subprocess.run(words, capture_output=True, text=True)
-    assert again.returncode == 0 and "resume=" in again.stdout, again.stderr
+    assert "resume=" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]

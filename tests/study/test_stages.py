@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from embodied.cli import main
 from embodied.core.build import ConfigError
-from embodied.study.stages import Place, choose, filled, plan
-from embodied.study.study import Study, read_study
+from embodied.study.study import Place, Study, choose, filled, plan, read_study
+from tests.builders import wait_until
+from tests.study.helper import embodied
 
 # Each command adds its number to that of the folder it reads, and notes in WORK/log that it ran.
 ADD = """
@@ -62,12 +61,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def embodied(*words: str) -> int | str | None:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(words))
-    return stopped.value.code
-
-
 def ran(work: Path) -> list[str]:
     return (work / "log").read_text().split()
 
@@ -109,11 +102,8 @@ def test_a_killed_study_goes_on(folder: Path) -> None:
         process = subprocess.Popen(
             words, env=environment, start_new_session=True, stdout=shown, stderr=shown
         )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if (out / "log").exists() and "policy-1" in ran(out):
-            break
-        time.sleep(0.05)
+    log = out / "log"
+    wait_until(lambda: log.exists() and "policy-1" in ran(out), "policy-1", 120.0, 0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     before = ["data", "model.low", "model.high", "model-0", "policy-0", "model-1", "policy-1"]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.evaluation.statistics import bootstrap_interval, iqm, probability_of_improvement
+from embodied.evaluation.statistics import bootstrap_interval, probability_of_improvement
 from embodied.study.study import read_study
+from tests.study.helper import Interrupted, embodied
 
 STUDY = """
 metric: eval/return
@@ -28,12 +23,6 @@ variants:
   wide:
   narrow: policy.hidden=[8]
 """
-
-
-def embodied(*words: str | Path) -> int | str | None:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    return stopped.value.code
 
 
 @pytest.fixture
@@ -63,7 +52,7 @@ def test_commands_before_a_variant(tmp_path: Path) -> None:
     """A variant is cloned from episodes of another one of its seed."""
     (tmp_path / "own.yaml").write_text("""
 metric: eval/success
-seeds: [3, 4]
+seeds: [3]
 variants:
   first: env=two_gap policy=gaussian learner=sac size=debug
   cloned: env=two_gap policy=flow learner=imitate size=debug demos={work}/own-{seed}
@@ -75,9 +64,10 @@ before:
 """)
     out = tmp_path / "out"
     assert embodied("study", tmp_path / "own.yaml", f"out={out}") == 0
-    for seed in (3, 4):
-        assert f"first-{seed}" in (out / f"own-{seed}" / "collect.yaml").read_text()
-        assert (out / f"cloned-{seed}-before-0.done").exists()
+    assert "first-3" in (out / "own-3" / "collect.yaml").read_text()
+    assert (out / "cloned-3-before-0.done").exists()
+    (line,) = read_study((tmp_path / "own.yaml").read_text(), "own").lines_before("cloned", 4, out)
+    assert f"policy={out}/first-4" in line and "seed=4" in line
     (tmp_path / "own.yaml").write_text(STUDY + "before: {missing: [embodied list]}")
     with pytest.raises(ConfigError, match="missing"):
         read_study((tmp_path / "own.yaml").read_text(), "own")
@@ -85,6 +75,7 @@ before:
 
 def test_an_interrupted_run_is_resumed_exactly(file: Path, tmp_path: Path) -> None:
     """A run that was stopped in the middle ends with the weights of one that was not."""
+    file.write_text(STUDY[: STUDY.index("  narrow")])
     whole, half = tmp_path / "whole", tmp_path / "half"
     words = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug", "seed=0"]
     assert embodied("study", file, f"out={whole}", "seeds=[0]") == 0
@@ -101,32 +92,12 @@ def test_an_interrupted_run_is_resumed_exactly(file: Path, tmp_path: Path) -> No
 
 
 def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
-    (tmp_path / "long.yaml").write_text(
-        STUDY.replace("size=debug", "size=debug steps=3000 save_every=500").replace(
-            "seeds: [0, 1]", "seeds: [0]"
-        )
-    )
-    words = [sys.executable, "-m", "embodied.cli", "study", "long.yaml", "out=out", "workers=1"]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    process = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env=environment,
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/wide-0/checkpoints/0*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and "embodied: stopped" in err
+    text = STUDY.replace("  wide:", "  wide: steps=3000 save_every=500")
+    (tmp_path / "long.yaml").write_text(text.replace("seeds: [0, 1]", "seeds: [0]"))
+    study = Interrupted(tmp_path, "out/wide-0", "study", "long.yaml", "out=out", "workers=1")
+    assert "embodied: stopped" in study.err
     assert not (tmp_path / "out" / "narrow-0").exists(), "nothing more was started"
-    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "resume=out/wide-0" in again.stdout
+    assert "resume=out/wide-0" in study.again()
 
 
 def test_a_failing_run_does_not_stop_the_others(
@@ -178,19 +149,11 @@ def test_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement([3.0, 4.0], [1.0, 2.0]) == (1.0, 1.0, 1.0)
 
 
-def test_the_same_as_rliable() -> None:
-    """The reference of Agarwal et al. (2021), where it is installed."""
-    metrics = pytest.importorskip("rliable.metrics")
-    one, other = _scores()
-    mine = probability_of_improvement(one[:, 0], other[:, 0])
-    assert mine[0] == pytest.approx(metrics.probability_of_improvement(one, other))
-    assert iqm(one) == pytest.approx(metrics.aggregate_iqm(one))
-
-
 def test_intervals_are_those_of_scipy() -> None:
     """Percentile bootstrap with resampled runs; a difference of a few percent is its chance."""
     stats = pytest.importorskip("scipy.stats")
-    one, other = (scores[:, 0] for scores in _scores())
+    random = np.random.default_rng(0)
+    one, other = random.normal(1.0, 1.0, 8), random.normal(0.5, 1.0, 8)
 
     def middle(rows: np.ndarray, axis: int = -1) -> np.ndarray:
         return stats.trim_mean(rows, 0.25, axis=axis)
@@ -204,8 +167,3 @@ def test_intervals_are_those_of_scipy() -> None:
     found = stats.bootstrap((one, other), better, **options).confidence_interval
     mine = probability_of_improvement(one, other, samples=20_000)
     assert mine[1:] == pytest.approx(tuple(found), abs=0.03)
-
-
-def _scores() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    return random.normal(1.0, 1.0, (8, 1)), random.normal(0.5, 1.0, (8, 1))

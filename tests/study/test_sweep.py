@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from threading import Event
 
 import pytest
 
-from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
-from embodied.study.launchers import Here
-from embodied.study.space import Searched, searched
-
-WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
-
-
-def embodied(*words: str | Path) -> int | str | None:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    return stopped.value.code
+from embodied.study.sweep import Here, Searched, searched
+from tests.study.helper import WORDS, Interrupted, embodied, pruned
 
 
 @pytest.mark.parametrize(
@@ -66,71 +51,37 @@ def test_trials_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     out = tmp_path / "sweep"
     space = ["learner.critic_lr=log:1e-4..1e-2", "policy.hidden=choice:[8],[16,16]"]
     words = ["sweep", *WORDS, *space, f"out={out}", "workers=2"]
-    assert embodied(*words, "trials=3") == 0
+    assert embodied(*words, "trials=2") == 0
     assert "best: trial" in capsys.readouterr().out
     found = json.loads((out / "results.json").read_text())
     states = [trial["state"] for trial in found["trials"]]
-    assert len(states) == 3 and set(states) <= {"complete", "pruned"} and "complete" in states
+    assert len(states) == 2 and set(states) <= {"complete", "pruned"} and "complete" in states
     for trial in found["trials"]:
         run = (Path(trial["run"]) / "run.yaml").read_text()
         assert str(trial["settings"]["learner.critic_lr"]) in run
     assert found["best"]["state"] == "complete"
     page = (out / "report.html").read_text()
     assert "Best: trial" in page and "policy.hidden" in page and "<svg" in page
-    assert embodied(*words, "trials=4") == 0  # goes on: one more
+    assert embodied(*words, "trials=3") == 0  # goes on: one more
     assert capsys.readouterr().out.count("embodied train") == 1
-    assert embodied(*words, "learner.gamma=0.9", "trials=4") == 2
+    assert embodied(*words, "learner.gamma=0.9", "trials=3") == 2
     assert "holds a sweep of other settings" in capsys.readouterr().err
 
 
 def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -> None:
-    """A pruner that stops whatever it sees: the run is saved where it was."""
-    optuna = pytest.importorskip("optuna")
-    from embodied.study import sweep as module
-
-    sweep = module.Sweep(
-        words=tuple(WORDS),
-        space=(Searched("learner.gamma", low=0.9, high=0.99),),
-        trials=1,
-        steps=40_000,
-        rungs=20,
-    )
-    study = module.open_study(sweep, tmp_path)
-    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
-    module._run_trial(sweep, study, study.ask(), tmp_path, Event(), Here())
-    (trial,) = study.trials
-    assert trial.state.name == "PRUNED" and list(trial.intermediate_values) == [2_000]
-    saved = int(checkpoint.find(tmp_path / "trial-000").name)
-    assert 2_000 <= saved < 40_000
-    words = ["resume", str(tmp_path / "trial-000"), f"steps={saved + 100}"]
-    assert embodied(*words) == 0
-    assert int(checkpoint.find(tmp_path / "trial-000").name) >= saved + 100
+    pytest.importorskip("optuna")
+    assert list(pruned(tmp_path, Here()).intermediate_values) == [2_000]
+    steps = int(checkpoint.find(tmp_path / "trial-000").name) + 100
+    assert embodied("resume", tmp_path / "trial-000", f"steps={steps}") == 0
+    assert int(checkpoint.find(tmp_path / "trial-000").name) >= steps
 
 
 def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    """SIGINT to all, as a terminal sends it; the same command finishes the same trial."""
+    """The same command finishes the same trial."""
     pytest.importorskip("optuna")
-    words = [sys.executable, "-m", "embodied.cli", "sweep", *WORDS, "learner.gamma=0.9..0.99"]
-    words += ["trials=1", "steps=6000", "rungs=6", "out=out", "workers=1"]
-    environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"}
-    process = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env=environment,
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/trial-000/checkpoints/0*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "resume=out/trial-000" in again.stdout
+    words = ["sweep", *WORDS, "learner.gamma=0.9..0.99", "trials=1", "steps=3000", "rungs=6"]
+    sweep = Interrupted(tmp_path, "out/trial-000", *words, "out=out", "workers=1")
+    assert "resume=out/trial-000" in sweep.again()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"]
     assert len(found[0]["checkpoints"]) == 5, "all of its evaluations were reported once"
@@ -145,10 +96,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         ([*WORDS, "learner.gamma=0.9..0.99", "pruner=best"], "pruner='best' is not allowed"),
         ([*WORDS, "learner.gamma=0.9..0.99", "on=mars"], "on=mars should be here, slurm or ray"),
         ([*WORDS, "learner.gamma=0.9..0.99", "on=slurm"], "on=slurm needs sbatch"),
-        (
-            [*WORDS, "learner.gamma=0.9..0.99", "slurm=--mem=1G"],
-            "slurm= has an effect",
-        ),
+        ([*WORDS, "learner.gamma=0.9..0.99", "slurm=--mem=1G"], "slurm= has an effect"),
     ],
 )
 def test_mistakes(

@@ -13,12 +13,11 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.viewer.panels.main_view import MainView, poses_at, spacing
-from embodied.viewer.scene.cameras import ASPECT, BETWEEN, fitted, of_both, tangent
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import Viewpoint
-from embodied.viewer.session.episode import Episode, Moment
+from embodied.viewer.scene.viser_scene import ASPECT, BETWEEN, fitted, of_both, tangent
+from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import EnvSnapshot
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
@@ -87,12 +86,13 @@ def test_two_robots_are_apart_and_between_the_panels(task: str) -> None:
         env.close()
 
 
-def test_each_of_two_policies_has_its_name_in_the_scene(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_two_policies_has_its_name_in_the_scene(
+    monkeypatch: pytest.MonkeyPatch, server: ViserServer
+) -> None:
     first, second = alone(Fr3(Config(num_envs=1))), alone(Fr3(Config(num_envs=1)))
     first.name, second.name = "steered", "base"
     first.compare_with(second)
     first.reset(0)
-    server = ViserServer("127.0.0.1", 0, verbose=False)
     labels = dict[str, tuple[float, ...]]()
     real = server.scene.add_label
 
@@ -101,13 +101,10 @@ def test_each_of_two_policies_has_its_name_in_the_scene(monkeypatch: pytest.Monk
         return real(name, text, **settings)
 
     monkeypatch.setattr(server.scene, "add_label", add)
-    try:
-        view = MainView(server, first)
-        assert list(labels) == ["steered", "base"]
-        bodies = view.scenes[0].model.poses()[0][1:]
-        step = np.subtract(labels["base"], labels["steered"])
-        assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
-        assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
-    finally:
-        server.stop()
-        first.close()
+    view = MainView(server, first)
+    assert list(labels) == ["steered", "base"]
+    bodies = view.scenes[0].model.poses()[0][1:]
+    step = np.subtract(labels["base"], labels["steered"])
+    assert np.linalg.norm(step) > 0.6, "as far apart as the scenes"
+    assert min(place[2] for place in labels.values()) > bodies[:, 2].max()
+    first.close()

@@ -15,34 +15,21 @@ from embodied.viewer import serve
 from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import export
 from embodied.viewer.launch import open_session
-from embodied.viewer.scene.cameras import fitted
+from embodied.viewer.scene.viser_scene import fitted
 from embodied.viewer.server.server import PageServer
 from tests.builders import run_folder
 from tests.viewer.browser import Browser, program, until
-from tests.viewer.sessions import alone
+from tests.viewer.sessions import FLOW, SEVERAL, alone
 
 pytestmark = pytest.mark.skipif(program() is None, reason="there is no Chromium (Debian: chromium)")
 
-LIFT = {
-    "_target_": "embodied.envs.fr3.env.Fr3",
-    "task": "lift",
-    "num_envs": 16,
-    "threads": 1,
-    "horizon": 20,
-}
-FLOW = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 4,
-    "steps": 2,
-    "width": 16,
-    "depth": 1,
-}
+WORLD = SEVERAL | {"horizon": 20}
 WIDE, PHONE = (1100, 720), (390, 760)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return run_folder(tmp_path_factory.mktemp("clone"), LIFT, FLOW, steps=(10, 20))
+    return run_folder(tmp_path_factory.mktemp("clone"), WORLD, FLOW, steps=(10, 20))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +158,7 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Brow
         page_server.show_loading("the world of the test")
         early.wait("document.body.innerText.includes('Loading · the world of the test')")
         until(lambda: len(page_server.server.get_clients()) == 1)
-        with Viewer(alone(build(LIFT | {"num_envs": 1}, VecEnv)), page_server=page_server):
+        with Viewer(alone(build(WORLD | {"num_envs": 1}, VecEnv)), page_server=page_server):
             early.wait("document.body.innerText.includes('Policy: ')")
             assert "Loading" not in early.words()
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from viser import ViserServer
 
 from embodied.cli import main
 from embodied.evaluation.video import write_mp4
 from embodied.viewer import ViewerError
 from embodied.viewer.export.compare_runs import compare
 from embodied.viewer.launch import Run
-from embodied.viewer.panels.plans import Checkpoints
-from embodied.viewer.session.history import density_of, history_of
+from embodied.viewer.panels.main_view import Checkpoints
+from embodied.viewer.session.episode import density_of, history_of
 from tests.viewer.browser import Browser, program
 
 
@@ -102,33 +103,27 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert str(same[0]) in page and str(same[1]) in page
 
 
-def test_the_history_of_a_run_and_its_checkpoints(runs: list[Path]) -> None:
+def test_the_history_of_a_run_and_its_checkpoints(runs: list[Path], server: ViserServer) -> None:
     history = history_of(runs[1])
     assert history is not None and history.measure == "eval/success"
     assert (history.steps, history.values) == ([100, 200], [0.1, 0.9])
     assert history.low[0] == pytest.approx(0.0435, abs=1e-3)
     assert history.at(150) == pytest.approx(0.5)
     folders = tuple(runs[1] / "checkpoints" / f"{step:08d}" for step in (100, 150))
-    from viser import ViserServer
-
-    server = ViserServer("127.0.0.1", 0, verbose=False)
-    try:
-        picked: list[str] = []
-        run = Run({}, None, folders, folders[0], runs[1])
-        shown = Checkpoints(server, run, picked.append)
-        shown.show("checkpoint 00000150")
-        steps, values, _, _, marks, mine = shown.plot.data
-        assert steps.tolist() == [100, 150, 200]
-        assert values.tolist() == pytest.approx([0.1, 0.5, 0.9])
-        assert mine[1] == pytest.approx(0.5) and mine[[0, 2]].tolist() != mine[[0, 2]].tolist()
-        assert marks[:2].tolist() == pytest.approx([0.1, 0.5])
-        assert shown.words("checkpoint 00000150") == "eval success at 150: **50%**"
-        assert shown.words("random") == ""
-        shown.move("checkpoint 00000150", -1)
-        shown.move("checkpoint 00000150", 1)
-        assert picked == ["checkpoint 00000100", "checkpoint 00000150"]
-    finally:
-        server.stop()
+    picked: list[str] = []
+    run = Run({}, None, folders, folders[0], runs[1])
+    shown = Checkpoints(server, run, picked.append)
+    shown.show("checkpoint 00000150")
+    steps, values, _, _, marks, mine = shown.plot.data
+    assert steps.tolist() == [100, 150, 200]
+    assert values.tolist() == pytest.approx([0.1, 0.5, 0.9])
+    assert mine[1] == pytest.approx(0.5) and mine[[0, 2]].tolist() != mine[[0, 2]].tolist()
+    assert marks[:2].tolist() == pytest.approx([0.1, 0.5])
+    assert shown.words("checkpoint 00000150") == "eval success at 150: **50%**"
+    assert shown.words("random") == ""
+    shown.move("checkpoint 00000150", -1)
+    shown.move("checkpoint 00000150", 1)
+    assert picked == ["checkpoint 00000100", "checkpoint 00000150"]
 
 
 def test_where_the_teacher_sampled_is_a_picture(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Hands in the world: a thing is dragged, a link is pushed, a click on the map is a task."""
+"""Hands in the world: a thing is dragged or pushed, what is seen is late or missing, a click on the
+map is a task: what was asked for happens, and is said."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from types import SimpleNamespace
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.panels.task_map import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
+from embodied.viewer.export.export import replay_of
+from embodied.viewer.panels.task import EDGE, SIDE, MapAxis, MapPlane, map_picture, task_at
 from embodied.viewer.scene.types import Viewpoint
 from embodied.viewer.session.disturbances import Pushes
 from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.viewer.browser import until
-from tests.viewer.sessions import alone
-
-LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+from tests.viewer.sessions import HOPPER, LIFT, alone
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +103,6 @@ def test_a_link_moves_the_way_it_is_pushed(viewer: Viewer) -> None:
         viewer.shove(session, "cube", way)
 
 
-def test_links_are_what_joints_move() -> None:
-    hopper = build({"_target_": "embodied.envs.gym.Gym", "id": "Hopper-v5", "num_envs": 1}, VecEnv)
-    hopper.reset(0)
-    assert Pushes(hopper).links() == ["torso", "thigh", "leg", "foot"]
-    hopper.close()
-    assert Pushes(toy_envs.Reach(1)).links() == []
-
-
 def test_gestures_on_meshes_reach_the_world(viewer: Viewer) -> None:
     session, scene = viewer.session, viewer.page.scene
     cube = next(mesh for (at, _), mesh in scene.meshes.items() if at == body(session, "cube"))
@@ -186,3 +179,78 @@ def test_a_click_on_the_map_sets_two_elements_of_the_task(viewer: Viewer) -> Non
     viewer.refresh()
     assert viewer.server.scene.get_handle_by_name("/task_map") is None
     viewer.set_task(None)
+
+
+def test_a_push_moves_the_cube_along_the_table(viewer: Viewer) -> None:
+    viewer.step(2)
+    before = place(viewer.session, "cube")
+    viewer.push("cube", 1.0)
+    viewer.step(3)
+    moved = place(viewer.session, "cube") - before
+    assert np.hypot(*moved[:2]) > 0.02 and abs(moved[2]) < 0.02
+    viewer.refresh()
+    assert "Disturbances: cube pushed at step 2" in viewer.page.status.content
+    assert replay_of(viewer.session).facts == "seed 3 · cube pushed at step 2"
+    # The same again from the moment of the push, which is kept with it.
+    viewer.scrub(2)
+    viewer.branch()
+    viewer.step(3)
+    np.testing.assert_allclose(place(viewer.session, "cube") - before, moved, atol=1e-9)
+    viewer.reset(3)
+    assert viewer.session.trial == ""
+
+
+def test_the_arm_is_pushed_by_its_joints(viewer: Viewer) -> None:
+    assert viewer.session.pushes.names == ["cube", "robot"]
+    speed = viewer.session.env.batch.qvel[0].copy()
+    viewer.push("robot", 2.0)
+    change = viewer.session.env.batch.qvel[0] - speed
+    # Seven joints and two fingers, none of the cube.
+    assert np.linalg.norm(change[:9]) == pytest.approx(2.0) and not change[9:].any()
+    with pytest.raises(ViewerError, match=r"table cannot be pushed here \(can: cube, robot\)"):
+        viewer.push("table")
+
+
+def test_gymnasiums_worlds_can_be_pushed_others_not() -> None:
+    hopper = build(HOPPER, VecEnv)
+    hopper.reset(0)
+    pushes = Pushes(hopper)
+    assert pushes.names == ["robot"] and pushes.links() == ["torso", "thigh", "leg", "foot"]
+    inner = hopper.envs[0].unwrapped.data
+    before = inner.qvel.copy()
+    pushes.push("robot", 3.0, 1)
+    assert np.linalg.norm(inner.qvel - before) == pytest.approx(3.0)
+    hopper.close()
+    other = Pushes(toy_envs.Reach(1))
+    assert other.names == other.links() == []
+
+
+class Watched:
+    """Notes what it is shown."""
+
+    explore = False
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, obs, first):
+        self.seen.append(obs["state"].clone())
+        return torch.full((1, 2), 0.5)
+
+
+def test_delay_and_darkness_reach_who_acts_and_nobody_else() -> None:
+    watched = Watched()
+    session = Session(toy_envs.Reach(1), {"watched": lambda: watched}, "watched")
+    session.reset(1)
+    session.disturbance.late = 2
+    for _ in range(5):
+        session.advance()
+    shown = [moment.obs["state"] for moment in session.episode.moments]
+    late = [0, 0, 0, 1, 2]
+    for seen, at in zip(watched.seen, late, strict=True):
+        assert torch.equal(seen, shown[at])
+    session.disturbance.late, session.disturbance.off = 0, {"state"}
+    session.advance()
+    assert not watched.seen[-1].any() and session.now.next_obs["state"].any()
+    assert session.trial == "state is off"
+    session.close()

@@ -15,20 +15,13 @@ from websockets.sync.client import ClientConnection, connect
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer.app import Viewer
-from embodied.viewer.server.viser_event_fix import ThreadSafeEvent
+from embodied.viewer.server.server import ThreadSafeEvent
 from tests import toy_envs
 from tests.viewer.browser import until
-from tests.viewer.sessions import alone
+from tests.viewer.sessions import LIFT, alone
 from tests.viewer.test_viewer import CAMERA, messages
 
 PAGES = 10
-LIFT = {
-    "_target_": "embodied.envs.fr3.env.Fr3",
-    "task": "lift",
-    "num_envs": 1,
-    "threads": 1,
-    "horizon": 20,
-}
 
 
 @contextlib.contextmanager
@@ -83,7 +76,7 @@ def test_every_page_has_a_bell() -> None:
 
 def test_ten_pages_see_the_same_end() -> None:
     with (
-        Viewer(alone(build(LIFT, VecEnv)), port=0, seed=3) as viewer,
+        Viewer(alone(build(LIFT | {"horizon": 20}, VecEnv)), port=0, seed=3) as viewer,
         pages(viewer, PAGES) as opened,
     ):
         viewer.choose("demonstrator")
@@ -101,13 +94,16 @@ def test_ten_pages_see_the_same_end() -> None:
 
 
 def test_what_is_kept_for_new_pages_does_not_grow() -> None:
-    with Viewer(alone(build(LIFT, VecEnv)), port=0, seed=3) as viewer, pages(viewer, 1) as opened:
+    with (
+        Viewer(alone(build(LIFT | {"horizon": 8}, VecEnv)), port=0, seed=3) as viewer,
+        pages(viewer, 1) as opened,
+    ):
         viewer.choose("demonstrator")
         buffer = viewer.server._websock_server._broadcast_buffer
         threading.Thread(target=lambda: drain(opened[0]), daemon=True).start()
 
         def episodes(count: int) -> tuple[int, int]:
-            for _ in range(count * 21):
+            for _ in range(count * 9):
                 viewer.step()
                 viewer.refresh()
             until(lambda: len(buffer.generator_cursors) == 1)

@@ -6,50 +6,27 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
-from embodied.learners.learner import Learner, RunPlan
 from embodied.viewer.app import Viewer
-from embodied.viewer.export.html_replay_charts import Lane, charts
+from embodied.viewer.export.export import Lane, charts
 from embodied.viewer.launch import open_session
+from tests.viewer.sessions import REACH, parts_of, play, run_with
 
-REACH = {
-    "_target_": "embodied.envs.fr3.env.Fr3",
-    "task": "reach",
-    "num_envs": 1,
-    "threads": 1,
-    "horizon": 6,
-}
 ACTS = {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 2, "hidden": [8]}
 LEARNS = {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "gamma": 0.9}
 
 
-def make_run(folder: Path, **more) -> Path:
-    env = build(REACH, VecEnv)
-    torch.manual_seed(1)
-    policy = build(ACTS, Policy, spec=env.spec)
-    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, run=RunPlan(1, execute=2))
-    loop = {"loop": {"reward": None}}
-    state = learner.get_state()
-    checkpoint.save(folder / "checkpoints" / "00000010", policy, 10, state, loop)
-    config = {"env": REACH, "learner": LEARNS, "execute": 2, **more}
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    env.close()
-    return folder
+def made(folder: Path, **more: object) -> Path:
+    return run_with(folder, REACH, ACTS, learner=LEARNS, **more)
 
 
 def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
-    session = open_session(make_run(tmp_path))
-    session.reset(2)
-    while not session.over:
-        session.advance()
+    session = play(open_session(made(tmp_path)), 2)
     env = build(REACH, VecEnv)
-    policy = build(ACTS, Policy, spec=env.spec)
-    learner = build(LEARNS, Learner, policy=policy, spec=env.spec, run=RunPlan(1, execute=2))
+    _, learner = parts_of(env, ACTS, LEARNS)
     learner.set_state(checkpoint.load_state(tmp_path, "learner"))
     moments = session.episode.moments
     for at in (0, 2, 4):
@@ -68,7 +45,7 @@ def test_a_decision_is_worth_what_the_least_critic_says(tmp_path: Path) -> None:
 def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
     potential = {"of": "distance", "a": "tool", "b": "goal", "weight": -5.0}
     reward = {"_target_": "embodied.rewards.handcrafted.factors.Shaping", "potential": potential}
-    session = open_session(make_run(tmp_path, reward=reward))
+    session = open_session(made(tmp_path, reward=reward))
     with Viewer(session, port=0) as viewer:
         viewer.step(4)
         viewer.refresh()
@@ -86,7 +63,7 @@ def test_terms_of_the_reward_are_stacked(tmp_path: Path) -> None:
 
 
 def test_a_run_without_either_shows_nothing(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
+    folder = made(tmp_path)
     (folder / "checkpoints" / "00000010" / "learner.pt").unlink()
     session = open_session(folder)
     session.reset(0)
@@ -96,7 +73,7 @@ def test_a_run_without_either_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_a_critic_of_other_actions_says_so_once(tmp_path: Path) -> None:
-    session = open_session(make_run(tmp_path))
+    session = open_session(made(tmp_path))
     session.choose("demonstrator")
     session.reset(0)
     session.advance()

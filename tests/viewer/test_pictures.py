@@ -14,7 +14,7 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.viewer.app import Viewer
-from embodied.viewer.scene.images import cloud_of, is_picture, picture_of
+from embodied.viewer.scene.types import cloud_of, is_picture, picture_of
 from tests import toy_envs
 from tests.viewer.sessions import alone
 

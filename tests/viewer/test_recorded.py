@@ -16,11 +16,11 @@ from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.export.html_replay_charts import Lane, charts
+from embodied.viewer.export.export import Lane, charts
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.session import Session
+from tests.viewer.sessions import LIFT, play
 
-LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "threads": 1}
 SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "lift", "quality": 0.3}
 
 
@@ -40,9 +40,7 @@ def session(demos: Path) -> Iterator[Session]:
 
 def test_the_steps_are_those_that_were_recorded(session: Session, demos: Path) -> None:
     episodes = read_episodes(demos)
-    session.reset(1)
-    while not session.over:
-        session.advance()
+    play(session, 1)
     wanted = episodes.episode(1)
     episode = session.episode
     assert episode.steps == int(episodes.length[1]) and session.counts == "episode"
@@ -60,9 +58,7 @@ def test_the_steps_are_those_that_were_recorded(session: Session, demos: Path) -
 
 
 def test_the_arm_stands_where_it_was_observed(session: Session) -> None:
-    session.reset(0)
-    while not session.over:
-        session.advance()
+    play(session, 0)
     names = [name.partition("_")[2] for name in session.recorder.scene.bodies()]
     hand, cube = names.index("hand"), names.index("cube")
     where = {name: at for at, name in enumerate(session.spec.obs["state"].names)}

@@ -17,39 +17,23 @@ from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.export.export import export, replay_of
 from embodied.viewer.launch import open_session
-from embodied.viewer.session.plan_preview import tip_of
+from embodied.viewer.session.overlays import tip_of
 from embodied.viewer.session.session import Session
 from tests import toy_envs
 from tests.builders import run_folder
-from tests.viewer.sessions import alone
-
-LIFT = {
-    "_target_": "embodied.envs.fr3.env.Fr3",
-    "task": "lift",
-    "num_envs": 16,
-    "threads": 1,
-    "horizon": 12,
-}
-FLOW = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 4,
-    "steps": 2,
-    "width": 16,
-    "depth": 1,
-}
+from tests.viewer.sessions import FLOW, SEVERAL, alone, play
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return run_folder(tmp_path_factory.mktemp("clone"), LIFT, FLOW, steps=(10,))
+    return run_folder(
+        tmp_path_factory.mktemp("clone"), SEVERAL | {"horizon": 12}, FLOW, steps=(10,)
+    )
 
 
 @pytest.fixture(scope="module")
 def pair(run: Path) -> Iterator[Session]:
-    session = open_session(run, None, "demonstrator")
-    session.reset(5)
-    while not session.over:
-        session.advance()
+    session = play(open_session(run, None, "demonstrator"), 5)
     yield session
     session.close()
 
@@ -73,10 +57,7 @@ def test_both_begin_alike_and_go_on_until_the_last_has_ended(pair: Session) -> N
 
 
 def test_the_noise_of_one_does_not_change_the_other(pair: Session, run: Path) -> None:
-    lonely = open_session(run)
-    lonely.reset(5)
-    while not lonely.over:
-        lonely.advance()
+    lonely = play(open_session(run), 5)
     for mine, same in zip(pair.episode.moments, lonely.episode.moments, strict=True):
         assert mine.action == same.action
     lonely.close()
@@ -96,11 +77,7 @@ def test_the_page_holds_the_poses_and_needs_nothing_else(pair: Session) -> None:
     assert (lane["steps"], lane["stride"], data["dt"]) == (12, 1, 0.05)
     assert len(page) < 3_000_000
     reward = data["charts"][0]["curves"][0]
-    assert reward["values"] == moments_rewards(pair) and reward["steps"][0] == 1
-
-
-def moments_rewards(session: Session) -> list[float]:
-    return [moment.reward for moment in session.episode.moments[1:]]
+    assert reward["values"] == [moment.reward for moment in moments[1:]] and reward["steps"][0] == 1
 
 
 def test_meshes_are_there_once_and_where_they_were(pair: Session) -> None:
@@ -175,5 +152,5 @@ def test_files_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ViewerError, match=r"cannot be recorded .*Reach has no camera"):
         export(session, tmp_path / "film.mp4")
     with pytest.raises(ViewerError, match='unknown policy "nobody"'):
-        open_session(None, LIFT, "nobody")
+        open_session(None, SEVERAL, "nobody")
     session.close()

@@ -21,10 +21,15 @@ from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 from embodied.real_robot.ipc.messages import CHUNK, VERSION, Mode, state_record
-from embodied.viewer.robot.app import RobotViewer, monitor
-from embodied.viewer.robot.arm import RobotArm, plan_joints
-from embodied.viewer.robot.describe import code
-from embodied.viewer.robot.history import PLOTS, RobotHistory
+from embodied.viewer.robot.app import (
+    PLOTS,
+    RobotArm,
+    RobotHistory,
+    RobotViewer,
+    code,
+    monitor,
+    plan_joints,
+)
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
 from tests.viewer.browser import Browser, program, until
 
@@ -128,7 +133,7 @@ def test_a_deployment_is_watched_and_then_another_one(
         goal = next(i for i, name in enumerate(page.arm.model.bodies()) if name.endswith("goal"))
         assert page.arm.model.poses()[0][goal][0] == pytest.approx(0.905, abs=0.006)
         assert all(0 < row[1] < 500 for row in rows), "ticks a second"
-        until(lambda: len(page.lines) == 2)  # the plan, and where the tool was
+        until(lambda: len(page.paths.shown) == 2)  # the plan, and where the tool was
         assert seen.state is not None and seen.status["control"]["died"] == ""
         assert page.history.intervention_share("limits")[-1] >= 0
     finally:

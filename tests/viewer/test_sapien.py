@@ -103,48 +103,40 @@ def test_a_mirrored_mesh_still_faces_outwards(look) -> None:
     assert volume(*mesh_of(part, np.ones(3), clockwise=True)) == pytest.approx(-8.0)
 
 
-def test_frames_in_the_page_follow_the_scene(scene, look) -> None:
-    server = ViserServer("127.0.0.1", 0, verbose=False)
-    try:
-        drawn = ViserScene(server, look)
-        assert [name.partition("_")[2] for name in drawn.bodies] == [
-            "four/shapes", "falling", "ground",
-        ]  # fmt: skip
-        assert drawn.names[0] == "/world/0_four.shapes"
-        assert len(drawn.meshes) == 6 and drawn.undrawn == 0
-        before = [np.array(frame.position) for frame in drawn.frames]
-        np.testing.assert_allclose(before[1], (2, 0, 3), atol=1e-6)
-        for _ in range(20):
-            scene.step()
-        drawn.show(*look.poses())
-        np.testing.assert_allclose(drawn.frames[1].position, scene.entities[1].pose.p, atol=1e-6)
-        assert drawn.frames[1].position[2] < 2.99
-        assert (np.array(drawn.frames[0].position) == before[0]).all()
-    finally:
-        server.stop()
+def test_frames_in_the_page_follow_the_scene(scene, look, server: ViserServer) -> None:
+    drawn = ViserScene(server, look)
+    assert [name.partition("_")[2] for name in drawn.bodies] == [
+        "four/shapes", "falling", "ground",
+    ]  # fmt: skip
+    assert drawn.names[0] == "/world/0_four.shapes"
+    assert len(drawn.meshes) == 6 and drawn.undrawn == 0
+    before = [np.array(frame.position) for frame in drawn.frames]
+    np.testing.assert_allclose(before[1], (2, 0, 3), atol=1e-6)
+    for _ in range(20):
+        scene.step()
+    drawn.show(*look.poses())
+    np.testing.assert_allclose(drawn.frames[1].position, scene.entities[1].pose.p, atol=1e-6)
+    assert drawn.frames[1].position[2] < 2.99
+    assert (np.array(drawn.frames[0].position) == before[0]).all()
 
 
-def test_what_goes_and_comes_is_removed_and_drawn(scene, look) -> None:
-    server = ViserServer("127.0.0.1", 0, verbose=False)
-    try:
-        drawn = ViserScene(server, look)
-        kept = drawn.meshes[0, "0_0"]
-        drawn.restyle()
-        assert drawn.meshes[0, "0_0"] is kept
-        newcomer = scene.create_actor_builder()
-        newcomer.add_sphere_visual(radius=0.1)
-        newcomer.set_initial_pose(sapien.Pose([0, 1, 0]))
-        entity = newcomer.build_kinematic(name="newcomer")
-        drawn.restyle()
-        drawn.show(*look.poses())
-        assert len(drawn.frames) == 4 and len(drawn.meshes) == 7
-        np.testing.assert_allclose(drawn.frames[3].position, (0, 1, 0), atol=1e-6)
-        gone = drawn.names[3]
-        scene.remove_entity(entity)
-        drawn.restyle()
-        assert len(drawn.meshes) == 6 and server.scene.get_handle_by_name(gone) is None
-    finally:
-        server.stop()
+def test_what_goes_and_comes_is_removed_and_drawn(scene, look, server: ViserServer) -> None:
+    drawn = ViserScene(server, look)
+    kept = drawn.meshes[0, "0_0"]
+    drawn.restyle()
+    assert drawn.meshes[0, "0_0"] is kept
+    newcomer = scene.create_actor_builder()
+    newcomer.add_sphere_visual(radius=0.1)
+    newcomer.set_initial_pose(sapien.Pose([0, 1, 0]))
+    entity = newcomer.build_kinematic(name="newcomer")
+    drawn.restyle()
+    drawn.show(*look.poses())
+    assert len(drawn.frames) == 4 and len(drawn.meshes) == 7
+    np.testing.assert_allclose(drawn.frames[3].position, (0, 1, 0), atol=1e-6)
+    gone = drawn.names[3]
+    scene.remove_entity(entity)
+    drawn.restyle()
+    assert len(drawn.meshes) == 6 and server.scene.get_handle_by_name(gone) is None
 
 
 def test_a_maniskill_world_is_drawn_where_it_is() -> None:

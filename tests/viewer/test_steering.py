@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from embodied.core import checkpoint
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
@@ -18,50 +16,29 @@ from embodied.core.spec import Leaf, Spec
 from embodied.rewards.wrappers.added_observations import CaptionVocabulary, with_captions
 from embodied.viewer.app import Viewer
 from embodied.viewer.launch import open_session
-from embodied.viewer.session.episode import Moment
-from embodied.viewer.session.noise import coloured, grouped, noise_picture
-from embodied.viewer.session.reward_image import SCORE, UnsupportedReward, reward_camera
-from embodied.viewer.session.saliency import heated, occluded, saliency
-from embodied.viewer.session.snapshot import EnvSnapshot
+from embodied.viewer.session.episode import EnvSnapshot, Moment
+from embodied.viewer.session.overlays import (
+    SCORE,
+    UnsupportedReward,
+    heated,
+    occluded,
+    reward_camera,
+    saliency,
+)
+from embodied.viewer.session.player import coloured, grouped, noise_picture
+from tests.viewer.sessions import FLOW, LIFT, REACH, run_with
 
-REACH = {
-    "_target_": "embodied.envs.fr3.env.Fr3",
-    "task": "reach",
-    "num_envs": 1,
-    "threads": 1,
-    "horizon": 6,
-}
-BASE = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 2,
-    "steps": 2,
-    "width": 8,
-    "depth": 1,
+BASE = FLOW | {"chunk": 2, "width": 8}
+CLIP = {
+    "_target_": "embodied.rewards.vision_language.clip.Clip",
+    "prompt": "the hand is touching the green ball",
 }
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 
 
-def make_run(folder: Path, env_node: dict, policy_node: dict, **more) -> Path:
-    env = build(env_node | {"num_envs": 1}, VecEnv)
-    torch.manual_seed(1)
-    policy = build(policy_node, Policy, spec=env.spec)
-    checkpoint.save(
-        folder / "checkpoints" / "00000010", policy, 10, None, {"loop": {"reward": None}}
-    )
-    (folder / "run.yaml").write_text(yaml.safe_dump({"env": env_node, **more}))
-    env.close()
-    return folder
-
-
 @pytest.mark.parametrize("kind", ["dsrl.Dsrl", "dsrl_na.DsrlNa"])
 def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: str) -> None:
-    node = {
-        "_target_": f"embodied.policies.steering.{kind}",
-        "base": BASE,
-        "inner": INNER,
-        "bound": 2.0,
-    }
-    session = open_session(make_run(tmp_path, REACH, node, execute=2))
+    session = open_session(run_with(tmp_path, REACH, steering(kind)))
     session.reset(1)
     for _ in range(4):
         session.advance()
@@ -80,14 +57,13 @@ def test_the_noise_that_a_steering_policy_chose_is_kept(tmp_path: Path, kind: st
     session.close()
 
 
+def steering(kind: str) -> dict[str, object]:
+    target = f"embodied.policies.steering.{kind}"
+    return {"_target_": target, "base": BASE, "inner": INNER, "bound": 2.0}
+
+
 def test_chosen_noise_is_drawn_in_the_page(tmp_path: Path) -> None:
-    node = {
-        "_target_": "embodied.policies.steering.dsrl.Dsrl",
-        "base": BASE,
-        "inner": INNER,
-        "bound": 2.0,
-    }
-    with Viewer(open_session(make_run(tmp_path, REACH, node, execute=2)), port=0) as viewer:
+    with Viewer(open_session(run_with(tmp_path, REACH, steering("dsrl.Dsrl"))), port=0) as viewer:
         mind = viewer.page.steering
         assert not mind.noise.visible
         viewer.step(5)
@@ -122,11 +98,7 @@ def test_elements_of_the_action_are_together_and_colours_say_the_sign() -> None:
 
 def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) -> None:
     world = REACH | {"drawing": "light", "portraits": ["front", "wrist"]}
-    clip = {
-        "_target_": "embodied.rewards.vision_language.clip.Clip",
-        "prompt": "the hand is touching the green ball",
-    }
-    folder = make_run(tmp_path, world, {**INNER, "chunk": 1}, reward=clip)
+    folder = run_with(tmp_path, world, {**INNER, "chunk": 1}, reward=CLIP, execute=1)
     session = open_session(folder)
     assert session.overlay is not None
     reward = session.overlay.reward
@@ -140,12 +112,9 @@ def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) ->
     assert pictures[0].shape == (side, 2 * side, 3)
     # The last one is of the end, not of the start that the world has gone on to.
     assert np.abs(pictures[-1].astype(int) - pictures[0]).mean() > 0.1
-    assert (
-        np.abs(pictures[-1].astype(int) - pictures[-2]).mean()
-        < np.abs(
-            pictures[-1].astype(int) - session.env.render_batch(torch.tensor([0]), side)[0].numpy()
-        ).mean()
-    )
+    start = session.env.render_batch(torch.tensor([0]), side)[0].numpy()
+    last = pictures[-1].astype(int)
+    assert np.abs(last - pictures[-2]).mean() < np.abs(last - start).mean()
     scores = reward.score(torch.from_numpy(np.stack(pictures[1:])))
     kept = [moment.numbers[SCORE] for moment in moments[1:]]
     np.testing.assert_allclose(kept, scores.numpy(), atol=1e-5)
@@ -154,22 +123,16 @@ def test_the_picture_that_a_reward_scores_is_taken_and_scored(tmp_path: Path) ->
 
 
 def test_the_scored_picture_is_in_the_page(tmp_path: Path) -> None:
-    clip = {
-        "_target_": "embodied.rewards.vision_language.clip.Clip",
-        "prompt": "the hand is touching the ball",
-    }
     world = REACH | {"drawing": "light"}
-    folder = make_run(tmp_path, world, {**INNER, "chunk": 1}, reward=clip)
+    folder = run_with(tmp_path, world, {**INNER, "chunk": 1}, reward=CLIP, execute=1)
     with Viewer(open_session(folder), port=0) as viewer:
         viewer.step(3)
         viewer.scrub(2)
         viewer.refresh()
         page, now = viewer.page, viewer.session.episode.moments[2]
         assert page.steering.reward_image.visible
-        assert (
-            page.steering.reward_image.label
-            == f"image that the reward scored, step 2: {now.numbers[SCORE]:.3f}"
-        )
+        label = f"image that the reward scored, step 2: {now.numbers[SCORE]:.3f}"
+        assert page.steering.reward_image.label == label
         assert page.value_plots.plots[SCORE][0].data[1][1] == pytest.approx(now.numbers[SCORE])
 
 
@@ -235,12 +198,10 @@ def test_patches_cover_a_picture_once() -> None:
 
 
 def test_saliency_is_drawn_where_the_policy_sees_pictures(tmp_path: Path) -> None:
-    world = {
-        "_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "threads": 1, "horizon": 6,
-        "cameras": ["front"], "image_size": 16, "drawing": "light", "objects": "privileged",
-    }  # fmt: skip
+    pictures = {"cameras": ["front"], "image_size": 16, "drawing": "light"}
+    world = LIFT | {"horizon": 6, "objects": "privileged", **pictures}
     node = BASE | {"images": {"channels": [4], "features": 8}}
-    with Viewer(open_session(make_run(tmp_path, world, node, execute=2)), port=0) as viewer:
+    with Viewer(open_session(run_with(tmp_path, world, node)), port=0) as viewer:
         heat = viewer.page.observations.saliency_panel
         viewer.step(2)
         viewer.refresh()

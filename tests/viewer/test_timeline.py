@@ -13,16 +13,12 @@ from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.scene.decimate import lighter
-from embodied.viewer.scene.shapes import ball, box
+from embodied.viewer.scene.types import ball, box, lighter
 from embodied.viewer.session import episode as kept
-from embodied.viewer.session.episode import Episode, Moment
+from embodied.viewer.session.episode import EnvSnapshot, Episode, Moment
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import EnvSnapshot
 from tests import toy_envs
-from tests.viewer.sessions import alone
-
-LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 1, "threads": 1}
+from tests.viewer.sessions import LIFT, alone
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +151,7 @@ def test_the_viewer_scrubs_plays_kept_moments_and_goes_on() -> None:
         session = viewer.session
         end = session.episode.moments[-1]
         viewer.back(3)
-        assert session.at == 7 and viewer.page.timeline.slider.value != 7
+        assert session.at == 7
         viewer.refresh()
         slider = viewer.page.timeline.slider
         assert (slider.min, slider.max, slider.value) == (0, 10, 7)

@@ -6,7 +6,6 @@ import importlib.metadata
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,21 +26,12 @@ from embodied.viewer.app import Viewer
 from embodied.viewer.panels.plots import reward_range, thinned
 from tests import toy_envs
 from tests.builders import run_folder, wait_until
-from tests.viewer.sessions import alone
-
-LIFT = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift", "num_envs": 16, "threads": 1}
-FLOW = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 4,
-    "steps": 2,
-    "width": 16,
-    "depth": 1,
-}
+from tests.viewer.sessions import FLOW, LIFT, SEVERAL, alone
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return run_folder(tmp_path_factory.mktemp("run"), LIFT, FLOW, steps=(10, 20))
+    return run_folder(tmp_path_factory.mktemp("run"), SEVERAL, FLOW, steps=(10, 20))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +95,7 @@ def test_the_same_seed_and_policy_give_the_same_episode(viewer: Viewer) -> None:
 def test_it_acts_as_the_actor_of_the_checkpoint_would(viewer: Viewer, run: Path) -> None:
     from embodied.core.actor import Actor
 
-    env = build(LIFT | {"num_envs": 1}, VecEnv)
+    env = build(LIFT, VecEnv)
     actor = Actor(checkpoint.load_policy(run, env.spec), 1, execute=2)
     torch.manual_seed(5)
     obs, first = env.reset(5), torch.ones(1, dtype=torch.bool)
@@ -211,14 +201,6 @@ def test_a_camera_picture_is_drawn_when_asked_for(viewer: Viewer) -> None:
     viewer.step()
     viewer.refresh()
     assert not viewer.page.picture.visible
-
-
-def test_the_page_is_served_on_the_loopback_address_only(viewer: Viewer) -> None:
-    with urllib.request.urlopen(viewer.url, timeout=10) as answer:
-        assert answer.status == 200 and b"<html" in answer.read()[:2000].lower()
-    # Another loopback address reaches what listens everywhere, but not what listens on one.
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", viewer.proxy.port), timeout=5)
 
 
 def test_a_connection_that_is_not_used_prints_nothing(viewer: Viewer, capfd, caplog) -> None:

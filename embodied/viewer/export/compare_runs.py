@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from embodied.core.atomic_write import write_durably
-from embodied.core.saved_node import read_run_settings
 from embodied.evaluation.statistics import rate, wilson
-from embodied.reports.run_report import PAGE, STYLE
-from embodied.reports.svg import COLOURS, Frame, Point, coloured, framed, number, svg
+from embodied.reports.page import Point, chart, colour, data_url, number, write_page
+from embodied.reports.run_report import components, config_of, curve_names, intervals_of, won_of
 from embodied.training.logger import read_metrics
 from embodied.viewer.run_folder import ViewerError
 
@@ -23,6 +21,7 @@ MOST = 12
 """Most curves on the page: the first that runs have in common."""
 BYTES = 4_000_000
 """Total size of embedded videos; larger ones are left out, and the page says so."""
+WEB = files("embodied.viewer.export") / "web"
 GROUPS = ("env", "policy", "finetune", "learner", "reward", "teacher")
 
 
@@ -53,15 +52,12 @@ def compare(folders: Sequence[Path], path: Path) -> Path:
         raise ViewerError("give two or more runs: embodied view --compare RUN RUN")
     runs = read_runs(folders)
     names = " · ".join(
-        f'<span style="color:{_colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
+        f'<span style="color:{colour(i)}">{escape(run.name)}</span>' for i, run in enumerate(runs)
     )
     head = f"<header><h1>{names}</h1><p>{len(runs)} runs, side by side</p></header>"
     parts = [head, _success(runs), _curves(runs), _films(runs), _settings(runs)]
     title = " and ".join(run.name for run in runs)
-    page = PAGE.format(title=escape(title), style=STYLE + MORE, body="\n".join(parts))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, lambda sink: sink.write(page.encode()))
-    return path
+    return write_page(path, title, parts, (WEB / "compare.css").read_text())
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
@@ -71,17 +67,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
         rows = read_metrics(folder)
         if not rows:
             raise ViewerError(f"{folder} has no metrics.jsonl; give a run folder")
-        file = folder / "run.yaml"
-        config = read_run_settings(file) if file.exists() else {}
-        runs.append(RunData(folder, folder.resolve().name, rows, config))
+        runs.append(RunData(folder, folder.resolve().name, rows, config_of(folder)))
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs
     return [RunData(run.folder, str(run.folder), run.rows, run.config) for run in runs]
-
-
-def _colour(index: int) -> str:
-    return f"var({COLOURS[index % len(COLOURS)]})"
 
 
 def _success(runs: Sequence[RunData]) -> str:
@@ -90,7 +80,7 @@ def _success(runs: Sequence[RunData]) -> str:
     for i, run in enumerate(runs):
         ends = [row for row in run.rows if "eval/return" in row]
         last = ends[-1] if ends else {}
-        cells = [f'<b style="color:{_colour(i)}">{escape(run.name)}</b>', _bar(last, _colour(i))]
+        cells = [f'<b style="color:{colour(i)}">{escape(run.name)}</b>', _bar(last, colour(i))]
         cells += [
             number(last["eval/return"]) if last else "-",
             number(last["eval/length"]) if "eval/length" in last else "-",
@@ -107,8 +97,7 @@ def _success(runs: Sequence[RunData]) -> str:
 def _bar(row: dict[str, Any], colour: str) -> str:
     if "eval/success" not in row:
         return "-"
-    trials = int(row["eval/episodes"])
-    won = round(row["eval/success"] * trials)
+    won, trials = won_of(row)
     low, high = wilson(won, trials)
     drawn = (
         f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
@@ -122,9 +111,8 @@ def _bar(row: dict[str, Any], colour: str) -> str:
 
 
 def _curves(runs: Sequence[RunData]) -> str:
-    keys = list(dict.fromkeys(key for run in runs for row in run.rows for key in row))
-    keys = [key for key in keys if key not in ("step", "seconds", "eval/episodes")]
-    keys.sort(key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+    rows = (row for run in runs for row in run.rows)
+    keys = curve_names(rows, FIRST, ("step", "seconds", "eval/episodes"))
     shared = [key for key in keys if len(_drawn(runs, key)) > 1]
     figures = "".join(_figure(runs, key) for key in shared[:MOST])
     return f'<h2>Training curves</h2><div class="grid2">{figures}</div>' if figures else ""
@@ -143,56 +131,39 @@ def _drawn(runs: Sequence[RunData], key: str) -> dict[int, bool]:
 
 def _figure(runs: Sequence[RunData], key: str) -> str:
     drawn = _drawn(runs, key)
-    curves = {i: runs[i].curve(key) for i, curve in drawn.items() if curve}
-    levels = {i: runs[i].curve(key)[-1] for i, curve in drawn.items() if not curve}
-    bands = {i: _band(runs[i], key) for i in curves}
-    ends = [(x, y) for band in bands.values() for x, low, high in band for y in (low, high)]
-    limits = (0.0, 1.0) if key.endswith("success") else (None, None)
-    heights = [(0.0, y) for _, y in levels.values()]
-    frame = framed([*(p for points in curves.values() for p in points), *ends, *heights], *limits)
-    parts = [frame.grid(), *(_around(frame, band, i) for i, band in bands.items())]
-    parts += [coloured(frame, points, i) for i, points in curves.items()]
-    parts += [frame.level(y, _colour(i)) for i, (_, y) in levels.items()]
-    counts = runs[next(iter(curves))].counts
-    names = {i: runs[i].name for i in curves}
-    names |= {i: f"{runs[i].name} (after {x:,.0f} updates)" for i, (x, _) in levels.items()}
+    names = {
+        i: runs[i].name
+        if curve
+        else f"{runs[i].name} (after {runs[i].curve(key)[-1][0]:,.0f} updates)"
+        for i, curve in drawn.items()
+    }
+    made = chart(
+        {names[i]: runs[i].curve(key) for i, curve in drawn.items() if curve},
+        key,
+        {names[i]: intervals_of(key, [r for r in runs[i].rows if key in r]) for i in drawn},
+        {names[i]: runs[i].curve(key)[-1][1] for i, curve in drawn.items() if not curve},
+        (0.0, 1.0) if key.endswith("success") else (None, None),
+        {name: i for i, name in names.items()},
+    )
+    counts = next(runs[i].counts for i, curve in drawn.items() if curve)
     caption = f"<figcaption>{escape(key)} <small>by {counts}</small></figcaption>"
-    spans = [f'<span style="color:{_colour(i)}">{escape(name)}</span>' for i, name in names.items()]
-    legend = f'<p class="legend">{" ".join(spans)}</p>'
-    return f"<figure>{caption}{svg(key, parts)}{legend}</figure>"
-
-
-def _around(frame: Frame, band: Sequence[tuple[float, float, float]], index: int) -> str:
-    """The intervals around a curve; a bar where there is one."""
-    low, high = [(x, y) for x, y, _ in band], [(x, y) for x, _, y in band]
-    path = frame.path([*low, *reversed(high)])
-    if len(band) == 1:
-        return f'<polyline points="{path}" style="stroke:{_colour(index)};opacity:.5"/>'
-    return f'<polygon points="{path}" style="fill:{_colour(index)};opacity:.13"/>' if band else ""
-
-
-def _band(run: RunData, key: str) -> list[tuple[float, float, float]]:
-    """Step and Wilson interval of each evaluated success rate."""
-    if key != "eval/success":
-        return []
-    rows = [row for row in run.rows if key in row]
-    trials = [int(row["eval/episodes"]) for row in rows]
-    ends = [wilson(round(row[key] * n), n) for row, n in zip(rows, trials, strict=True)]
-    return [(float(row["step"]), *end) for row, end in zip(rows, ends, strict=True)]
+    return f"<figure>{caption}{made}</figure>"
 
 
 def _films(runs: Sequence[RunData]) -> str:
     """A row per kind of video (success, failure), a column per run."""
-    files = {run.name: {f.stem: f for f in sorted(run.folder.glob("videos/*.mp4"))} for run in runs}
-    kinds = sorted({kind for found in files.values() for kind in found}, reverse=True)
+    videos = {
+        run.name: {f.stem: f for f in sorted(run.folder.glob("videos/*.mp4"))} for run in runs
+    }
+    kinds = sorted({kind for found in videos.values() for kind in found}, reverse=True)
     if not kinds:
         return ""
     room, figures = BYTES, []
     for kind in kinds:
         for i, run in enumerate(runs):
-            file = files[run.name].get(kind)
+            file = videos[run.name].get(kind)
             room -= 0 if file is None else file.stat().st_size
-            figures.append(_film(run, kind, file, room >= 0, _colour(i)))
+            figures.append(_film(run, kind, file, room >= 0, colour(i)))
     columns = f"grid-template-columns:repeat({len(runs)},minmax(0,1fr))"
     return f'<h2>Episodes</h2><div class="films" style="{columns}">{"".join(figures)}</div>'
 
@@ -205,8 +176,7 @@ def _film(run: RunData, kind: str, file: Path | None, fits: bool, colour: str) -
         return f"<figure>{caption}<p>no video of a {escape(kind)}</p></figure>"
     if not fits:
         return f"<figure>{caption}<p>too large to embed: {escape(str(file))}</p></figure>"
-    data = base64.b64encode(file.read_bytes()).decode()
-    source = f"data:video/mp4;base64,{data}"
+    source = data_url("video/mp4", file.read_bytes())
     film = f'<video controls autoplay loop muted playsinline src="{source}"></video>'
     return f"<figure>{caption}{film}</figure>"
 
@@ -216,10 +186,10 @@ def _settings(runs: Sequence[RunData]) -> str:
     flat = [dict(_flat(run.config)) for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     differs = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
-    lines = [("components", [_components(run.config) for run in runs])]
+    lines = [("components", [components(run.config, GROUPS) for run in runs])]
     lines += [(key, [_value(one.get(key, "-")) for one in flat]) for key in differs if key != "out"]
     head = "".join(
-        f'<th style="color:{_colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
+        f'<th style="color:{colour(i)}">{escape(run.name)}</th>' for i, run in enumerate(runs)
     )
     body = "".join(
         f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
@@ -235,12 +205,6 @@ def _value(value: Any) -> str:
     )
 
 
-def _components(config: dict[str, Any]) -> str:
-    nodes = [config.get(group) for group in GROUPS]
-    names = [str(node["_target_"]).rpartition(".")[2] for node in nodes if isinstance(node, dict)]
-    return " · ".join(names)
-
-
 def _flat(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Settings by dotted name."""
     found: list[tuple[str, Any]] = []
@@ -250,21 +214,3 @@ def _flat(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         else:
             found.append((f"{prefix}{key}", value))
     return found
-
-
-MORE = """
-.bar { height: 10px; width: 100%; margin-top: 3px; } .track { fill: var(--edge); }
-.films { display: grid; gap: 14px; } .films figure { margin: 0; } .films video { width: 100%; }
-@media (max-width: 560px) {
-  .films { grid-template-columns: 1fr !important; }
-  table { display: block; } td, th { padding: 6px; font-size: 12px; min-width: 13ch; }
-  svg { overflow: visible; } svg text { font-size: 15px; }
-  .last tr { display: flex; flex-wrap: wrap; gap: 2px 16px; padding: 8px 12px; }
-  .last tr + tr + tr { border-top: 1px solid var(--edge); }
-  .last td { border: 0; padding: 0; min-width: 0; } .last th { display: none; }
-  .last td:nth-child(2) { flex: 1 0 60%; }
-  .last td:nth-child(n + 3)::before { content: attr(data-head) " "; color: var(--soft); }
-}
-h1 span { font-size: 24px; }
-table { overflow-x: auto; }
-"""

@@ -5,17 +5,21 @@ A second session is drawn beside it.
 
 from __future__ import annotations
 
-import numpy as np
-from viser import ViserServer
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from embodied.viewer.scene.cameras import SceneCameras, of_both
-from embodied.viewer.scene.image_plane import ImagePlane
-from embodied.viewer.scene.images import Picture
-from embodied.viewer.scene.types import Array, SceneModel, Viewpoint
-from embodied.viewer.scene.viser_scene import Place, ViserScene
-from embodied.viewer.session.player import Player
+import numpy as np
+from viser import MeshHandle, ViserServer, uplot
+
+from embodied.viewer.controls import Controls
+from embodied.viewer.panels.plots import COLOURS
+from embodied.viewer.run_folder import Run
+from embodied.viewer.scene.types import Array, Picture, SceneModel, Viewpoint
+from embodied.viewer.scene.viser_scene import ImagePlane, Place, SceneCameras, ViserScene, of_both
+from embodied.viewer.session.disturbances import ROBOT
+from embodied.viewer.session.episode import CompressedImage, History, history_of
+from embodied.viewer.session.player import Player, label
 from embodied.viewer.session.session import Session
-from embodied.viewer.session.snapshot import CompressedImage
 
 ROOTS = ("/world", "/other")
 GAP = 12
@@ -114,3 +118,189 @@ def beside(pictures: list[CompressedImage]) -> Picture:
     gap = np.full((len(shown[0]), GAP, 3), 255, np.uint8)
     parts = [part for picture in shown for part in (gap, picture)][1:]
     return np.ascontiguousarray(np.concatenate(parts, 1))
+
+
+class DragControls:
+    """Mouse handlers on the meshes of `scene`, the scene of `player`."""
+
+    def __init__(
+        self, viewer: Controls, scene: ViserScene, player: Player, strength: Callable[[], float]
+    ) -> None:
+        self.viewer, self.scene, self.player, self.strength = viewer, scene, player, strength
+        self.loose = {name for name in player.pushes.names if name != ROBOT}
+        self.links = set(player.pushes.links())
+        if self.loose or self.links:
+            scene.on_mesh(self._attach)
+
+    def _attach(self, body: int, mesh: MeshHandle) -> None:
+        name = self.scene.bodies[body].partition("_")[2]
+        if name in self.loose:
+            self._draggable(body, name, mesh)
+        elif name in self.links:
+            self._clickable(name, mesh)
+
+    def _draggable(self, body: int, name: str, mesh: MeshHandle) -> None:
+        viewer, player = self.viewer, self.player
+
+        # Runs in order on the server's thread, as viser requires for gestures.
+        async def dragged(event: Any) -> None:
+            shown = self.scene.place(body)
+            if event.phase == "end" or shown is None:
+                viewer.press(lambda: viewer.let_go(player))
+                return
+            way = np.subtract(event.end_position, event.start_position)
+            place = shown + way
+            viewer.press(lambda: viewer.hold(player, name, place))
+
+        mesh.on_drag(dragged)
+
+    def _clickable(self, name: str, mesh: MeshHandle) -> None:
+        viewer, player = self.viewer, self.player
+
+        async def clicked(event: Any) -> None:
+            way = np.asarray(event.ray_direction, np.float64)
+            viewer.press(lambda: viewer.shove(player, name, way, self.strength()))
+
+        mesh.on_click(clicked)
+
+
+CHOSEN, DRAWN, GONE = (213, 94, 0), (230, 159, 0), (0, 114, 178)
+
+
+class Paths:
+    """Line segments in the scene, by name."""
+
+    def __init__(self, server: ViserServer) -> None:
+        self.server = server
+        self.shown: list[str] = []
+
+    def show(self, lines: Mapping[str, tuple[Array, Any, float]]) -> None:
+        """Draw `lines` (segments [N, 2, 3], colour, width in pixels) and remove all others."""
+        for name in set(self.shown) - set(lines):
+            self.server.scene.remove_by_name(name)
+        for name, (points, colour, width) in lines.items():
+            self.server.scene.add_line_segments(
+                name, points, colour, thickness=width, thickness_units="screen"
+            )
+        self.shown = list(lines)
+
+
+class Plans:
+    """Paths of the tool: past, under the executed action chunk, and under chunks for other noise
+    samples."""
+
+    def __init__(self, server: ViserServer, session: Session) -> None:
+        self.session, self.on = session, True
+        self.paths = Paths(server)
+        self._last: tuple[Any, ...] = ()
+
+    @property
+    def available(self) -> bool:
+        """Whether this environment has a tool position and a scene to draw paths in."""
+        plan_preview = self.session.plan_preview
+        known = plan_preview is not None and plan_preview.tip is not None
+        return known and self.session.recorder.scene is not None
+
+    def draw(self) -> None:
+        """Send the paths at the displayed step."""
+        now = (self.on, *(id(each.now) for each in self.session.sessions), self.session.length)
+        if now == self._last or not self.available:
+            return
+        self._last = now
+        lines: dict[str, tuple[Array, Any, float]] = {}
+        for each, root in zip(self.session.sessions, ROOTS, strict=False):
+            if not self.on:
+                continue
+            ahead = each.plan_paths()
+            if ahead:
+                lines[f"{root}/plan"] = segments(ahead[:1]), CHOSEN, 5.0
+            if len(ahead) > 1:
+                lines[f"{root}/draws"] = segments(ahead[1:]), DRAWN, 2.0
+            trail = each.trail()
+            if trail is not None and each.at > 0:
+                lines[f"{root}/trail"] = segments([trail[: each.at + 1]]), GONE, 2.5
+        self.paths.show(lines)
+
+
+def segments(paths: list[Array]) -> Array:
+    """Line segments [N, 2, 3] of all paths."""
+    pairs = [np.stack([path[:-1], path[1:]], 1) for path in paths]
+    return np.concatenate(pairs).astype(np.float32)
+
+
+class Checkpoints:
+    """The run's evaluations over training, its checkpoints on the curve, the current one marked."""
+
+    def __init__(self, server: ViserServer, run: Run, pick: Callable[[str], None]) -> None:
+        self.run, self.pick = run, pick
+        self.names = [label(folder) for folder in run.checkpoints]
+        self.steps = [
+            int(folder.name) if folder.name.isdecimal() else 0 for folder in run.checkpoints
+        ]
+        self.history = history_of(run.folder)
+        self.plot: Any = None
+        if self.history is not None:
+            self.plot = self._made(server, self.history)
+
+    def show(self, chosen: str) -> None:
+        """Mark the checkpoint that acts."""
+        if self.plot is None or self.history is None:
+            return
+        data = self._data(self.history, chosen)
+        if any(
+            not np.array_equal(a, b, equal_nan=True)
+            for a, b in zip(data, self.plot.data, strict=True)
+        ):
+            self.plot.data = data
+
+    def words(self, chosen: str) -> str:
+        """The metric at the chosen checkpoint, as text."""
+        if self.history is None or chosen not in self.names:
+            return ""
+        step = self.steps[self.names.index(chosen)]
+        value = self.history.at(step)
+        shown = f"{value:.0%}" if self.history.measure.endswith("success") else f"{value:.3g}"
+        return f"{self.history.measure.replace('/', ' ')} at {step:,}: **{shown}**"
+
+    def move(self, chosen: str, by: int) -> None:
+        """Switch by `by` checkpoints."""
+        at = self.names.index(chosen) if chosen in self.names else len(self.names)
+        self.pick(self.names[min(max(at + by, 0), len(self.names) - 1)])
+
+    def _data(self, history: History, chosen: str) -> tuple[Array, ...]:
+        """Steps, the curve, its interval, and the marks, NaN elsewhere."""
+        steps = np.array(sorted({*history.steps, *self.steps}), np.float64)
+        curves = [
+            np.interp(steps, history.steps, part)
+            for part in (history.values, history.low, history.high)
+        ]
+        marks = np.where(np.isin(steps, self.steps), curves[0], np.nan)
+        mine = self.steps[self.names.index(chosen)] if chosen in self.names else -1
+        return steps, *curves, marks, np.where(steps == mine, curves[0], np.nan)
+
+    def _made(self, server: ViserServer, history: History) -> Any:
+        title = history.measure.replace("/", " ")
+        line = uplot.Series(label=title, stroke=COLOURS[0], width=1.5, points=_points(False))
+        edge = [
+            uplot.Series(label=f"95% {end}", stroke="#9ab6de", width=1.0, points=_points(False))
+            for end in ("low", "high")
+        ]
+        marks = uplot.Series(
+            label="checkpoints", stroke=COLOURS[0], width=0, points=_points(True, 5)
+        )
+        mine = uplot.Series(label="current", stroke="#b85c00", width=0, points=_points(True, 11))
+        ends = (-0.03, 1.03) if history.measure.endswith("success") else None
+        y = uplot.Scale(auto=True) if ends is None else uplot.Scale(auto=False, range=ends)
+        return server.gui.add_uplot(
+            self._data(history, ""),
+            (uplot.Series(label="step"), line, *edge, marks, mine),
+            title=f"{title} over training",
+            height=150,
+            scales={"x": uplot.Scale(time=False), "y": y},
+            legend=uplot.Legend(show=False),
+            padding=(10, 24, 0, 0),
+        )
+
+
+def _points(show: bool, size: float = 0) -> uplot.Series_Points:
+    return uplot.Series_Points(show=show, size=size) if size else uplot.Series_Points(show=show)

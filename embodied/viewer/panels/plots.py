@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from viser import GuiUplotHandle, ViserServer, uplot
+from viser import GuiImageHandle, GuiUplotHandle, PointCloudHandle, ViserServer, uplot
 
+from embodied.core.actor import Actor
 from embodied.core.spec import Leaf, Spec
+from embodied.core.tensors import Tensors
+from embodied.viewer.scene.types import cloud_of, is_cloud, is_picture, picture_of
 from embodied.viewer.session.episode import CURVES, MOVED, SAFETY, TERM, Episode
+from embodied.viewer.session.overlays import heated, pictures_of, saliency
+from embodied.viewer.session.session import Session
 
 POINTS = 400
 """Points per curve."""
@@ -149,24 +154,6 @@ def _scales(ends: Range | None) -> dict[str, uplot.Scale]:
     return {"x": uplot.Scale(time=False), "y": y}
 
 
-def _curve(name: str, index: int) -> uplot.Series:
-    return uplot.Series(
-        label=name,
-        stroke=COLOURS[index % len(COLOURS)],
-        width=1.5,
-        points=uplot.Series_Points(show=False),
-    )
-
-
-def _axes(values: tuple[str, ...]) -> tuple[uplot.Axis, ...] | None:
-    """Names instead of numbers on the value axis."""
-    if not values:
-        return None
-    places = tuple(float(i) for i in range(len(values)))
-    width = 20.0 + 6.5 * max(len(value) for value in values)
-    return uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
-
-
 def plot(
     server: ViserServer,
     title: str,
@@ -175,14 +162,163 @@ def plot(
     ends: Range | None,
     values: tuple[str, ...] = (),
 ) -> GuiUplotHandle:
-    empty = np.zeros(1)
+    """A plot of the curves `names`; `values` are names instead of numbers on the value axis."""
+    lines = [
+        uplot.Series(
+            label=name,
+            stroke=COLOURS[index % len(COLOURS)],
+            width=1.5,
+            points=uplot.Series_Points(show=False),
+        )
+        for index, name in enumerate(names)
+    ]
+    axes = None
+    if values:
+        places = tuple(float(i) for i in range(len(values)))
+        width = 20.0 + 6.5 * max(len(value) for value in values)
+        axes = uplot.Axis(), uplot.Axis(splits=places, values=values, size=width)
     return server.gui.add_uplot(
-        (empty,) * (len(names) + 1),
-        (uplot.Series(label="s"), *(_curve(name, i) for i, name in enumerate(names))),
+        (np.zeros(1),) * (len(names) + 1),
+        (uplot.Series(label="s"), *lines),
         title=title,
         height=height,
         scales=_scales(ends),
-        axes=_axes(values),
+        axes=axes,
         legend=uplot.Legend(show=True),
         padding=(10, 24, 0, 0),
     )
+
+
+class SaliencyPanel:
+    """A switch, visible if the policy uses images. While it is on, an image per camera is shown: as
+    it was at the running decision, orange where patches matter most."""
+
+    def __init__(self, server: ViserServer, session: Session) -> None:
+        self.session = session
+        self.switch = server.gui.add_checkbox(
+            "Saliency",
+            False,
+            hint="image patches that change the action most (occlusion; slow)",
+            visible=False,
+        )
+        blank = np.zeros((2, 2, 3), np.uint8)
+        names = [name for name, leaf in session.spec.obs.items() if leaf.is_image]
+        self.images: dict[str, GuiImageHandle] = {
+            name: server.gui.add_image(blank, label=name, visible=False) for name in names
+        }
+        self._last: tuple[Any, ...] = ()
+
+    def draw(self) -> None:
+        """Of the decision that is executed at the displayed step."""
+        session = self.session
+        number, moments = session.decision_index, session.episode.moments
+        policy_state = None if number is None else moments[number].policy_state
+        if policy_state is not None and policy_state.name != session.chosen:
+            number = None  # the decision of another policy
+        acting = session.made[session.chosen]
+        policy = acting.policy if isinstance(acting, Actor) else None
+        seen = [] if policy is None else pictures_of(policy)
+        self.switch.visible = bool(seen)
+        now = (self.switch.value, number, id(policy), id(moments[0]))
+        if now == self._last:
+            return
+        self._last = now
+        shown = policy is not None and self.switch.value and number is not None
+        for name, image in self.images.items():
+            image.visible = shown and name in seen
+        if policy is None or number is None or not shown:
+            return
+        before, after = moments[number - 1 : number + 1]
+        found = saliency(policy, before, after)
+        most = max(float(change.max()) for change in found.values())
+        for name, change in found.items():
+            leaf = session.spec.obs[name]
+            self.images[name].image = heated(before.obs[name][0], leaf, change, most)
+            peak = float(change.max())
+            self.images[name].label = f"{name}: a grey patch moves the action by up to {peak:.2g}"
+
+
+MAX_TEXT = 1500
+"""Characters of a description that are shown."""
+LISTED = 24
+"""Largest observation whose numbers are listed one by one."""
+PLOTTED = 6
+"""How many observations are plotted, the first ones."""
+WIDE, NARROW = 560, 280
+CLOUDS = "/world/clouds"
+
+
+class ObservationPanel:
+    """The left panel; `words`, `pictures` and `plots` each send the displayed step.
+
+    With `wide` it takes the place of the main view, which is empty.
+    """
+
+    def __init__(self, server: ViserServer, session: Session, wide: bool) -> None:
+        self.server, self.session = server, session
+        leaves = session.spec.obs
+        self.images: dict[str, GuiImageHandle] = {}
+        self.clouds: dict[str, PointCloudHandle] = {}
+        self.points = [name for name, leaf in leaves.items() if is_cloud(name, leaf)]
+        panel = server.gui.add_panel()
+        with panel.add_tab("Environment"):
+            self.text = server.gui.add_markdown("")
+            blank = np.zeros((2, 2, 3), np.uint8)
+            for name, leaf in leaves.items():
+                if is_picture(leaf) and name not in self.points:
+                    self.images[name] = server.gui.add_image(blank, label=name)
+            self.saliency_panel = SaliencyPanel(server, session)
+            with server.gui.add_folder(
+                "Observations", expand_by_default=wide, visible=bool(session.curves)
+            ):
+                self.obs_plots = [
+                    ObservationPlot(server, name, leaves[name], session.spec.dt)
+                    for name in session.curves[:PLOTTED]
+                ]
+        panel.dock_left()
+        panel.set_width(WIDE if wide else NARROW)
+
+    def words(self) -> None:
+        """The environment's description, else the observations as numbers."""
+        now = self.session.now
+        text = now.frame.words
+        if not text:
+            text = readout(self.session.spec.obs, now.next_obs)
+        text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
+        self.text.content = text.replace("\n", "  \n")
+
+    def pictures(self) -> None:
+        """Images and point clouds."""
+        leaves = self.session.spec.obs
+        for name, handle in self.images.items():
+            handle.image = picture_of(self.session.now.next_obs[name][0], leaves[name])
+        for name in self.points:
+            places, colours = cloud_of(self.session.now.next_obs[name][0])
+            if name in self.clouds:
+                self.clouds[name].points, self.clouds[name].colors = places, colours
+            else:
+                self.clouds[name] = self.server.scene.add_point_cloud(
+                    f"{CLOUDS}/{name.replace('/', '.')}", places, colours, point_size=0.004
+                )
+
+    def saliency(self) -> None:
+        """Saliency of the policy's images."""
+        self.saliency_panel.draw()
+
+    def plots(self) -> None:
+        """Curves of the running episode."""
+        for each in self.obs_plots:
+            each.draw(self.session.episode)
+
+
+def readout(leaves: Mapping[str, Leaf], shown: Tensors) -> str:
+    """A line per observation: name, shape, and its numbers or their range."""
+    lines = []
+    for name, leaf in leaves.items():
+        row = shown[name][0].reshape(-1).float()
+        if leaf.size <= LISTED:
+            text = " ".join(f"{number:.3g}" for number in row.tolist())
+        else:
+            text = f"{row.min():.3g} to {row.max():.3g}, mean {row.mean():.3g}"
+        lines.append(f"**{name}** {list(leaf.shape)} {text}")
+    return "\n".join(lines)

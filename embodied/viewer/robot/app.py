@@ -1,17 +1,465 @@
-"""RobotViewer: the monitoring page of a robot deployment."""
+"""RobotViewer: the monitoring page of a robot deployment: measured arm, plan, status, plots."""
 
 from __future__ import annotations
 
+import re
+import sys
+import textwrap
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import mujoco
+import numpy as np
 import torch
+from viser import ViserServer
 
+from embodied.core.build import build, named_function
+from embodied.embodiments.controller import Controller
+from embodied.embodiments.kinematics.arm import is_arm_file
+from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
+from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.hardware_sim.fr3_task import TaskWorld
+from embodied.real_robot.assemble import forward_kinematics
+from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.sim import World
+from embodied.real_robot.policy.observer import APART, AXES, names_of
+from embodied.viewer.panels.main_view import CHOSEN, GONE, Paths, segments
+from embodied.viewer.panels.page import Parts, Refresh
+from embodied.viewer.panels.plots import plot
 from embodied.viewer.robot.monitor import RobotMonitor
-from embodied.viewer.robot.page import RobotPage
+from embodied.viewer.scene.detect import HINGE, MujocoScene, PosedModel
+from embodied.viewer.scene.types import Array, DecimatedScene, ball, view_of
+from embodied.viewer.scene.viser_scene import SceneCameras, ViserScene
 from embodied.viewer.server.auth_proxy import HOST
-from embodied.viewer.server.page_thread import PageThread, run_page
-from embodied.viewer.server.server import PageServer
+from embodied.viewer.server.server import PageServer, PageThread, run_page
+
+PLACE = re.compile(r"(.+)_x")
+ARM_NAMES = ("tool", "lead")
+
+
+# RobotArm: the 3D model of a deployed arm at its measured joints, and the tool path of its plan.
+# The plan is the newest action chunk, converted to joint targets by the robot's controller, and to
+# tool positions by its kinematics. Safety stages are not applied.
+class RobotArm:
+    """The model of a deployment's arm and of the objects before it.
+
+    `model` is None if no 3D model of this arm is known; `missing` says so. `marks` are named
+    positions that are not bodies of the model.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment, self.model, self.missing = deployment, None, ""
+        known = names_of(deployment.joints, deployment.given, deployment.sensed)
+        self.where = {name: at for at, name in enumerate(known)}
+        self.forward = forward_kinematics(deployment)
+        self.controller = build(deployment.controller, Controller)
+        model = model_of(deployment)
+        bodies: set[str] = set()
+        if model is None or int((model.jnt_type == HINGE).sum()) != deployment.joints:
+            self.missing = f"no model of {deployment.robot}; only its tool position is shown"
+        else:
+            bodies = {model.body(i).name for i in range(model.nbody)}
+            posed = PosedModel(model, mujoco.MjData(model), "state", self.where)
+            mujoco.mj_forward(model, posed.data)
+            self.posed = posed
+            self.model = DecimatedScene(MujocoScene(lambda: (posed.model, posed.data)))
+        self.marks = [name for name in places_in(self.where) if name not in bodies]
+
+    def put(self, state: np.void) -> dict[str, Array]:
+        """Pose the model by the measured state; returns the positions of `marks`, [3] each (m)."""
+        given = self.deployment.given
+        known = {f"q{i}": float(value) for i, value in enumerate(state["q"], 1)}
+        known |= dict(zip(self.deployment.sensed, map(float, state["sensed"]), strict=True))
+        known |= {"width": float(state["width"]), **given}
+        values = torch.tensor([known.get(name, 0.0) for name in self.where], dtype=torch.float64)
+        if self.model is not None and bool(torch.isfinite(values).all()):
+            self.posed.put({"state": values})
+        at = {name: np.array([known[f"{name}_{axis}"] for axis in AXES]) for name in self.marks}
+        return {name: place for name, place in at.items() if np.isfinite(place).all()}
+
+    def tool(self, state: np.void) -> Floats:
+        """The tool position [3] (m)."""
+        return np.asarray(self.forward(np.asarray(state["q"])[None])[0])
+
+    def plan(self, state: np.void, chunk: np.void | None) -> Array | None:
+        """The tool path [K, 3] (m) from the measured pose through the remaining actions of the
+        newest chunk; None if no actions remain."""
+        if chunk is None:
+            return None
+        path = plan_joints(self.controller, self.deployment.step, state, chunk)
+        if path is None:
+            return None
+        places = np.asarray(self.forward(path))
+        return places if np.isfinite(places).all() else None
+
+
+def plan_joints(
+    controller: Controller, step: float, state: np.void, chunk: np.void
+) -> Floats | None:
+    """Joint positions [K, n]: the measured ones, then the targets of the chunk's remaining actions;
+    None if there are none or they are not finite."""
+    steps, size = int(chunk["steps"]), int(chunk["size"])
+    at = max(0, int((float(state["now"]) - float(chunk["start"])) / step))
+    # The last action is held for one step, as by the chunk follower.
+    actions = chunk["actions"][min(at, steps - 1) : steps, :size].astype(np.float64)
+    q, sent = (np.array(state[name], np.float64) for name in ("q", "sent"))
+    if not steps or at > steps or not all(np.isfinite(each).all() for each in (actions, q, sent)):
+        return None
+    path, reference = [q], controller.begin(sent[None], np.array([float(state["width"])]))
+    for action in actions:
+        joints, _, reference = controller(action[None], path[-1][None], reference)
+        path.append(joints[0])
+    return np.stack(path)
+
+
+def model_of(deployment: Deployment) -> mujoco.MjModel | None:
+    """The MuJoCo model of the deployment's simulator, if there is one, else that of its kinematics
+    module's `mjcf()`; None if there is none."""
+    parts = (deployment.driver, deployment.emulator or {})
+    node = next((dict(part["world"]) for part in parts if part.get("world")), None)
+    if node is not None:
+        made = build(node, World)
+        # The simulation compiles its model without visual geoms.
+        return (
+            compile_scene(made.task, pictures=True)
+            if isinstance(made, TaskWorld)
+            else made.compile()
+        )
+    if is_arm_file(deployment.kinematics):
+        file = deployment.driver.get("file")  # of a simulation of the arm's own file
+        return None if file is None else compile_spec(read_spec(Path(file)), Path(file))
+    module = sys.modules[named_function(deployment.kinematics, "kinematics").__module__]
+    source = module.mjcf() if hasattr(module, "mjcf") else None
+    if source is None:
+        return None
+    if isinstance(source, Path):
+        spec = mujoco.MjSpec.from_file(str(source))
+        spec.meshdir = str(source.parent / "meshes")
+        return spec.compile()
+    return mujoco.MjModel.from_xml_string(source)
+
+
+def places_in(where: Mapping[str, int]) -> list[str]:
+    """Names of objects whose x, y and z are known."""
+    found = [match[1] for name in where if (match := PLACE.fullmatch(name))]
+    return [
+        name
+        for name in found
+        if name not in ARM_NAMES
+        and not APART.fullmatch(f"{name}_x")
+        and all(f"{name}_{axis}" in where for axis in AXES)
+    ]
+
+
+NOTES = 8
+INDENT, WIDTH = 10, 35
+"""Characters of a name, and of a line in the panel of a telephone."""
+
+
+# The text of the monitoring page, as Markdown. Text from the deployment is in code blocks, so that
+# it cannot be interpreted as Markdown.
+def headline(monitor: RobotMonitor) -> str:
+    """The robot, its mode, its fault, and whether this is current."""
+    lines: list[str] = []
+    about = monitor.deployment
+    if about is not None:
+        dry = " · dry run: a simulated arm moves" if about.dry else ""
+        lines.append(f"**{about.robot}** · **{mode(monitor)}**{dry}")
+    if monitor.condition:
+        lines.append(code(monitor.condition))
+    if (fault := monitor.fault) and not monitor.finished:
+        # A process that exits reports its reason in the same field.
+        lines += ["**Fault**" if monitor.alive else "**Last message**", code(fault)]
+    return "\n\n".join(lines)
+
+
+def mode(monitor: RobotMonitor) -> str:
+    """The arm's mode; of a deployment that has ended, how its last episode ended."""
+    if monitor.alive:
+        return monitor.mode
+    if not monitor.finished:
+        return f"not running (last: {monitor.mode})"
+    success = monitor.status.get("recorder", {}).get("success")
+    known = {True: "success", False: "no success"}.get(success)
+    ended = {"TIME": "time limit", "FAULT": "a fault"}.get(monitor.status.get("ended", ""))
+    how = ", ".join(filter(None, (known, ended)))
+    return f"finished: {how}" if how else "finished"
+
+
+def figures(monitor: RobotMonitor, rate: float) -> str:
+    """Rate (Hz), late ticks, policy, safety, recorder and joints."""
+    state, about = monitor.state, monitor.deployment
+    if state is None or about is None:
+        return ""
+    late, worst = 1e3 * float(state["late"]), 1e3 * float(state["worst"])
+    lines = [
+        row("rate", f"{rate:.1f} of {about.hertz:.0f} Hz"),
+        row("late", f"{late:.1f} ms (worst {worst:.1f})"),
+        row("ticks", f"{int(state['tick'])}, {int(state['missed'])} missed"),
+        row("policy", policy(monitor)),
+        row("", str(monitor.status.get("acting", about.policy))),
+        row("safety", safety(monitor)),
+    ]
+    if "recorder" in monitor.status:
+        lines.append(row("recorder", recorder(monitor.status["recorder"])))
+    lines.append(row("joints", " ".join(f"{value:.3f}" for value in state["q"])))
+    lines.append(row("hand", f"{1e3 * float(state['width']):.0f} mm open"))
+    sensed = zip(about.sensed, state["sensed"], strict=True)
+    lines += [row("sensed", f"{name} {float(value):.3f}") for name, value in sensed]
+    return code("\n".join(lines))
+
+
+def row(name: str, text: str) -> str:
+    """`name  text`, in as many lines as are needed."""
+    parts = textwrap.wrap(text, WIDTH - INDENT, break_on_hyphens=False) or [""]
+    return "\n".join(f"{name if at == 0 else '':<{INDENT}}{part}" for at, part in enumerate(parts))
+
+
+def policy(monitor: RobotMonitor) -> str:
+    """The age of the observation that the newest chunk was computed from."""
+    if monitor.state is None or monitor.chunk is None:
+        return "no action chunk yet"
+    if not monitor.alive:
+        return f"chunk {int(monitor.chunk['number'])} (the last)"
+    age = monitor.clock() - float(monitor.chunk["seen"])
+    starved = ", starved" if bool(monitor.state["starved"]) and monitor.mode == "RUNNING" else ""
+    return f"newest observation {age:.2f} s old, chunk {int(monitor.chunk['number'])}{starved}"
+
+
+def safety(monitor: RobotMonitor) -> str:
+    """The safety stages that intervened, with the number of ticks."""
+    if monitor.state is None:
+        return ""
+    pairs = zip(monitor.stages, monitor.state["counts"], strict=True)
+    acted = [f"{name} {int(count)}" for name, count in pairs if count]
+    return ", ".join(acted) if acted else "no interventions"
+
+
+def recorder(about: dict[str, Any]) -> str:
+    """How many episodes are on disk, and errors."""
+    trouble = "; ".join(filter(None, (about["died"], about["problem"])))
+    text = f"{about['episodes']} of {about['ended']} episodes on disk"
+    return f"{text}; NOT the newest: {trouble}" if trouble else text
+
+
+def notes(monitor: RobotMonitor) -> str:
+    """The daemon's newest notes, with their age (s)."""
+    lines: list[str] = []
+    for note in monitor.status.get("notes", [])[-NOTES:]:
+        when, _, text = note.partition(" ")
+        lines.append(f"{monitor.clock() - float(when):4.0f} s ago  {text}")
+    return code("\n".join(reversed(lines))) if lines else ""
+
+
+def code(text: str) -> str:
+    """A Markdown code block."""
+    return f"```text\n{text.replace('```', chr(39) * 3)}\n```"
+
+
+EVERY = 0.5  # s between two samples
+KEPT = 240  # samples
+TRAIL_POINTS, MOVED = 400, 2e-3  # places of the tool; m between two
+PLOTS = ("rate (Hz)", "late (ms)", "missed ticks", "observation age (s)", "off target (rad)")
+
+
+# RobotHistory: the last two minutes of a deployment as curves. Counters (ticks, missed ticks,
+# interventions) become rates between two samples; of the lateness the maximum in between is kept.
+class RobotHistory:
+    """`add` every state message; `curve`, `intervention_share` and `trail` are what is plotted.
+
+    `off target` is the largest joint distance between the sent target and the measurement.
+    """
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        self.stages = tuple(stages)
+        self.rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
+        self.tool: deque[Floats] = deque(maxlen=TRAIL_POINTS)
+        self._first: np.void | None = None
+        self._last: np.void | None = None
+        self._late = 0.0
+
+    def add(self, state: np.void, chunk: np.void | None, tool: Floats | None) -> None:
+        """Record `state`, the newest `chunk` and the tool position [3] (m), if known."""
+        self._late = max(self._late, float(state["late"]))
+        if tool is not None and (not self.tool or np.abs(self.tool[-1] - tool).max() > MOVED):
+            self.tool.append(tool)
+        if self._last is None:
+            self._first = self._last = state
+        passed = float(state["now"]) - float(self._last["now"])
+        if passed >= EVERY:
+            self.rows.append(self._sample(state, chunk, self._last, passed))
+            self._last, self._late = state, 0.0
+
+    def times(self) -> Floats:
+        """Time of each sample [T], s since the first state."""
+        return np.array([row[0] for row in self.rows] or [0.0])
+
+    def curve(self, name: str) -> Floats:
+        """The values [T] of one of PLOTS."""
+        return self._column(1 + PLOTS.index(name))
+
+    def intervention_share(self, stage: str) -> Floats:
+        """Share of ticks (%) in which a safety stage changed the target [T]."""
+        return self._column(1 + len(PLOTS) + self.stages.index(stage))
+
+    def trail(self) -> Floats | None:
+        """The tool's path [K, 3] (m); None before it moved."""
+        return np.stack(self.tool) if len(self.tool) > 1 else None
+
+    def _column(self, at: int) -> Floats:
+        return np.array([row[at] for row in self.rows] or [np.nan])
+
+    def _sample(
+        self, state: np.void, chunk: np.void | None, last: np.void, passed: float
+    ) -> tuple[float, ...]:
+        assert self._first is not None
+        now, ticks = float(state["now"]), int(state["tick"]) - int(last["tick"])
+        age = np.nan if chunk is None else now - float(chunk["seen"])
+        off = float(np.abs(state["sent"] - state["q"]).max())
+        acted = 100.0 * (state["counts"] - last["counts"]) / max(ticks, 1)
+        return (
+            now - float(self._first["now"]),
+            ticks / passed,
+            1e3 * self._late,
+            float(state["missed"] - last["missed"]),
+            age,
+            off,
+            *map(float, acted),
+        )
+
+
+ROOT, RADIUS = "/world", 0.012
+PLAN, TRAIL = "/paths/plan", "/paths/trail"
+LINES = {PLAN: (CHOSEN, 5.0), TRAIL: (GONE, 2.5)}
+WRAP = "<style>pre, pre code { white-space: pre-wrap; overflow-wrap: anywhere; }</style>"
+"""Text from the deployment is in code blocks, which viser would cut at the panel's edge."""
+MARK, TOOL = (22, 163, 74), (213, 94, 0)
+
+
+class RobotPage(Parts):
+    """`show_deployment` for every new deployment, `changed` after a tick, `refresh` often."""
+
+    def __init__(self, server: ViserServer, monitor: RobotMonitor) -> None:
+        self.server, self.monitor = server, monitor
+        self.cameras = SceneCameras(server)
+        self.arm: RobotArm | None = None
+        self.history, self.scene = RobotHistory(()), None
+        self.plots: dict[str, Any] = {}
+        self.paths = Paths(server)
+        self.marks: dict[str, Any] = {}
+        self.missing = ""
+        server.gui.add_html(WRAP)
+        self.head = server.gui.add_markdown("")
+        self.figures = server.gui.add_markdown("")
+        self.folder: Any = None
+        panel = server.gui.add_panel()
+        with panel.add_tab("Notes"):
+            self.notes = server.gui.add_markdown("")
+        self.parts = [
+            Refresh(self._draw_scene, 1 / 25, share=0.3),
+            Refresh(self._draw_paths, 0.1),
+            Refresh(self._draw_words, 0.25),
+            Refresh(self._draw_plots, 0.5),
+        ]
+
+    def show_deployment(self) -> None:
+        """A new deployment, perhaps of another arm."""
+        about = self.monitor.deployment
+        assert about is not None
+        self.history, self.arm, self.missing = RobotHistory(self.monitor.stages), None, ""
+        if self.folder is not None:
+            self.folder.remove()
+        self.folder = self.server.gui.add_folder("Last two minutes")
+        stages = list(self.history.stages)
+        with self.folder:
+            title = "interventions (% of ticks)"
+            self.interventions = plot(self.server, title, stages, 150, None)
+            self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
+        if self.scene is not None:
+            self.scene.root.remove()
+        self.paths.show({})
+        for mark in self.marks.values():
+            mark.remove()
+        self.scene, self.marks = None, {}
+        try:
+            self.arm = RobotArm(about)
+        except Exception as error:  # whatever a robot's own files raise; the numbers are shown
+            self.missing = f"the arm cannot be drawn: {str(error) or type(error).__name__}"
+        else:
+            self.missing = self.arm.missing
+
+    def add(self) -> None:
+        """Record a tick."""
+        state = self.monitor.state
+        if state is not None:
+            tool = None if self.arm is None else self.arm.tool(state)
+            self.history.add(state, self.monitor.chunk, tool)
+
+    def words(self) -> str:
+        """All text of the page."""
+        return "\n".join((self.head.content, self.figures.content, self.notes.content))
+
+    def _draw_scene(self) -> None:
+        state, arm = self.monitor.state, self.arm
+        if state is None or arm is None:
+            return
+        marks = arm.put(state)
+        if arm.model is None:
+            marks["tool"] = arm.tool(state)
+        if self.scene is None and arm.model is not None:
+            self.scene = ViserScene(self.server, arm.model, ROOT)
+            eye = arm.model.viewpoint()
+            if np.linalg.norm(eye.place - eye.target) > 3.0:
+                eye = view_of(arm.model.poses()[0][1:])
+            self.cameras.set(eye)
+        elif self.scene is not None and arm.model is not None:
+            self.scene.show(*arm.model.poses())
+        for name, place in marks.items():
+            if name in self.marks:
+                self.marks[name].position = place
+                continue
+            node, colour = f"/marks/{name.replace('/', '.')}", TOOL if name == "tool" else MARK
+            self.marks[name] = self.server.scene.add_mesh_simple(
+                node, *ball(RADIUS), color=colour, position=place
+            )
+
+    def _draw_paths(self) -> None:
+        state, arm = self.monitor.state, self.arm
+        if state is None or arm is None:
+            return
+        plan = arm.plan(state, self.monitor.chunk) if self.monitor.alive else None
+        paths = {PLAN: plan, TRAIL: self.history.trail()}
+        self.paths.show(
+            {
+                name: (segments([path]), *LINES[name])
+                for name, path in paths.items()
+                if path is not None and len(path) > 1
+            }
+        )
+
+    def _draw_words(self) -> None:
+        rate = self.history.curve(PLOTS[0])[-1]
+        self.head.content = headline(self.monitor)
+        self.figures.content = "\n\n".join(
+            filter(None, (figures(self.monitor, rate), self.missing))
+        )
+        self.notes.content = notes(self.monitor)
+
+    def _draw_plots(self) -> None:
+        if not self.history.rows:
+            return
+        times = self.history.times()
+        self.interventions.data = (
+            times,
+            *(self.history.intervention_share(stage) for stage in self.history.stages),
+        )
+        for name, handle in self.plots.items():
+            handle.data = (times, self.history.curve(name))
+
 
 POLL, POLL_IDLE = 1 / 25, 0.2  # s between two polls, with and without an open page
 QUERY = 0.5  # s between two status requests to the daemon

@@ -11,8 +11,7 @@ import numpy as np
 import sapien
 from sapien import physx, render
 
-from embodied.viewer.scene.shapes import Mesh
-from embodied.viewer.scene.types import Array, Shape, TrackedBody, Viewpoint, view_of
+from embodied.viewer.scene.types import Array, Mesh, Shape, TrackedBody, Viewpoint, view_of
 
 MOVED = (physx.PhysxArticulationLinkComponent, physx.PhysxRigidDynamicComponent)
 Colour = tuple[float, float, float, float]

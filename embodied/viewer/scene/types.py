@@ -1,15 +1,222 @@
-"""SceneModel: the protocol by which the page draws the 3D scene of any physics engine."""
+"""SceneModel: the protocol by which the page draws the 3D scene of any physics engine; its meshes
+and images, and how meshes become smaller."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from embodied.viewer.scene.shapes import Mesh
+from embodied.core.spec import Leaf
+
+Vertices = NDArray[np.float32]
+Faces = NDArray[np.uint32]
+Mesh = tuple[Vertices, Faces]
+"""Vertices [V, 3] (m) and faces [F, 3], counter-clockwise from outside."""
+SEGMENTS = 32
+
+
+def box(half: NDArray[np.floating]) -> Mesh:
+    """A box with half sides `half` [3]; each side has its own vertices, so edges are sharp."""
+    square = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], np.float64)
+    sides = []
+    for axis in range(3):
+        for sign in (-1.0, 1.0):
+            side = np.empty((4, 3))
+            side[:, axis] = sign
+            # Turned about for the far side: corners run counter-clockwise seen from outside.
+            side[:, [(axis + 1) % 3, (axis + 2) % 3]] = square[:: int(sign)]
+            sides.append(side)
+    vertices = np.concatenate(sides) * half
+    corners = np.array([(0, 1, 2), (0, 2, 3)])
+    faces = np.concatenate([corners + 4 * i for i in range(6)])
+    return vertices.astype(np.float32), faces.astype(np.uint32)
+
+
+def ball(radius: float) -> Mesh:
+    """A sphere around the origin."""
+    return lathe(_rounded(radius, 0.0))
+
+
+def capsule(radius: float, half: float) -> Mesh:
+    """A capsule along z; its straight part reaches `half` above and below the centre."""
+    return lathe(_rounded(radius, half))
+
+
+def cylinder(radius: float, half: float) -> Mesh:
+    """A cylinder along z."""
+    # Corners are there twice, so that the rim stays sharp when normals are averaged.
+    r, h = radius, half
+    return lathe(np.array([(0, -h), (r, -h), (r, -h), (r, h), (r, h), (0, h)]))
+
+
+def lathe(profile: NDArray[np.float64], segments: int = SEGMENTS) -> Mesh:
+    """The surface of revolution of `profile` [K, 2] (radius, height; bottom to top) about z."""
+    angle = np.linspace(0, 2 * np.pi, segments, endpoint=False)
+    circle = np.stack([np.cos(angle), np.sin(angle)], 1)
+    rings = np.empty((len(profile), segments, 3))
+    rings[..., :2] = profile[:, None, :1] * circle
+    rings[..., 2] = profile[:, 1:]
+    here = np.arange((len(profile) - 1) * segments).reshape(-1, segments)
+    a, b = here, np.roll(here, -1, 1)
+    faces = np.concatenate(
+        [np.stack([a, b, b + segments], -1), np.stack([a, b + segments, a + segments], -1)]
+    )
+    return rings.reshape(-1, 3).astype(np.float32), faces.reshape(-1, 3).astype(np.uint32)
+
+
+def _rounded(radius: float, half: float) -> NDArray[np.float64]:
+    """Profile of a sphere of `radius` cut in two, `half` above and below the centre."""
+    angle = np.linspace(-np.pi / 2, np.pi / 2, 18)
+    height = radius * np.sin(angle) + np.where(angle < 0, -half, half)
+    return np.stack([radius * np.cos(angle), height], 1)
+
+
+Picture = NDArray[np.uint8]
+SMALL = 160
+"""Images below this height (pixels) are enlarged by a whole factor."""
+PLAIN = (90, 90, 100)
+
+
+def is_picture(leaf: Leaf) -> bool:
+    """Whether a leaf is an image or a depth map."""
+    flat = len(leaf.shape) == 3 and leaf.shape[2] == 1 and min(leaf.shape[:2]) >= 16
+    return leaf.is_image or (flat and not leaf.is_symbol)
+
+
+def is_cloud(name: str, leaf: Leaf) -> bool:
+    """Whether a leaf is a point cloud [N, 3 or more]."""
+    marked = getattr(leaf, "is_points", False) or name.rpartition("/")[2] == "points"
+    return marked and len(leaf.shape) == 2 and leaf.shape[1] >= 3
+
+
+def picture_of(value: Tensor, leaf: Leaf) -> Picture:
+    """One value [H, W, C] of a leaf as uint8 [H, W, 3], enlarged if it is small.
+
+    Of stacked frames the last is shown; one channel is grey, depth from near (dark) to far.
+    """
+    shown = value.cpu()
+    if not leaf.is_image:
+        finite = torch.nan_to_num(shown.float(), posinf=0.0, neginf=0.0)
+        low, high = finite.min(), finite.max()
+        shown = ((finite - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
+    channels = shown.shape[2]
+    shown = shown[..., -3:] if channels >= 3 and channels % 3 == 0 else shown[..., :1]
+    times = -(-SMALL // shown.shape[0])
+    shown = shown.repeat_interleave(times, 0).repeat_interleave(times, 1)
+    return shown.expand(-1, -1, 3).contiguous().numpy()
+
+
+def cloud_of(value: Tensor) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Positions [N, 3] (m) and colours [N, 3] of a point cloud [N, 3 or more]; columns 3 to 5 are
+    RGB in [0, 1]."""
+    rows = value.cpu().float()
+    places = rows[:, :3].numpy()
+    if rows.shape[1] < 6:
+        return places, np.broadcast_to(np.array(PLAIN, np.uint8), places.shape)
+    colours = (rows[:, 3:6].clamp(0, 1) * 255).round().to(torch.uint8)
+    return places, colours.numpy()
+
+
+SMALL_MESH = 600
+"""Meshes with up to this many triangles are left unchanged."""
+CELLS = 44
+"""Cells along the diagonal of a mesh."""
+CREASE = np.cos(np.radians(40.0))
+"""Cosine of the angle between faces above which their edge is kept sharp."""
+
+
+# Mesh decimation by vertex clustering (Rossignac and Borrel, 1993).
+# Robot meshes have hundreds of thousands of triangles, too many for a phone or a computer without a
+# GPU to draw smoothly.
+def lighter(mesh: Mesh, cells: int = CELLS) -> Mesh:
+    """`mesh` decimated to a few thousand triangles at most, with its sharp edges kept."""
+    vertices, faces = mesh
+    if len(faces) <= SMALL_MESH:
+        return mesh
+    places, corners = clustered(vertices.astype(np.float64), faces.astype(np.int64), cells)
+    return creased(places, corners) if len(corners) else mesh
+
+
+def clustered(
+    vertices: NDArray[np.float64], faces: NDArray[np.int64], cells: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Merge the vertices of each cell into their mean; degenerate and duplicate triangles are
+    removed."""
+    low, high = vertices.min(0), vertices.max(0)
+    size = float(np.linalg.norm(high - low)) / cells
+    cell = np.floor((vertices - low) / max(size, 1e-12)).astype(np.int64)
+    number = (cell[:, 0] * (cells + 2) + cell[:, 1]) * (cells + 2) + cell[:, 2]
+    _, where, count = np.unique(number, return_inverse=True, return_counts=True)
+    places = np.stack([np.bincount(where, vertices[:, axis]) for axis in range(3)], 1)
+    places /= count[:, None]
+    corners = where[faces]
+    a, b, c = corners.T
+    corners = corners[(a != b) & (b != c) & (c != a)]
+    # The same three corners, whichever comes first, are the same triangle.
+    turned = np.take_along_axis(corners, (corners.argmin(1)[:, None] + np.arange(3)) % 3, 1)
+    # One number each: sorting rows takes several times as long.
+    size = len(places)
+    single = np.unique((turned[:, 0] * size + turned[:, 1]) * size + turned[:, 2])
+    return places, np.stack([single // size**2, single // size % size, single % size], 1)
+
+
+def creased(places: NDArray[np.float64], corners: NDArray[np.int64]) -> Mesh:
+    """Duplicate the vertices along sharp edges, so that averaged normals keep them sharp."""
+    a, b, c = (places[corners[:, i]] for i in range(3))
+    cross = np.cross(b - a, c - a)
+    unit = cross / np.maximum(np.linalg.norm(cross, axis=1, keepdims=True), 1e-20)
+    mean = np.zeros_like(places)
+    for i in range(3):
+        np.add.at(mean, corners[:, i], cross)
+    mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-20)
+    smooth = np.einsum("fcx,fx->fc", mean[corners], unit) > CREASE
+    # A corner that is not smooth belongs with others that face the same of six ways.
+    way = np.abs(unit).argmax(1) * 2 + (
+        np.take_along_axis(unit, np.abs(unit).argmax(1)[:, None], 1)[:, 0] > 0
+    )
+    key = corners * 7 + np.where(smooth, 0, way[:, None] + 1)
+    _, first, inverse = np.unique(key.reshape(-1), return_index=True, return_inverse=True)
+    vertices = places[corners.reshape(-1)[first]]
+    return vertices.astype(np.float32), inverse.reshape(-1, 3).astype(np.uint32)
+
+
+class DecimatedScene:
+    """A scene model with decimated meshes; each mesh is made once per style."""
+
+    def __init__(self, scene: SceneModel) -> None:
+        self.scene = scene
+        self._made: dict[tuple[int, str, bytes], Mesh | None] = {}
+
+    def bodies(self) -> Sequence[str]:
+        return self.scene.bodies()
+
+    def poses(self) -> tuple[Array, Array]:
+        return self.scene.poses()
+
+    def viewpoint(self) -> Viewpoint:
+        return self.scene.viewpoint()
+
+    def tracked_body(self) -> TrackedBody | None:
+        return self.scene.tracked_body()
+
+    def shapes(self) -> Iterator[Shape]:
+        for shape in self.scene.shapes():
+            yield replace(shape, mesh=partial(self._mesh, shape))
+
+    def _mesh(self, shape: Shape) -> Mesh | None:
+        key = (shape.body, shape.name, shape.style)
+        if key not in self._made:
+            mesh = shape.mesh()
+            self._made[key] = None if mesh is None else lighter(mesh)
+        return self._made[key]
+
 
 Array = NDArray[np.floating]
 

@@ -1,18 +1,244 @@
-"""PageServer: viser's server, on this machine only, behind the authenticating proxy."""
+"""PageServer: viser's server, on this machine only, behind the authenticating proxy; the thread
+that owns what a page shows."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import logging
+import queue
 import secrets
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 from viser import GuiMarkdownHandle, ViserServer
 from viser._messages import ShareUrlRequest
 
 from embodied.viewer.server.auth_proxy import HOST, LOCAL, AuthProxy
-from embodied.viewer.server.viser_event_fix import patch_message_events
+
+
+# Fix for viser 1.1.1: a thread-safe event for its message buffers. viser sets an `asyncio.Event`
+# from the sending thread, which iterates over the event's waiters while the server's thread
+# changes them: with many browsers open, sending occasionally fails with "deque mutated during
+# iteration".
+class ThreadSafeEvent(asyncio.Event):
+    """An `asyncio.Event` that other threads may set. Set from another thread it only sets the flag;
+    the caller then schedules `set` in the event loop, as viser does."""
+
+    def __init__(self, _flag: bool = False) -> None:
+        super().__init__()
+        self._flag = _flag
+
+    def set(self) -> None:
+        self._flag = True
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        super().set()
+
+    def is_set(self) -> bool:
+        return self._flag
+
+    def clear(self) -> None:
+        self._flag = False
+        super().clear()
+
+    async def wait(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._flag or await super().wait()
+
+
+def patch_message_events(server: ViserServer) -> None:
+    """Replace the events of the broadcast buffer and of every client's buffer."""
+    inner = server._websock_server
+
+    async def on_connect(connection: Any) -> None:
+        buffer = connection.get_message_buffer()
+        buffer.message_event = ThreadSafeEvent(buffer.message_event.is_set())
+
+    inner._broadcast_buffer.message_event = ThreadSafeEvent(
+        inner._broadcast_buffer.message_event.is_set()
+    )
+    inner.on_client_connect(on_connect)
+
+
+Command = tuple[Callable[[], None], "Future[None]"]
+CLOSED = "the viewer is closed"
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def in_thread(method: Method) -> Method:
+    """A method of a WorkerThread that runs in the thread; the caller waits and gets its errors."""
+
+    @wraps(method)
+    def called(self: WorkerThread, *args: Any, **settings: Any) -> None:
+        self.call(lambda: method(self, *args, **settings))
+
+    return cast(Method, called)
+
+
+class WorkerThread:
+    """Runs `setup`, then `run_loop`, then `teardown` in a thread; `start` raises the errors of
+    `setup`."""
+
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._closing, self._ended = threading.Event(), threading.Event()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="viewer", daemon=True)
+
+    def setup(self) -> None:
+        """Called first in the thread."""
+
+    def run_loop(self) -> None:
+        """The thread's loop, until `closing`; it calls `run_commands` regularly."""
+        raise NotImplementedError
+
+    def teardown(self) -> None:
+        """Called last in the thread."""
+
+    def start(self) -> None:
+        """Start the thread; returns when `setup` is done."""
+        self._thread.start()
+        self._ready.result()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    def submit(self, command: Callable[[], None]) -> Future[None]:
+        """Run `command` in the thread, soon."""
+        answer: Future[None] = Future()
+        self._commands.put((command, answer))
+        return answer
+
+    def call(self, command: Callable[[], None]) -> None:
+        """Run `command` in the thread and wait for it; raises its errors."""
+        if self._thread is threading.current_thread():
+            return command()
+        answer = self.submit(command)
+        while not wait([answer], timeout=0.5).done:
+            if not self._thread.is_alive():
+                raise RuntimeError(CLOSED)
+        answer.result()
+
+    def wait(self) -> None:
+        """Wait until the thread is stopped, or Ctrl-C is pressed."""
+        # Not `Thread.join`: Ctrl-C inside it can leave a running thread marked as ended (3.11).
+        while not self._ended.wait(0.5):
+            pass
+
+    def stop(self) -> None:
+        """Stop the thread and wait for it; safe to call twice."""
+        self._closing.set()
+        self.submit(lambda: None)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def run_commands(self, timeout: float) -> None:
+        """Run the submitted commands, waiting up to `timeout` s for the first."""
+        with contextlib.suppress(queue.Empty):
+            command, answer = self._commands.get(timeout=timeout) if timeout else self._next()
+            while True:
+                try:
+                    command()
+                except Exception as error:  # raised again by `call`
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(None)
+                command, answer = self._next()
+
+    def _run(self) -> None:
+        try:
+            self.setup()
+        except BaseException as error:  # raised by `start`
+            self._ready.set_exception(error)
+        else:
+            self._ready.set_result(None)
+            self.run_loop()
+        finally:
+            with contextlib.suppress(queue.Empty):
+                while True:  # no caller waits for a stopped thread
+                    self._next()[1].set_exception(RuntimeError(CLOSED))
+            self.teardown()
+            self._ended.set()
+
+    def _next(self) -> Command:
+        return self._commands.get_nowait()
+
+
+class PageThread(WorkerThread):
+    """A page on `page_server`, updated by one thread; `close` stops both.
+
+    Call `start` at the end of `__init__`; it closes everything if `setup` fails.
+    """
+
+    def __init__(self, page_server: PageServer) -> None:
+        super().__init__()
+        self.page_server, self.server, self.proxy = (
+            page_server,
+            page_server.server,
+            page_server.proxy,
+        )
+
+    @property
+    def url(self) -> str:
+        """The address to open; for all interfaces, with this machine's host name."""
+        return self.page_server.url
+
+    def start(self) -> None:
+        try:
+            super().start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the thread and the server; safe to call twice."""
+        self.stop()
+        self.page_server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+Page = TypeVar("Page", bound=PageThread)
+
+
+def run_page(page_server: PageServer, make: Callable[[PageServer], Page], block: bool) -> Page:
+    """Run the page that `make` builds on `page_server`, which is closed if that fails.
+
+    With `block`, returns after Ctrl-C with the page closed; Ctrl-C while the page is built exits
+    the program.
+    """
+    page: Page | None = None
+    try:
+        page = make(page_server)
+        if block:
+            page.wait()
+        return page
+    except KeyboardInterrupt:
+        if not block:
+            raise
+        # After the ^C that the terminal shows.
+        print("\nviewer closed", flush=True)
+        if page is None:
+            raise SystemExit(0) from None
+        return page
+    finally:
+        if page is None:
+            page_server.close()
+        elif block:
+            page.close()
+
 
 ANYWHERE = ("0.0.0.0", "::")
 

@@ -3,14 +3,222 @@ from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 from torch import Tensor
 
+from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
-from embodied.viewer.scene.types import Shape
-from embodied.viewer.session.snapshot import CompressedImage, EnvSnapshot
+from embodied.datasets.lerobot.video import decode_image
+from embodied.evaluation.statistics import wilson
+from embodied.teachers import episode_log
+from embodied.training.logger import read_metrics
+from embodied.viewer.scene.detect import detect_scene
+from embodied.viewer.scene.types import (
+    Array,
+    DecimatedScene,
+    NoScene,
+    Picture,
+    SceneModel,
+    Shape,
+    picture_of,
+)
+
+LARGE, SMALL = (640, 480), (384, 288)
+"""Width and height of rendered images, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedImage:
+    """An image of `shape`, compressed fast (zlib level 1), as one is stored for every step."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, picture: Picture) -> CompressedImage:
+        return cls(zlib.compress(picture.tobytes(), 1), picture.shape)
+
+    def picture(self) -> Picture:
+        """The image, uint8 [height, width, 3]."""
+        return np.frombuffer(zlib.decompress(self.data), np.uint8).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSnapshot:
+    """What the environment looked like at one step.
+
+    `places` [N, 3] (m) and `turns` [N, 4] (quaternion w, x, y, z) are the poses of all bodies;
+    without a 3D scene there is a `picture` instead, if the environment has one. `words` is the
+    environment's description. `film` is the camera's image of an environment with a 3D scene, if
+    `filming`.
+    """
+
+    places: Array | None = None
+    turns: Array | None = None
+    picture: CompressedImage | None = None
+    words: str = ""
+    film: CompressedImage | None = None
+
+
+class SnapshotRecorder:
+    """Records snapshots of parallel env 0 of `env`.
+
+    `scene` is its 3D scene; None if it has none, and `no_scene_reason` says why. Then the snapshot
+    has the image of the environment's camera, else the largest image observation. `render_error`
+    says why the camera gives no image. While `filming`, the camera is rendered for every
+    environment.
+
+    Environments reset themselves inside the step that ends an episode; a hook records the final
+    snapshot just before.
+    """
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.no_scene_reason, self.render_error, self.filming = env, "", "", False
+        self.scene: SceneModel | None = None
+        self.described = True
+        self._last: EnvSnapshot | None = None
+        try:
+            found = detect_scene(env)
+            self.scene = None if found is None else DecimatedScene(found)
+        except NoScene as error:
+            self.no_scene_reason = f"No 3D scene: {error}"
+        env.add_pre_reset_hook(self._before_reset)
+
+    def capture(self, shown: Tensors) -> EnvSnapshot:
+        """The snapshot of the current state; `shown` are its observations, used if there is no
+        camera."""
+        if self.scene is not None:
+            places, turns = self.scene.poses()
+            shot = self._rendered() if self.filming else None
+            film = None if shot is None else CompressedImage.of(shot)
+            return EnvSnapshot(places, turns, None, self._words(), film)
+        picture = self._rendered()
+        picture = self._image(shown) if picture is None else picture
+        packed = None if picture is None else CompressedImage.of(picture)
+        return EnvSnapshot(None, None, packed, self._words())
+
+    def shapes(self) -> list[Shape]:
+        """All shapes with their meshes made: later the environment may have changed their sizes."""
+        shapes = [] if self.scene is None else list(self.scene.shapes())
+        return [shape for shape in shapes if shape.mesh() is not None]
+
+    def after_step(self, shown: Tensors, ended: bool, before: EnvSnapshot) -> EnvSnapshot:
+        """The snapshot after a step. If the episode ended and the environment (in another process)
+        cannot be observed before its reset, the last snapshot `before` is used."""
+        last, self._last = self._last, None
+        if not ended:
+            return self.capture(shown)
+        last = before if last is None else last
+        if self.scene is None and (self.render_error or last.picture is None):
+            picture = self._image(shown)
+            last = replace(last, picture=None if picture is None else CompressedImage.of(picture))
+        return last
+
+    def camera(self, size: tuple[int, int] = SMALL) -> Picture | None:
+        """The image of the environment's camera, [height, width, 3]; None if it cannot be rendered,
+        and `render_error` says why."""
+        try:
+            picture = self.env.render(0, *size).cpu().numpy()
+        except (NotImplementedError, RuntimeError, ImportError) as error:
+            # No camera, or no way to draw on this machine: the rest of the page goes on.
+            self.render_error = f"No image: {error}"
+            return None
+        self.render_error = ""
+        return picture
+
+    def _before_reset(self, rows: Tensor) -> None:
+        if bool(rows[0]):
+            self._last = self.capture({})
+
+    def _words(self) -> str:
+        if not self.described:
+            return ""
+        try:
+            return self.env.describe(0)
+        except NotImplementedError:
+            self.described = False
+            return ""
+
+    def _rendered(self) -> Picture | None:
+        return None if self.render_error else self.camera(LARGE)
+
+    def _image(self, shown: Tensors) -> Picture | None:
+        leaves = self.env.spec.obs
+        images = [name for name, leaf in leaves.items() if leaf.is_image and name in shown]
+        if not images:
+            return None
+        name = max(images, key=lambda name: leaves[name].size)
+        return picture_of(shown[name][0], leaves[name])
+
+
+MEASURES = ("eval/success", "eval/return", "train/success", "train/return")
+
+
+@dataclass(frozen=True)
+class History:
+    """A metric over training: `values` [K] after `steps` [K], with 95% intervals `low` and `high`
+    [K] (equal to the values where there is no interval)."""
+
+    measure: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+    def at(self, step: int) -> float:
+        """The value at training step `step`, interpolated between measurements."""
+        return float(np.interp(step, self.steps, self.values))
+
+
+def history_of(folder: Path) -> History | None:
+    """The history in a run folder's metrics.jsonl: evaluated success, else the next best metric;
+    None if nothing was logged."""
+    rows = read_metrics(folder)
+    for name in MEASURES:
+        found = [row for row in rows if name in row and np.isfinite(row[name])]
+        if found:
+            steps = [int(row["step"]) for row in found]
+            values = [float(row[name]) for row in found]
+            bands = [
+                _band(name, value, row.get("eval/episodes"))
+                for value, row in zip(values, found, strict=True)
+            ]
+            return History(
+                name, steps, values, [low for low, _ in bands], [high for _, high in bands]
+            )
+    return None
+
+
+def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
+    """Where in task space the run's teacher sampled, per quarter of training, as an image [height,
+    width, 3]. None if the run had no teacher or matplotlib is not installed. `names` are those of
+    the task's elements."""
+    past = episode_log.read_episode_log(folder)
+    if past is None:
+        return None
+    try:
+        from embodied.teachers.plots.task_density import draw
+    except ModuleNotFoundError:
+        return None
+    moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
+    shown = tuple(names[i] if i < len(names) else f"task {i}" for i in moving)
+    score = past.success if np.isfinite(past.success).any() else past.ret
+    with TemporaryDirectory() as there:
+        file = draw(Path(there) / "tasks.png", past.began, past.task[:, moving], score, shown)
+        return decode_image(file.read_bytes()).numpy()[..., :3]
+
+
+def _band(name: str, value: float, episodes: float | None) -> tuple[float, float]:
+    if name != "eval/success" or not episodes:
+        return value, value
+    return wilson(round(value * episodes), int(episodes))
+
 
 CURVES = 8
 """How many elements of an action or observation are plotted."""

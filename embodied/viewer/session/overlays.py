@@ -6,27 +6,270 @@ Both come from the run's newest checkpoint and are evaluated for whichever polic
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import CheckpointError
-from embodied.core.env import VecEnv
+from embodied.core.env import NotSavable, VecEnv
 from embodied.core.policy import Policy
-from embodied.core.reward import HasComponents, Reward
+from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
 from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.seeding import forked
+from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
+from embodied.core.wrapper import Wrapper
 from embodied.learners.learner import Learner, RunPlan
-from embodied.reports.load_reward import make_reward, of_run
-from embodied.viewer.session.episode import TERM, Moment
-from embodied.viewer.session.reward_image import SCORE, RewardCamera, ScoresImages, reward_camera
-from embodied.viewer.session.snapshot import CompressedImage
+from embodied.reports.datasets import make_reward, of_run
+from embodied.viewer.scene.types import Array, Picture, picture_of
+from embodied.viewer.session.episode import TERM, CompressedImage, Moment
+
+SCORE = "image score"
+"""Name of the plotted score of the image."""
+
+
+# The image that the run's reward is computed from, rendered at every step as in training.
+# Rewards on images (`AugmentsEnv`) add an observation to the environment they are trained in. The
+# viewer builds the same wrapper around the displayed environment and stores its image per step.
+@runtime_checkable
+class ScoresImages(Protocol):
+    """A reward that scores single images, separately from the reward it computes from them."""
+
+    def score(self, pictures: Tensor) -> Tensor:
+        """Scores [N] of uint8 images [N, H, W, 3]."""
+        ...
+
+
+class UnsupportedReward(RuntimeError):
+    """The reward needs more observations than one rendered image."""
+
+
+@dataclass(frozen=True)
+class RewardCamera:
+    """Captures the image of parallel env 0 that wrapper `layer` adds for the reward.
+
+    `layer` is None if the reward needs no image; `name` is the observation that it adds. If
+    `hides_terminations`, the reward was trained with terminations treated as truncations.
+    """
+
+    layer: AddedObservation | None
+    name: str
+    hides_terminations: bool
+
+    def capture(self) -> CompressedImage | None:
+        """The image after the last step; the final one of an episode that has just ended."""
+        if self.layer is None:
+            return None
+        return CompressedImage.of(self.layer.added_observation(0).cpu().numpy())
+
+    def observation(self, image: CompressedImage | None) -> Tensors:
+        """`image` as the observation [1, H, W, 3] that the reward reads."""
+        if self.layer is None or image is None:
+            return {}
+        return {self.name: torch.from_numpy(image.picture().copy())[None]}
+
+
+def reward_camera(reward: Reward, env: VecEnv) -> RewardCamera:
+    """The camera for `reward` on `env`; UnsupportedReward if the reward needs anything else than
+    one image or none."""
+    layers: list[Wrapper] = []
+    outer = reward.augment_env(env) if isinstance(reward, AugmentsEnv) else env
+    while outer is not env and isinstance(outer, Wrapper):
+        layers.append(outer)
+        outer = outer.env
+    # Wrappers forward attributes to the inner environment, so the class is asked.
+    adding = [layer for layer in layers if issubclass(type(layer), AddedObservation)]
+    known = all(layer in adding or layer.hides_terminations for layer in layers)
+    if not known or len(adding) > 1 or not all(is_image(layer) for layer in adding):
+        raise UnsupportedReward("this reward needs observations other than one image")
+    hides = any(layer.hides_terminations for layer in layers)
+    if not adding:
+        return RewardCamera(None, "", hides)
+    layer = adding[0]
+    assert isinstance(layer, AddedObservation)
+    return RewardCamera(layer, added_name(layer), hides)
+
+
+def added_name(layer: Wrapper) -> str:
+    """The observation that `layer` adds to those of the environment inside it."""
+    return next(name for name in layer.spec.obs if name not in layer.env.spec.obs)
+
+
+def is_image(layer: Wrapper) -> bool:
+    return layer.spec.obs[added_name(layer)].is_image
+
+
+DRAWS = 8
+AXES = ("_x", "_y", "_z")
+
+
+# Plan preview: the tool's path under an action chunk, rolled out in a copy of the environment.
+# The chosen chunk and chunks for other noise samples become paths of the tool; their spread shows
+# how certain the policy is.
+class PlanPreview:
+    """Rolls out chunks in an environment that `make(n)` makes with n parallel envs, when first
+    needed.
+
+    `tip` is None, and there is nothing to preview, if no observation names a position (`tool_x`,
+    `tool_y`, `tool_z`).
+    """
+
+    def __init__(self, spec: Spec, make: Callable[[int], VecEnv]) -> None:
+        self.tip, self.make = tip_of(spec), make
+        self._copy: VecEnv | None = None
+
+    def paths(self, before: Moment, after: Moment, acts: object) -> list[Array]:
+        """Paths [H + 1, 3] (m) of the chunk that was decided at `before` and first executed at
+        `after`, then of chunks for other noise samples. Empty if the environment's state cannot be
+        restored or the policy has no chunks."""
+        plan = after.plan
+        if self.tip is None or plan is None or len(plan) < 2 or not isinstance(acts, Actor):
+            return []
+        if before.state is None or plan.ndim < 2:
+            return []
+        with forked(before.step):
+            plans = torch.cat([plan[None], sampled(acts.policy, before, after, DRAWS - 1)])
+        return self._rolled(before, plans)
+
+    def trail(self, moments: list[Moment]) -> Array | None:
+        """The tool's position at every step, [T, 3]; None if it is not observed."""
+        if self.tip is None or len(moments) < 2:
+            return None
+        return np.concatenate([place_of(moment.next_obs, self.tip) for moment in moments])
+
+    def close(self) -> None:
+        """Close the copy of the environment."""
+        if self._copy is not None:
+            self._copy.close()
+
+    @torch.no_grad()
+    def _rolled(self, before: Moment, plans: Tensor) -> list[Array]:
+        assert before.state is not None and self.tip is not None
+        if self._copy is None:
+            self._copy = self.make(DRAWS)
+            self._copy.reset(0)
+        copy = self._copy
+        same = torch.zeros(len(plans), dtype=torch.int64)
+        try:
+            obs = copy.set_state(tt.take(before.state, same))
+        except NotSavable:
+            return []
+        places = [place_of(obs, self.tip)]
+        running = torch.ones(len(plans), dtype=torch.bool)
+        ends = torch.full((len(plans),), plans.shape[1] + 1)
+        for t in range(plans.shape[1]):
+            step = copy.step(plans[:, t])
+            places.append(place_of(step.next_obs, self.tip))
+            ends = torch.where(running & step.ended, t + 2, ends)
+            running &= ~step.ended
+        paths = np.stack(places, 1)
+        return [path[: int(end)] for path, end in zip(paths, ends, strict=True)]
+
+
+@torch.no_grad()
+def sampled(policy: Policy, before: Moment, after: Moment, count: int) -> Tensor:
+    """Chunks [count, H, A] of `policy` for other noise samples at `before`, the decision that led
+    to `after`."""
+    same = torch.zeros(count, dtype=torch.int64)
+    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    obs = tt.to(tt.take(before.obs, same), device)
+    carry = carried(policy, before, after, same)
+    noise = policy.sample_noise(count, True)
+    seen, carry = policy.observe(obs, carry, noise)
+    return policy.act(seen, carry, noise)[0].cpu()
+
+
+def carried(policy: Policy, before: Moment, after: Moment, rows: Tensor) -> Tensors:
+    """The recurrent state of `policy` at the decision between `before` and `after`, repeated for
+    each of `rows` [n] (zeros)."""
+    old, new = before.policy_state, after.policy_state
+    if old is None or new is None or old.name != new.name or before.step == 0:
+        return policy.initial(len(rows))
+    return tt.take(tt.under(old.actor, "carry"), rows)
+
+
+def tip_of(spec: Spec) -> tuple[str, int] | None:
+    """The observation and index of the first three elements named NAME_x, NAME_y and NAME_z; None
+    if there are none."""
+    for name, leaf in spec.obs.items():
+        for at, word in enumerate(leaf.names[:-2]):
+            stem = word.removesuffix("_x")
+            if stem != word and leaf.names[at : at + 3] == tuple(stem + axis for axis in AXES):
+                return name, at
+    return None
+
+
+def place_of(obs: Tensors, tip: tuple[str, int]) -> Array:
+    name, at = tip
+    return obs[name][:, at : at + 3].double().cpu().numpy()
+
+
+GRID = 8
+"""Patches along each side of an image."""
+HOT = (213, 94, 0)
+LEAST = 1e-6
+
+
+# Saliency by occlusion: which image patches change the policy's action chunk most. Occlusion
+# (Zeiler and Fergus, 2014): s[i, j] = mean |pi(o with patch i, j grey, w) - pi(o, w)| over the
+# chunk, in units of the action, for one noise w. It only evaluates the policy, so it works for
+# every network.
+def pictures_of(policy: Policy) -> list[str]:
+    """The image observations that `policy` uses."""
+    leaves = policy.spec.obs.items()
+    return [name for name, leaf in leaves if leaf.is_image and not hidden(name)]
+
+
+@torch.no_grad()
+def saliency(policy: Policy, before: Moment, after: Moment, grid: int = GRID) -> dict[str, Tensor]:
+    """By image name, how much each patch [grid, grid] changes the chunk that `policy` decided
+    between `before` and `after`."""
+    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    with forked(before.step):
+        noise = policy.sample_noise(1)
+    found: dict[str, Tensor] = {}
+    for name in pictures_of(policy):
+        covered = occluded(before.obs[name][0], grid)
+        same = torch.zeros(len(covered), dtype=torch.int64)
+        obs = tt.to({**tt.take(before.obs, same), name: covered}, device)
+        seen, carry = policy.observe(obs, carried(policy, before, after, same), noise[same])
+        chunks = policy.act(seen, carry, noise[same])[0].float()  # [1 + grid^2, H, A]
+        change = (chunks[1:] - chunks[:1]).abs().flatten(1).mean(1)
+        found[name] = change.view(grid, grid).cpu()
+    return found
+
+
+def occluded(picture: Tensor, grid: int) -> Tensor:
+    """`picture` [H, W, C] itself, then with each of grid x grid patches replaced by its mean
+    colour, [1 + grid^2, H, W, C]."""
+    high, wide = picture.shape[:2]
+    mean = picture.float().mean((0, 1)).round().to(picture.dtype)
+    rows = torch.arange(high) * grid // high
+    columns = torch.arange(wide) * grid // wide
+    patch = rows[:, None] * grid + columns
+    which = torch.arange(-1, grid * grid)[:, None, None]
+    return torch.where((patch == which)[..., None], mean, picture)
+
+
+def heated(value: Tensor, leaf: Leaf, change: Tensor, most: float) -> Picture:
+    """One image [H, W, C] in grey, orange where `change` [grid, grid] is near `most`."""
+    picture = picture_of(value, leaf).astype(np.float32)
+    high, wide = picture.shape[:2]
+    heat = functional.interpolate(change[None, None], (high, wide), mode="bilinear")[0, 0]
+    share: NDArray[np.float32] = (heat / max(most, LEAST)).clamp(0, 1).numpy()[..., None]
+    grey = 0.35 * picture.mean(2, keepdims=True) + 0.65 * 160
+    return ((1 - share) * grey + share * np.array(HOT)).round().astype(np.uint8)
+
 
 VALUE, MODEL = "value", "reward of the run"
 ValueFunction = Callable[[Actor], Tensor]

@@ -2,33 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
 import torch
+import yaml
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.build import nearest
+from embodied.core.actor import Actor
+from embodied.core.build import build, nearest
+from embodied.core.checkpoint import load_policy
+from embodied.core.complete_node import complete
 from embodied.core.env import HasCurrentTask, NotSavable, Step, VecEnv
+from embodied.core.policy import Policy
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.viewer.run_folder import Run, ViewerError
-from embodied.viewer.scene.types import Array
+from embodied.viewer.scene.types import Array, Picture
 from embodied.viewer.session.disturbances import (
     ObservationDisturbance,
     Pushes,
     describe_disturbances,
 )
-from embodied.viewer.session.episode import MOVED, SAFETY, Episode, Moment, PolicyState
-from embodied.viewer.session.noise import noise_of
-from embodied.viewer.session.plan_preview import PlanPreview
-from embodied.viewer.session.policies import ActionSource, HasState
-from embodied.viewer.session.snapshot import EnvSnapshot, SnapshotRecorder
+from embodied.viewer.session.episode import (
+    MOVED,
+    SAFETY,
+    EnvSnapshot,
+    Episode,
+    Moment,
+    PolicyState,
+    SnapshotRecorder,
+)
+from embodied.viewer.session.overlays import PlanPreview, StepOverlay
 
-if TYPE_CHECKING:
-    from embodied.viewer.session.overlays import StepOverlay
+WHICH = ("task", "id")
+"""Settings that select one of an environment class's variants."""
+
+
+class ActionSource(Protocol):
+    """What `Actor` offers: actions [1, A] for observations, with or without exploration noise."""
+
+    explore: bool
+
+    def __call__(self, obs: Tensors, first: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An action source with a state (chunk, memory) that can be saved and restored."""
+
+    def get_state(self) -> Tensors: ...
+
+    def set_state(self, state: Tensors) -> None: ...
+
+
+Choices = dict[str, Callable[[], ActionSource]]
+
+
+class ZeroAction:
+    """Always the zero action (the middle of every range; the first of discrete actions)."""
+
+    explore = False
+
+    def __init__(self, spec: Spec) -> None:
+        self.action = spec.act.zeros(1)
+
+    def __call__(self, obs: Tensors, first: Tensor) -> Tensor:
+        return self.action
+
+
+def choices_for(env: VecEnv, run: Run | None) -> tuple[Choices, str]:
+    """The policies for `env` by name, each loaded when first chosen, and the name of the initial
+    one."""
+    spec = env.spec
+    found: Choices = {}
+    if run is not None:
+        for folder in run.checkpoints:
+            found[label(folder)] = lambda folder=folder: Actor(
+                load_policy(folder, spec), 1, run.execute
+            )
+    script = script_for(env)
+    if script is not None:
+        found["demonstrator"] = lambda: Actor(build(script, Policy, spec=spec), 1)
+    random = {"_target_": "embodied.policies.random.Random"}
+    found["random"] = lambda: Actor(build(random, Policy, spec=spec), 1)
+    found["zero"] = lambda: ZeroAction(spec)
+    return found, next(iter(found)) if run is None else label(run.chosen)
+
+
+def label(checkpoint: Path) -> str:
+    """The name of a checkpoint folder among the policies."""
+    return f"checkpoint {checkpoint.name}"
+
+
+def script_for(env: VecEnv) -> dict[str, Any] | None:
+    """The configuration of the demonstrator with the name of this environment or of its task,
+    ignoring wrappers; None if there is none."""
+    while isinstance(inner := getattr(env, "env", None), VecEnv):
+        env = inner
+    target = f"{type(env).__module__}.{type(env).__name__}"
+    config = getattr(env, "config", None)
+    names: list[str] = []
+    for name, text in _texts("env").items():
+        if target not in text:
+            continue  # most of them, and reading YAML takes its time
+        node = complete(yaml.safe_load(text))
+        told = {key: node[key] for key in WHICH if node.get(key) is not None}
+        mine = all(getattr(config, key, None) == value for key, value in told.items())
+        if node.get("_target_") == target and mine:
+            names += [name, *map(str, told.values())]
+    scripts = _texts("demonstrator")
+    found = next((scripts[name] for name in names if name in scripts), None)
+    return None if found is None else yaml.safe_load(found)
+
+
+def _texts(group: str) -> dict[str, str]:
+    folder = files("embodied.configs") / group
+    found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return {name.removesuffix(".yaml"): (folder / name).read_text() for name in found}
+
+
+BELOW, ABOVE, NONE = (0, 114, 178), (213, 94, 0), (255, 255, 255)
+GROUND, INK = (255, 255, 255), (55, 65, 81)
+MAP, BARS, NAMES, EDGE = 210, 120, 70, 6
+"""Widths of the image's parts and the gap between them, in pixels."""
+HIGH = 170
+
+
+# Latent-noise RL (DSRL): the noise that a steering policy chose for its base policy, as an image.
+# DSRL (Wagenmaker et al., 2025) acts by w = bound * u in place of w ~ N(0, I). Gaussian samples
+# have |w| of about sqrt(D); the distance of |w| from that shows how strongly the base policy is
+# steered.
+class ChoosesNoise(Protocol):
+    """A policy whose `inner` policy chooses the noise of a base policy, each element up to
+    `bound`."""
+
+    bound: float
+    noise_shape: torch.Size
+    inner: Policy
+
+
+def chooses_noise(policy: object) -> TypeGuard[ChoosesNoise]:
+    """Not `isinstance`, which from Python 3.12 on does not find `inner`, a submodule."""
+    return all(hasattr(policy, name) for name in ChoosesNoise.__annotations__)
+
+
+@torch.no_grad()
+def noise_of(acts: object) -> Tensor | None:
+    """The noise w [D] of the last decision; None if the noise was sampled rather than chosen, or if
+    exploration hides it."""
+    if not isinstance(acts, Actor) or not chooses_noise(acts.policy):
+        return None
+    chosen = acts.carry.get("row/action")
+    if chosen is None and not acts.explore:
+        inner = acts.policy.inner
+        chosen = inner.act(acts.decision_obs, {}, inner.sample_noise(1))[0].flatten(1)
+    return None if chosen is None else acts.policy.bound * chosen[0].detach().cpu()
+
+
+def decisions(moments: Sequence[Moment]) -> list[tuple[int, Tensor]]:
+    """Step index and noise [D] of each decision that has one."""
+    return [
+        (i, moment.noise)
+        for i, moment in enumerate(moments)
+        if moment.is_decision and moment.noise is not None
+    ]
+
+
+def describe(noise: Tensor) -> str:
+    """The norm of the noise beside that of Gaussian samples, as a label."""
+    size = float(noise.norm())
+    return f"latent noise: norm {size:.1f} (Gaussian samples: about {math.sqrt(noise.numel()):.1f})"
+
+
+def noise_picture(chosen: Sequence[Tensor], at: int, bound: float, names: Sequence[str]) -> Picture:
+    """Image of noises `chosen`: decisions from left to right, elements [D] from top to bottom,
+    grouped by the action element (`names`) they belong to. Number `at` is framed and repeated as
+    bars. Blue is negative, orange positive."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    values = np.stack([each.numpy() for each in chosen], 1) / bound
+    order = grouped(len(values), len(names))
+    values = values[order]
+    tall, count = values.shape
+    row = max(2, HIGH // tall)
+    image = Image.new("RGB", (NAMES + MAP + EDGE + BARS, row * tall), GROUND)
+    cells = Image.fromarray(coloured(values)).resize((MAP, row * tall), Image.Resampling.NEAREST)
+    image.paste(cells, (NAMES, 0))
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
+    left = NAMES + round(at * MAP / count)
+    right = max(NAMES + round((at + 1) * MAP / count), left + 2)
+    pen.rectangle((left, 0, right - 1, row * tall - 1), outline=INK)
+    middle = NAMES + MAP + EDGE + BARS // 2
+    for i, value in enumerate(values[:, at]):
+        end = middle + round(float(np.clip(value, -1, 1)) * (BARS // 2 - 2))
+        low, high = sorted((middle, end))
+        pen.rectangle((low, i * row, high, i * row + row - 2), fill=ABOVE if value > 0 else BELOW)
+    pen.line((middle, 0, middle, row * tall), fill=INK)
+    rows = tall // len(names) if names and tall % len(names) == 0 else tall
+    for i, name in enumerate(names if rows < tall else ()):
+        pen.text((2, i * rows * row + 1), name[:11], fill=INK, font=font)
+        pen.line((0, i * rows * row, NAMES + MAP, i * rows * row), fill=INK)
+    return np.asarray(image)
+
+
+def grouped(size: int, elements: int) -> NDArray[np.intp]:
+    """The order of D = H * A numbers, stored step by step, that groups them by action element."""
+    if not elements or size % elements:
+        return np.arange(size)
+    return np.arange(size).reshape(-1, elements).T.reshape(-1)
+
+
+def coloured(values: NDArray[np.floating]) -> Picture:
+    """Numbers in [-1, 1] as colours [..., 3], white at zero."""
+    strength = np.abs(np.clip(values, -1, 1))[..., None]
+    ends = np.where(values[..., None] > 0, np.array(ABOVE), np.array(BELOW))
+    return (strength * ends + (1 - strength) * np.array(NONE)).round().astype(np.uint8)
+
 
 PLANS = 200
 """Decisions of an episode whose plans are previewed in an exported file."""

@@ -19,7 +19,7 @@ from embodied.core.saved_node import read_saved, require_inside
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.viewer.run_folder import ViewerError
-from embodied.viewer.scene.pose_from_obs import PosedModel
+from embodied.viewer.scene.detect import PosedModel
 from embodied.viewer.session.episode import MOVED, SAFETY
 
 TARGETS = ("proposed", "filtered", "sent")

@@ -1,15 +1,16 @@
-"""`embodied demos merge|drop|split|check`: edit recorded datasets, always into a new folder."""
+"""Collect, convert, inspect, edit and check demonstration datasets."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.commands import require_datasets
+from embodied.commands import require_at_least, require_datasets, split_words, take
 from embodied.core.build import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -17,39 +18,101 @@ if TYPE_CHECKING:
 
 FOUND = 1  # exit status of a check that found something
 SHOWN = 200  # findings that are printed
-HELP = {
-    "merge": (
-        "several datasets as one, in the order given",
-        "two or more datasets with the same features and rate, and out=DIR",
-    ),
-    "drop": (
-        "leave episodes out",
-        "DIR; episodes=3,7-9 (from 0) or failed=true (no step is a success); out=DIR",
-    ),
-    "split": (
-        "two datasets of one",
-        "DIR; share=0.9 or episodes=50 of the first part; out=DIR rest=DIR; seed=0: which episodes "
-        "(seed=null: the first ones)",
-    ),
-    "check": (
-        "find episodes that should not be learnt from; exit status 1 where there are some",
-        "DIR; dark=8 (mean brightness of 255), still=1 (s without motion), gap=1.5 (periods "
-        "between steps), action=[LOW,HIGH] (limits), pictures=false (numbers only); fix=DIR: a "
-        "copy without these episodes",
-    ),
-}
 
 
-def add(kinds: Any) -> None:
-    for kind, (sentence, words) in HELP.items():
-        own = kinds.add_parser(kind, help=sentence, description=sentence)
-        own.add_argument("words", nargs="*", metavar="DIR key=value", help=words)
+def collect_command(args: argparse.Namespace) -> None:
+    collect(args.words, args.config_dir)
 
 
-def run(args: argparse.Namespace) -> None:
-    folders = [word for word in args.words if "=" not in word]
+def collect(words: list[str], folders: Sequence[str] = ()) -> Path:
+    """Record the episodes that the words of a command line ask for; returns the dataset folder."""
+    from embodied.compose import compose
+
+    run, words = take(words, "policy")
+    if run is not None:
+        words = ["demonstrator=trained", f"demonstrator.run={run}", *words]
+    if not any(word.startswith("demonstrator=") for word in words):
+        words = [*words, f"demonstrator={demonstrator_of(words, folders)}"]
+    node = compose("collect", words, folders).node
+
+    from rich.progress import Progress
+
+    from embodied.core.build import parse
+    from embodied.datasets import collect as collecting
+
+    config = parse(collecting.CollectConfig, node, "collect")
+    require_at_least(node, {"episodes": 1, "num_envs": 1, "seed": 0})
+    try:
+        with Progress() as progress:
+            task = progress.add_task("episodes", total=config.episodes)
+            kept, played = collecting.collect(
+                config, lambda kept, played: progress.update(task, completed=kept)
+            )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"{config.out} keeps the recorded episodes; repeat the command to continue"
+        ) from stop
+    share = f"{kept} of {played} kept" if config.success_only else f"{kept}"
+    print(f"{config.out}: {share}")
+    print(f"next: embodied demos info {config.out}")
+    return Path(config.out)
+
+
+def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
+    """The demonstrator that has the name of the environment or of its task."""
+    from embodied.compose import option, options, search_folders
+
+    search = search_folders(folders)
+    envs, known = options("env", search), options("demonstrator", search)
+    env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
+    if env not in envs:
+        return next(iter(known))  # compose() reports the error in env
+    names = [env, str(option(envs[env]).get("task"))]
+    for name in names:
+        if name in known:
+            return name
+    raise ConfigError(
+        f"no demonstrator for {env}: demonstrator=NAME (known: {', '.join(known)}) or policy=RUN"
+    )
+
+
+def convert_command(args: argparse.Namespace) -> None:
+    from embodied.datasets.importers import convert
+
+    count = convert(args.format, args.source, args.out, args.dt)
+    print(f"{args.out}: {count} episodes\nnext: embodied demos info {args.out}")
+
+
+def info_command(args: argparse.Namespace) -> None:
+    require_datasets([args.folder])
+    from embodied.datasets.hub import local_folder
+    from embodied.datasets.lerobot.reader import read_episodes
+
+    episodes = read_episodes(local_folder(args.folder))
+    length, spec = episodes.length, episodes.spec
+    print(f"{args.folder}: {len(episodes)} episodes, {int(length.sum()):,} steps")
+    print(
+        f"  length   {int(length.min())} to {int(length.max())}, mean {length.float().mean():.1f}"
+    )
+    print(f"  period   {spec.dt:g} s")
+    print(f"  action   {list(spec.act.shape)} {' '.join(spec.act.names)}")
+    for name, leaf in spec.obs.items():
+        print(f"  obs      {name} {leaf.dtype}{list(leaf.shape)}")
+    if "success" in episodes.steps:
+        ends = episodes.start + length
+        won = sum(
+            bool(episodes.steps["success"][a:b].any())
+            for a, b in zip(episodes.start.tolist(), ends.tolist(), strict=True)
+        )
+        print(f"  success  {won} of {len(episodes)}")
+    if spec.text:
+        print(f"  task     {spec.text}")
+
+
+def edit_command(args: argparse.Namespace) -> None:
+    folders, words = split_words(args.words)
     require_datasets(folders)
-    given = [word.partition("=") for word in args.words if "=" in word]
+    given = [word.partition("=") for word in words]
     KINDS[args.kind](folders, {key: value for key, _, value in given})
 
 

@@ -1,36 +1,108 @@
-"""Line charts as SVG text; they use the page's colours, light or dark."""
+"""HTML pages, complete in themselves, and line charts as SVG text in the page's colours (page.css),
+light or dark."""
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+
+from embodied.core.atomic_write import write_durably
 
 WIDTH, HEIGHT = 460, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 26
 DOTS = 40  # points of a line that are drawn one by one, at most
 COLOURS = ("--main", "--second", "--third", "--fourth", "--fifth", "--sixth")
 
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{style}</style></head>
+<body><main>
+{body}
+</main></body></html>
+"""
+
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Points (x, y) and, optionally, a band (low, high) around each."""
+def write_page(path: Path, title: str, body: Iterable[str], style: str = "") -> Path:
+    """Write a page with `body` and, after the style of all pages, `style`; returns `path`."""
+    style = Path(__file__).with_name("page.css").read_text() + style
+    page = PAGE.format(title=escape(title), style=style, body="\n".join(body)).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, lambda sink: sink.write(page))
+    return path
 
-    points: Sequence[Point]
-    band: Sequence[Point] = field(default=())
+
+def head(title: str, *says: str) -> str:
+    """The title, and a paragraph for each text below it."""
+    lines = "".join(f"<p>{escape(each)}</p>" for each in says if each)
+    return f"<header><h1>{escape(title)}</h1>{lines}</header>"
 
 
-def chart(curve: Curve, title: str, low: float | None = None, high: float | None = None) -> str:
-    """An SVG of one curve; `low` and `high` fix the vertical range. Non-finite values are left
-    out."""
-    points = [(x, y) for x, y in curve.points if math.isfinite(y)]
-    if not points:
+def figure(drawn: str, caption: str = "", value: str = "") -> str:
+    """A drawing below a caption, with `value` in bold beside it."""
+    if not drawn:
+        return "<p>nothing to draw yet</p>"
+    bold = f"<b>{escape(value)}</b>" if value else ""
+    above = f"<figcaption>{escape(caption)}{bold}</figcaption>" if caption else ""
+    return f"<figure>{above}{drawn}</figure>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; without heads the first cell of each row is the row's head."""
+    lines = ["".join(f"<th>{escape(each)}</th>" for each in heads)] if heads else []
+    for row in rows:
+        first = 0 if heads else 1
+        cells = [f"<{'th' if k < first else 'td'}>{escape(str(v))}" for k, v in enumerate(row)]
+        lines.append("".join(f"{cell}</{cell[1:3]}>" for cell in cells))
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def data_url(kind: str, data: bytes) -> str:
+    """`data` as the address of an image or a video."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def chart(
+    series: Mapping[str, Sequence[Point]],
+    title: str,
+    bands: Mapping[str, Sequence[Point]] | None = None,
+    levels: Mapping[str, float] | None = None,
+    limits: tuple[float | None, float | None] = (None, None),
+    colours: Mapping[str, int] | None = None,
+    legend: bool = True,
+) -> str:
+    """An SVG of curves on the same axes; "" without points. Non-finite values are left out.
+
+    `bands` are (low, high) around each point of a curve, `levels` dashed lines across, `limits` fix
+    the vertical range, `colours` number the curves' colours. Without `legend` all curves have the
+    page's own style.
+    """
+    finite = {n: [(x, y) for x, y in points if math.isfinite(y)] for n, points in series.items()}
+    finite = {name: points for name, points in finite.items() if points}
+    if not finite:
         return ""
-    frame = framed([*points, *((points[0][0], y) for pair in curve.band for y in pair)], low, high)
-    return svg(title, [frame.grid(), frame.band(points, curve.band), frame.line(points)])
+    bands, levels = bands or {}, levels or {}
+    names = [*finite, *levels]
+    numbers = colours or {name: index for index, name in enumerate(names)}
+    every = [point for points in finite.values() for point in points]
+    every += [(0.0, y) for name in finite for pair in bands.get(name, ()) for y in pair]
+    frame = framed([*every, *((0.0, y) for y in levels.values())], *limits)
+    inks = {name: colour(numbers[name]) if legend else "" for name in names}
+    drawn = [frame.grid()]
+    drawn += [frame.band(points, bands.get(n, ()), inks[n]) for n, points in finite.items()]
+    drawn += [
+        frame.line(points, inks[n], numbers[n] >= len(COLOURS)) for n, points in finite.items()
+    ]
+    drawn += [frame.level(y, inks[n]) for n, y in levels.items()]
+    return svg(title, drawn) + (
+        legend_of({name: numbers[name] for name in names}) if legend else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -64,18 +136,19 @@ class Frame:
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" class="x">{number(value)}</text>')
         return "".join(parts)
 
-    def band(self, points: Sequence[Point], band: Sequence[Point]) -> str:
+    def band(self, points: Sequence[Point], band: Sequence[Point], colour: str = "") -> str:
         if len(band) != len(points):
             return ""
+        stroke, fill = (f' style="{k}:{colour}"' if colour else "" for k in ("stroke", "fill"))
         lower = [(x, low) for (x, _), (low, _) in zip(points, band, strict=True)]
         upper = [(x, high) for (x, _), (_, high) in zip(points, band, strict=True)]
         if len(points) == 1:
             x = self.x(points[0][0])
             return (
                 f'<path class="whisker" d="M{x:.1f} {self.y(band[0][0]):.1f}'
-                f'V{self.y(band[0][1]):.1f}"/>'
+                f'V{self.y(band[0][1]):.1f}"{stroke}/>'
             )
-        return f'<polygon class="band" points="{self.path([*lower, *reversed(upper)])}"/>'
+        return f'<polygon class="band" points="{self.path([*lower, *reversed(upper)])}"{fill}/>'
 
     def line(self, points: Sequence[Point], colour: str = "", dashed: bool = False) -> str:
         """A line in `colour` (of the page's style without one), with dots where points are few: a
@@ -118,30 +191,17 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def several(series: Mapping[str, Sequence[Point]], title: str) -> str:
-    """An SVG of several curves on the same axes, with a legend."""
-    finite = {n: [(x, y) for x, y in points if math.isfinite(y)] for n, points in series.items()}
-    finite = {name: points for name, points in finite.items() if points}
-    if not finite:
-        return ""
-    every = [point for points in finite.values() for point in points]
-    frame = framed(every)
-    drawn = [frame.grid()]
-    drawn += [coloured(frame, points, k) for k, points in enumerate(finite.values())]
-    return svg(title, drawn) + legend(finite)
-
-
 def against(left: Sequence[Point], right: Sequence[Point], names: tuple[str, str]) -> str:
     """An SVG of two curves of different units over the same steps: the first with the left axis,
     the second with the right axis."""
     one, two = framed(left), framed(right, 0.0, 1.0)
-    drawn = [one.grid(), coloured(one, left, 0), coloured(two, right, 1)]
+    drawn = [one.grid(), one.line(left, colour(0)), two.line(right, colour(1))]
     drawn += [
         f'<text x="{WIDTH - RIGHT - 4}" y="{two.y(value) + 4:.1f}" class="y second">'
         f"{number(value)}</text>"
         for value in ticks(two.bottom, two.top, 4)
     ]
-    return svg(" and ".join(names), drawn) + legend(names)
+    return svg(" and ".join(names), drawn) + legend_of({name: k for k, name in enumerate(names)})
 
 
 def framed(points: Sequence[Point], low: float | None = None, high: float | None = None) -> Frame:
@@ -154,17 +214,17 @@ def framed(points: Sequence[Point], low: float | None = None, high: float | None
     return Frame(0.0, max(max(x for x, _ in points), 1e-9), bottom, top)
 
 
-def coloured(frame: Frame, points: Sequence[Point], number: int) -> str:
-    """One of several lines; dashed where all colours have been used."""
-    dashed = number >= len(COLOURS)
-    return frame.line(points, f"var({COLOURS[number % len(COLOURS)]})", dashed)
+def colour(number: int) -> str:
+    """One of the page's colours, again from the first where all have been used."""
+    return f"var({COLOURS[number % len(COLOURS)]})"
 
 
-def legend(names: Iterable[str]) -> str:
+def legend_of(numbers: Mapping[str, int]) -> str:
+    """Names in the colours of their `numbers`."""
     spans = [
-        f'<span style="color:var({COLOURS[number % len(COLOURS)]})">{escape(name)}'
+        f'<span style="color:{colour(number)}">{escape(name)}'
         f"{' (dashed)' if number >= len(COLOURS) else ''}</span>"
-        for number, name in enumerate(names)
+        for name, number in numbers.items()
     ]
     return f'<p class="legend">{" ".join(spans)}</p>'
 

@@ -1,4 +1,4 @@
-"""Deploy a policy on a robot: check, arm, run, record, stop."""
+"""Deploy a policy on a robot (check, arm, run, record, stop), or drive it by hand."""
 
 from __future__ import annotations
 
@@ -14,34 +14,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.commands import add_overrides, require_at_least, take
+from embodied.commands import require_at_least, take
 from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
     from embodied.deploy.site import Site
     from embodied.real_robot.deployment import Deployment
+    from embodied.real_robot.teleop.episode_keys import EpisodeKeys
     from embodied.real_robot.teleop.hold_to_run import HoldToRun
     from embodied.real_robot.teleop.takeover import Takeover
+    from embodied.real_robot.teleop.teleop import Device
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
 SLOW = 0.95  # of real time; below it, results say more about this machine than about the policy
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser, "robot=NAME policy=RUN, and settings such as episodes=5")
-    parser.epilog = (
-        "examples:\n"
-        "  embodied deploy robot=sim policy=outputs/RUN\n"
-        "  embodied deploy robot=sim demonstrator=lift episodes=3 yes=true\n"
-        "  embodied deploy robot=so101_sim demonstrator=reach seconds=8\n"
-        "  embodied deploy robot=so101 policy=outputs/RUN dry=true\n"
-        "  embodied deploy robot=so101 policy=outputs/RUN teleop=gamepad      take over by hand\n"
-        "  embodied deploy robot=so101 policy=ws://HOST:8000        a policy server\n"
-        "  embodied robot check robot=so101 policy=outputs/RUN\n"
-        "Ctrl-C brings the arm to rest; from another terminal: embodied robot stop|estop|status"
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -155,30 +142,25 @@ def conduct(
     """Run `session` from its first process to its summary. ConfigError with what ended it."""
     from embodied.deploy.check import calibration
     from embodied.deploy.session import Stopped
-    from embodied.real_robot.daemon.client import ClientError
-    from embodied.real_robot.daemon.server import RpcServerError
     from embodied.real_robot.drivers.driver import DriverError
 
     problem, share = "", 1.0
-    try:
-        pace = Pace(site.behind)
-        with session:
-            try:
-                if _begin(node, session, hold, teleop):
-                    pace = Pace(site.behind)
-                    session.run(node["episodes"], node["seconds"], node["home"])
-            except Stopped as error:
-                problem = str(error)
-                session.stop()
-            except KeyboardInterrupt:
-                print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
-                session.stop()
-            try:
-                share = pace.share()
-            except DriverError as error:
-                problem = f"{problem}; {error}" if problem else str(error)
-    except (RpcServerError, ClientError, DriverError) as error:
-        raise ConfigError(str(error)) from error
+    pace = Pace(site.behind)
+    with session:
+        try:
+            if _begin(node, session, hold, teleop):
+                pace = Pace(site.behind)
+                session.run(node["episodes"], node["seconds"], node["home"])
+        except Stopped as error:
+            problem = str(error)
+            session.stop()
+        except KeyboardInterrupt:
+            print("\nstopping: the arm comes to rest (Ctrl-C again: emergency stop)")
+            session.stop()
+        try:
+            share = pace.share()
+        except DriverError as error:
+            problem = f"{problem}; {error}" if problem else str(error)
     _summarize(session, session.output, problem, share)
     if problem:
         raise ConfigError(problem)
@@ -303,3 +285,117 @@ def _summarize(session: Session, output: Path, problem: str, pace: float) -> Non
     print(f"  folder   {output}")
     if any(each.recorded for each in session.episodes):
         print(f"next: embodied demos info {session.deployment.recording}")
+
+
+SCRIPT: Node = {"_target_": "embodied.policies.scripted.still.Still"}
+FILMED = (240, 320)  # height and width of recorded pictures, unless robot.filmed says another
+TERMINAL_KEY = "embodied.real_robot.teleop.hold_to_run.TerminalKey"
+
+
+def teleop_command(args: argparse.Namespace) -> None:
+    """Nothing is recorded but the black box."""
+    from embodied.deploy.recording import TeleopSession
+
+    node = _composed("teleoperate", args)
+    output = output_of(node["out"], args.words)
+    with checked_site(node, None, output) as here:
+        made = settings_of(here, node, output, "")
+        folder = folder_of(node, take(args.words, "robot")[0], made)
+        with (
+            hand(made, node["hold"]) as hold,
+            person(made, node["teleop"], always=True) as takeover,
+        ):
+            session = TeleopSession(folder, made, output, Live(hold))
+            conduct(here, node, session, hold, takeover)
+
+
+def record_command(args: argparse.Namespace) -> None:
+    """Each episode is in the dataset before the next begins."""
+    from embodied.deploy.recording import RecordSession
+    from embodied.real_robot.teleop.episode_keys import HINT, EpisodeKeys
+
+    node = _composed("record", args)
+    node["robot"] = filming(node["robot"])
+    dataset = Path(node["out"]).resolve()
+    output = output_of(node["logs"], args.words, "logs")
+    with checked_site(node, None, output) as here:
+        made = settings_of(here, node, output, str(dataset))
+        there = _episodes_in(dataset, made, node["episodes"])
+        folder = folder_of(node, take(args.words, "robot")[0], made)
+        with (
+            hand(made, node["hold"]) as hold,
+            person(made, node["teleop"], always=True) as takeover,
+        ):
+            assert takeover is not None
+            device = takeover.device
+            keys = EpisodeKeys(used=not device.reads_terminal)
+            _require_keys(node, made, keys, device)
+            session = RecordSession(
+                folder=folder,
+                deployment=made,
+                output=output,
+                show=Live(hold),
+                keys=keys,
+                device=device,
+                there=there,
+                reset_seconds=node["reset_seconds"],
+            )
+            print(HINT, flush=True)
+            conduct(here, node, session, hold, takeover)
+
+
+def filming(robot: Node) -> Node:
+    """`robot` with all its cameras recorded, as films unless it says another thing."""
+    cameras = robot.get("cameras") or {}
+    filmed = {name: list(FILMED) for name in cameras} | (robot.get("filmed") or {})
+    return {**robot, "images": robot.get("images") or "mp4", "filmed": filmed}
+
+
+def _composed(primary: str, args: argparse.Namespace) -> Node:
+
+    from embodied.compose import compose
+
+    for word in ("policy", "demonstrator"):
+        if take(args.words, word)[0] is not None:
+            raise ConfigError(
+                f"{word}: here a person drives the arm; to run a policy with a person who takes "
+                "over: embodied deploy policy=RUN teleop=NAME"
+            )
+    node = compose(primary, args.words, args.config_dir).node
+    least = {"episodes": 1, "seconds": 0.1, "reset_seconds": 0}
+    require_at_least(node, {key: low for key, low in least.items() if key in node})
+    if node.get("teleop") is None:
+        raise ConfigError("teleop=NAME should name the device: embodied list teleops")
+    require_confirmation(node)
+    hear_interrupts()
+    return {"episodes": 1, **node, "demonstrator": SCRIPT}
+
+
+def _episodes_in(dataset: Path, made: Deployment, wanted: int) -> int:
+    """How many the dataset has by now. ConfigError where it has enough, or is of another kind."""
+    from embodied.core.checkpoint import load_spec
+    from embodied.datasets.lerobot.writer import EpisodeWriter
+    from embodied.real_robot.recording.recorder import recorded_spec
+
+    spec = recorded_spec(load_spec(made.policy), made.filmed)
+    with EpisodeWriter(dataset, spec, made.robot, made.images or "png") as writer:
+        there = len(writer)
+    if there >= wanted:
+        raise ConfigError(
+            f"{dataset} has {there} episodes already; for ten more: episodes={there + 10}"
+        )
+    return there
+
+
+def _require_keys(node: Node, made: Deployment, keys: EpisodeKeys, device: Device) -> None:
+    """ConfigError where neither a key nor a time ends an episode, or two want the same keys."""
+    from embodied.real_robot.teleop.teleop import Device
+
+    hold = node["hold"] or {"_target_": TERMINAL_KEY}
+    if made.hold_to_run and hold["_target_"] == TERMINAL_KEY:
+        raise ConfigError("this terminal's keys end episodes: give hold= another device")
+    has_keys = keys.there or type(device).pressed is not Device.pressed
+    if not has_keys and None in (node["seconds"], node["reset_seconds"]):
+        raise ConfigError(
+            "there is no terminal whose keys could end an episode: seconds=20 reset_seconds=5"
+        )

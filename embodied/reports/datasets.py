@@ -1,0 +1,336 @@
+"""Rewards outside of a run: load one, score recorded episodes with it, relabel a dataset with it.
+
+A relabelled dataset has the labels as `reward` and the recorded rewards as `recorded_reward`; the
+provenance is in `reward.yaml` and in each episode. The source dataset is not changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.core import checkpoint
+from embodied.core import tensors as tt
+from embodied.core.build import ConfigError, Node, build
+from embodied.core.checkpoint import git_revision
+from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
+from embodied.core.saved_node import read_run_settings, require_inside
+from embodied.core.spec import Spec
+from embodied.core.tensors import Tensors
+from embodied.datasets.lerobot.index import read_info
+from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
+from embodied.datasets.lerobot.schema import columns_of_info
+from embodied.datasets.transitions import observations
+from embodied.llm.chat import ServerUnusable
+from embodied.nn.statistics import auc, spearman
+from embodied.rewards.analysis import distances
+
+CHUNK = 2048  # transitions per call
+
+
+def make_reward(
+    node: Node,
+    state: Any,
+    spec: Spec,
+    gamma: float,
+    num_envs: int = 1,
+    seed: int = 0,
+    folder: Path = Path("outputs") / "reward",
+) -> Reward:
+    """Build the reward of `node`, with a saved `state` if there is one (None: untrained). It may
+    write to `folder`."""
+    context = {"device": torch.device("cpu"), "seed": seed, "folder": folder}
+    reward: Reward = build(node, Reward, spec=spec, gamma=gamma, num_envs=num_envs, **context)
+    if state is not None and isinstance(reward, Stateful):
+        reward.set_state(state)
+    return reward
+
+
+def require_ready(reward: Reward, verb: str) -> None:
+    """ConfigError if an untrained `reward` says nothing yet: it learns during training, and is not
+    one that looks at recorded episodes by itself."""
+    if not reward.frozen and not isinstance(reward, AugmentsEpisodes):
+        raise ConfigError(
+            f"this reward is learned during training; {verb} with the reward of a run (reward=RUN)"
+        )
+
+
+def of_run(path: Path) -> tuple[Node, Any]:
+    """The configuration and the saved state of the reward that a run was trained with."""
+    saved = checkpoint.find(path)
+    file = saved.parent.parent / "run.yaml"
+    node = read_run_settings(file).get("reward")
+    if node is None:
+        raise ConfigError(f"{path} was trained with the environment's reward; use reward=own")
+    require_inside(node, file)
+    return node, checkpoint.load_state(saved, "loop")["loop"]["reward"]
+
+
+@torch.no_grad()
+def evaluate_reward(reward: Reward | None, rows: Tensors) -> Tensor:
+    """Rewards [N] (float32) of transitions, in batches; None: the environment's reward. ConfigError
+    if the reward needs a key that the transitions do not have."""
+    if reward is None:
+        return rows["reward"].float()
+    total = tt.length(rows)
+    parts: list[Tensor] = []
+    for begin in range(0, total, CHUNK):
+        some = tt.each(rows, lambda value, begin=begin: value[begin : begin + CHUNK])
+        try:
+            parts.append(reward(some).float())
+        except KeyError as error:
+            raise ConfigError(
+                f"the reward reads {error.args[0]}, which these transitions do not have "
+                f"(they have {', '.join(sorted(rows))})"
+            ) from error
+    return torch.cat(parts)
+
+
+FILE = "reward.yaml"
+RECORDED = "recorded_reward"
+
+
+def label(
+    source: Path,
+    out: Path,
+    node: Node,
+    state: Any,
+    origin: str | None,
+    gamma: float,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Write `source` with the rewards of `node` to `out`, episode by episode; continues an
+    interrupted call with the same reward.
+
+    `origin` is the hash of the checkpoint that `state` was loaded from. `progress(done, all)` is
+    called after each episode. Returns the provenance.
+    """
+    episodes = read_episodes(source)
+    reward = make_reward(node, state, episodes.spec, gamma)
+    if state is None:
+        require_ready(reward, "label")
+    about = provenance(source, node, origin, gamma)
+    _require_same(out, about)
+    info = read_info(source)
+    images = "png" if any(c.stored == "image" for c in columns_of_info(info)) else "mp4"
+    with EpisodeWriter(out, episodes.spec, str(info.get("robot_type")), images) as writer:
+        for number in range(len(writer), len(episodes)):
+            episode = episodes.episode(number)
+            known = dict(episodes.info[number]) if episodes.info else {}
+            text = episodes.texts[number] if episodes.texts else None
+            rewards = labels(reward, episode, gamma)
+            kept = {RECORDED: episode["reward"], **episode, "reward": rewards}
+            writer.add(kept, text, known | {"reward": about["hash"]})
+            progress(number + 1, len(episodes))
+    return about
+
+
+def labels(reward: Reward, episode: Tensors, gamma: float) -> Tensor:
+    """Rewards [T] of an episode as `Episodes.episode` gives it."""
+    try:
+        return evaluate_reward(reward, rows_of(augmented(reward, episode), gamma)).cpu()
+    except ServerUnusable:
+        raise
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; record it (demos collect with that observation, such as env.cameras), or "
+            "configure the reward for one that is recorded (reward.KEY=...)"
+        ) from error
+
+
+def augmented(reward: Reward, episode: Tensors) -> Tensors:
+    """The episode with the observations that `reward` adds to recorded ones."""
+    if not isinstance(reward, AugmentsEpisodes):
+        return episode
+    added = reward.augment_episode(observations(episode))
+    before = tt.each(added, lambda value: value[:-1])
+    last = tt.each(added, lambda value: value[-1])
+    return {**episode, **tt.nest(before, "obs"), **tt.nest(last, "next_obs")}
+
+
+def rows_of(episode: Tensors, gamma: float) -> Tensors:
+    """The episode as transitions."""
+    obs = tt.under(episode, "obs")
+    last = tt.under(episode, "next_obs")
+    after = {name: torch.cat([value[1:], last[name][None]]) for name, value in obs.items()}
+    return {
+        **tt.nest(obs, "obs"),
+        "action": episode["action"],
+        "reward": episode["reward"],
+        "discount": gamma * (~episode["terminated"]).float(),
+        **tt.nest(after, "next_obs"),
+    }
+
+
+def provenance(source: Path, node: Node, origin: str | None, gamma: float) -> dict[str, Any]:
+    """The origin of the labels; `hash` identifies reward, settings, weights and discount
+    together."""
+    what = {"node": node, "weights": origin, "gamma": gamma}
+    return {
+        **what,
+        "hash": hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest(),
+        "dataset": str(source.resolve()),
+        "version": version("embodied-rl"),
+        "git": git_revision(),
+    }
+
+
+def _require_same(out: Path, about: dict[str, Any]) -> None:
+    """DatasetError unless `out` is new or has labels of the same reward on the same dataset."""
+    file = out / FILE
+    if file.exists():
+        there = yaml.safe_load(file.read_text())
+        if any(there[key] != about[key] for key in ("hash", "dataset")):
+            raise DatasetError(
+                f"{out} contains labels of another reward or dataset; give another out=DIR"
+            )
+        return
+    if (out / "meta").exists():
+        raise DatasetError(f"{out} contains another dataset; give another folder: out=DIR")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(about, sort_keys=False))
+
+
+def means(episodes: Episodes) -> dict[str, float]:
+    """Mean label and mean recorded reward over all steps."""
+    steps = episodes.steps
+    return {
+        "mean label": steps["reward"].mean().item(),
+        "mean recorded": steps[RECORDED].mean().item(),
+    }
+
+
+Numbers = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+def score(
+    episodes: Episodes, reward: Reward, gamma: float, progress: Callable[[int, int], None]
+) -> list[Row]:
+    """One row per episode: `values` [T], the reward of each step, with their statistics, and
+    `success` (None: not recorded). ConfigError if the reward is not finite.
+
+    `rise` is Spearman's correlation of the reward with the step number (None: it is constant).
+    `progress(done, all)` is called after each episode.
+    """
+    rows: list[Row] = []
+    for number in range(len(episodes)):
+        episode = episodes.episode(number)
+        values = labels(reward, episode, gamma).double().numpy()
+        if not np.isfinite(values).all():
+            at = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ConfigError(f"the reward of step {at} of episode {number} is {values[at]}")
+        success = bool(episode["success"][-1]) if "success" in episode else None
+        rows.append({"episode": number, **_row(values), "success": success})
+        progress(number + 1, len(episodes))
+    return rows
+
+
+def _row(values: Numbers) -> Row:
+    rise = spearman(values, np.arange(len(values)))
+    return {
+        "steps": len(values),
+        "first": float(values[0]),
+        "last": float(values[-1]),
+        "lowest": float(values.min()),
+        "highest": float(values.max()),
+        "mean": float(values.mean()),
+        "sum": float(values.sum()),
+        "rise": rise if np.isfinite(rise) else None,
+        "values": values.tolist(),
+    }
+
+
+def summary(rows: Sequence[Row], threshold: float | None) -> dict[str, Any]:
+    """Means over all episodes. Where success is recorded: how well the reward tells it (areas
+    under the ROC curve), how well the episode's length does so alone, and with a `threshold` of the
+    last step's reward, the counts of right and wrong predictions."""
+    rises = [row["rise"] for row in rows if row["rise"] is not None]
+    facts: dict[str, Any] = {
+        "episodes": len(rows),
+        "steps": sum(row["steps"] for row in rows),
+        "rise": float(np.mean(rises)) if rises else None,
+        "constant": len(rows) - len(rises),
+    }
+    known = [row for row in rows if row["success"] is not None]
+    if not known:
+        return facts
+    won = np.array([row["success"] for row in known])
+    facts |= {"successes": int(won.sum()), "failures": int((~won).sum())}
+    for name in ("last", "mean", "sum"):
+        facts[f"auc_{name}"] = _with_interval(np.array([row[name] for row in known]), won)
+    facts["auc_length"] = _with_interval(np.array([-row["steps"] for row in known]), won)
+    if threshold is not None:
+        said = np.array([row["last"] >= threshold for row in known])
+        facts["threshold"] = threshold
+        facts["confusion"] = {
+            "true positives": int((said & won).sum()),
+            "false positives": int((said & ~won).sum()),
+            "false negatives": int((~said & won).sum()),
+            "true negatives": int((~said & ~won).sum()),
+        }
+        number = np.array([row["episode"] for row in known])
+        facts["mistaken"] = {
+            "failures taken for successes": number[said & ~won].tolist(),
+            "successes taken for failures": number[~said & won].tolist(),
+        }
+    return facts
+
+
+def cameras(node: Node, names: Sequence[str] | None) -> dict[str, Node]:
+    """The reward's `node` for each camera: an image observation by its `picture` or its only one of
+    `views`; {"": node} without names."""
+    if not names:
+        return {"": node}
+    if "views" in node:
+        return {name: {**node, "views": [name]} for name in names}
+    return {name: {**node, "picture": name} for name in names}
+
+
+def between_cameras(found: Mapping[str, Sequence[Row]]) -> list[str]:
+    """A line for each pair of cameras: the rank correlation of their rewards over all steps."""
+    values = {name: np.concatenate([row["values"] for row in rows]) for name, rows in found.items()}
+    return [
+        f"rank correlation of {one} and {other}: {spearman(values[one], values[other]):.3f}"
+        for one, other in combinations(values, 2)
+    ]
+
+
+def _with_interval(scores: Numbers, won: NDArray[np.bool_]) -> dict[str, float] | None:
+    """The area with its bootstrap interval; None without both successes and failures."""
+    if won.all() or not won.any():
+        return None
+    low, high = distances.interval(lambda i: auc(scores[i], won[i]), len(won), samples=500)
+    return {"value": auc(scores, won), "low": low, "high": high}
+
+
+def draw(rows: Sequence[Row], name: str, file: Path) -> None:
+    """The reward of every episode over its steps, coloured by success."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    look = {True: ("tab:green", "succeeded"), False: ("tab:red", "failed"), None: ("0.5", "")}
+    for row in rows:
+        colour, label = look[row["success"]]
+        axes.plot(row["values"], color=colour, alpha=0.5, label=label or None)
+    unique = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if unique:
+        axes.legend(unique.values(), unique.keys())
+    axes.set(xlabel="step", ylabel=f"reward ({name})")
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,80 @@
+"""Commands in this process, and commands that are interrupted and gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from embodied.cli import main
+from embodied.core import checkpoint
+from embodied.study import sweep as module
+from tests.builders import wait_until
+
+WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
+
+
+def embodied(*words: str | Path) -> int | str | None:
+    """The exit status of a command line."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code
+
+
+class Interrupted:
+    """A command that gets SIGINT with all of its processes, as a terminal sends it, when there is a
+    first checkpoint in `run`. It has ended as interrupted; `err` is what it said."""
+
+    def __init__(self, folder: Path, run: str, *words: str) -> None:
+        line = [sys.executable, "-m", "embodied.cli", *words]
+        path = f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"
+        self.line, self.cwd, self.env = line, folder, {**os.environ, "PYTHONPATH": path}
+        process = subprocess.Popen(
+            line,
+            cwd=folder,
+            env=self.env,
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        self.pid = process.pid
+        wait_until(lambda: any(folder.glob(f"{run}/checkpoints/0*")), run, 120.0, 0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, self.err = process.communicate(timeout=120)
+        assert process.returncode == 130, self.err
+
+    def again(self) -> str:
+        """What the same command prints, which goes on and succeeds."""
+        done = subprocess.run(
+            self.line, cwd=self.cwd, env=self.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def one_trial(out: Path, steps: int = 40_000, rungs: int = 20) -> tuple[Any, Any, Any]:
+    """A sweep of one long trial, its study and that trial."""
+    space = (module.Searched("learner.gamma", low=0.9, high=0.99),)
+    sweep = module.Sweep(words=tuple(WORDS), space=space, trials=1, steps=steps, rungs=rungs)
+    study = module.open_study(sweep, out)
+    return sweep, study, study.ask()
+
+
+def pruned(out: Path, launcher: module.Launcher, steps: int = 40_000, rungs: int = 20) -> Any:
+    """The trial of a sweep whose pruner stops whatever it sees: it was saved where it was."""
+    import optuna
+
+    sweep, study, trial = one_trial(out, steps, rungs)
+    study.pruner = optuna.pruners.ThresholdPruner(lower=1e9)
+    module._run_trial(sweep, study, trial, out, Event(), launcher)
+    (found,) = study.trials
+    assert found.state.name == "PRUNED"
+    assert 2_000 <= int(checkpoint.find(out / "trial-000").name) < steps
+    return found
