@@ -1,30 +1,219 @@
-"""The player of Crafter: move, collect, place, make, attack, eat, drink and sleep (Hafner, "
-"2021)."""
+"""Simulation of one Crafter game, without rendering: player, creatures, objects (Hafner, 2021).
+
+Random numbers are drawn in the same order as in the `crafter` package, including its quirks: an
+object that was removed in the current step is still updated once.
+The same seed and actions give the same result as the package, including the random numbers for the
+noise of night images that are not rendered. One difference: when a creature of a chunk despawns,
+the package chooses by memory order; here creatures are ordered by when they entered the chunk.
+"""
 
 from __future__ import annotations
 
-from embodied.envs.crafter.life import COW, PLANT, PLAYER, RIPE, SKELETON, ZOMBIE, Land, Thing
+from collections.abc import Callable
+from functools import cache
+from random import Random
+from typing import Protocol
+
+import numpy as np
+
+from embodied.envs.crafter.maps import make
 from embodied.envs.crafter.rules import (
     ACHIEVEMENTS,
     ACTIONS,
+    CELLS,
+    CHUNK_CELLS,
+    CHUNK_OF,
     COLLECT,
     DOWN,
+    FURNACE,
+    GRASS,
+    HIGH,
     INITIAL,
     ITEMS,
     LAVA,
     LOOK,
     MAKE,
     MOST,
+    NEAR,
+    PATH,
     PLACE,
     RIM,
+    SIDE,
     STRIDE,
+    TABLE,
+    WALKABLE,
+    WALKABLE_ARROW,
     WALKABLE_PLAYER,
     WATER,
     WAYS,
+    WIDE,
     Amounts,
     Make,
     Place,
+    place,
 )
+
+KINDS = ("player", "cow", "zombie", "skeleton", "arrow", "plant")
+PLAYER, COW, ZOMBIE, SKELETON, ARROW, PLANT = range(6)
+BIRTH_HEALTH = (0, 3, 5, 3, 0, 1)  # at birth; the player's is in the inventory
+RIPE = 300  # steps after which a plant bears fruit
+ARROW_LOOK = {
+    way: LOOK[f"arrow-{name}"]
+    for way, name in zip(WAYS, ("left", "right", "up", "down"), strict=True)
+}
+FIRST_LOOK = (0, LOOK["cow"], LOOK["zombie"], LOOK["skeleton"], 0, LOOK["plant"])
+
+
+class Thing:
+    """An object on a cell. `clock` is a zombie's cooldown, a skeleton's reload time or a plant's
+    age; `way` is the direction of an arrow (the offset that is added to `at`).
+    """
+
+    __slots__ = ("at", "clock", "health", "kind", "removed", "way", "x", "y")
+
+    health: int
+
+    def __init__(self, kind: int, at: int, way: int = 0) -> None:
+        self.kind = kind
+        self.at = at
+        self.way = way
+        self.x, self.y = divmod(at, STRIDE)
+        self.health = BIRTH_HEALTH[kind]
+        self.clock = 0
+        self.removed = False
+
+    @property
+    def look(self) -> int:
+        """The number of its picture."""
+        if self.kind == ARROW:
+            return ARROW_LOOK[self.way]
+        if self.kind == PLANT and self.clock > RIPE:
+            return LOOK["plant-ripe"]
+        return FIRST_LOOK[self.kind]
+
+
+class Sleeper(Protocol):
+    """The player as creatures access it."""
+
+    x: int
+    y: int
+    sleeping: bool
+
+    @property
+    def health(self) -> int: ...
+
+    @health.setter
+    def health(self, value: int, /) -> None: ...
+
+
+class Land(Protocol):
+    """The game as creatures access it."""
+
+    cells: bytearray
+    who: list[Thing | None]
+    look: bytearray
+    random: Callable[[], float]
+    bits: Callable[[int], int]
+
+    @property
+    def player(self) -> Sleeper: ...
+
+    def add(self, thing: Thing) -> None: ...
+
+    def remove(self, thing: Thing) -> None: ...
+
+    def move(self, thing: Thing, way: int, ground: bytes) -> bool: ...
+
+    def put(self, at: int, material: int) -> None: ...
+
+
+def toward(dx: int, dy: int, long: bool) -> int:
+    """The step along the longer (or shorter) axis of an offset; 0 where that axis is 0."""
+    if (abs(dx) > abs(dy)) if long else (abs(dx) <= abs(dy)):
+        return STRIDE if dx > 0 else -STRIDE if dx < 0 else 0
+    return 1 if dy > 0 else -1 if dy < 0 else 0
+
+
+def cow(world: Land, me: Thing) -> None:
+    if me.health <= 0:
+        world.remove(me)
+    if world.random() < 0.5:
+        world.move(me, WAYS[world.bits(32) & 3], WALKABLE)
+
+
+def zombie(world: Land, me: Thing) -> None:
+    if me.health <= 0:
+        world.remove(me)
+    player = world.player
+    random = world.random
+    dx, dy = player.x - me.x, player.y - me.y
+    if abs(dx) + abs(dy) <= 8 and random() < 0.9:
+        way = toward(dx, dy, random() < 0.8)
+    else:
+        way = WAYS[world.bits(32) & 3]
+    world.move(me, way, WALKABLE)
+    if abs(player.x - me.x) + abs(player.y - me.y) <= 1:
+        if me.clock:
+            me.clock -= 1
+        else:
+            player.health = max(0, player.health - (7 if player.sleeping else 2))
+            me.clock = 5
+
+
+def skeleton(world: Land, me: Thing) -> None:
+    if me.health <= 0:
+        world.remove(me)
+    me.clock = max(0, me.clock - 1)
+    random = world.random
+    dx, dy = world.player.x - me.x, world.player.y - me.y
+    distance = abs(dx) + abs(dy)
+    if distance <= 3 and world.move(me, -toward(dx, dy, random() < 0.6), WALKABLE):
+        return
+    if distance <= 5 and random() < 0.5:
+        way = toward(dx, dy, True)
+        to = me.at + way
+        free = world.who[to] is None and WALKABLE_ARROW[world.cells[to]]
+        if me.clock == 0 and way != 0 and free:
+            world.add(Thing(ARROW, to, way))
+            me.clock = 4
+    elif distance <= 8 and random() < 0.3:
+        world.move(me, toward(dx, dy, random() < 0.6), WALKABLE)
+    elif random() < 0.2:
+        world.move(me, WAYS[world.bits(32) & 3], WALKABLE)
+
+
+def arrow(world: Land, me: Thing) -> None:
+    to = me.at + me.way
+    hit = world.who[to]
+    if hit is not None:
+        hit.health = max(0, hit.health - 2)
+        world.remove(me)
+    elif not WALKABLE_ARROW[world.cells[to]]:
+        world.remove(me)
+        if world.cells[to] in (TABLE, FURNACE):
+            world.put(to, PATH)
+    else:
+        world.move(me, me.way, WALKABLE_ARROW)
+
+
+def plant(world: Land, me: Thing) -> None:
+    me.clock += 1
+    for way in WAYS:
+        near = world.who[me.at + way]
+        if near is not None and near.kind in (ZOMBIE, SKELETON, COW):
+            me.health = max(0, me.health - 1)
+            break
+    if me.health <= 0:
+        world.remove(me)
+    elif me.clock == RIPE + 1:
+        world.look[me.at] = me.look
+
+
+TURNS: tuple[Callable[[Land, Thing], None], ...] = (
+    lambda world, me: None,  # the player has moved already
+    *(cow, zombie, skeleton, arrow, plant),
+)
+
 
 HEALTH, FOOD, DRINK, ENERGY = (ITEMS.index(name) for name in ("health", "food", "drink", "energy"))
 SWORDS = tuple(
@@ -204,3 +393,199 @@ class Player(Thing):
         if self.recover < -15:
             self.recover = 0
             self.health = max(0, self.health - 1)
+
+
+UNIT = 7  # pixels of a cell in the package's 64 x 64 picture
+GRAIN = 2 * 32 * (WIDE * UNIT) * (HIGH * UNIT)  # random bits in one picture of the night
+CHUNKS = np.array(CHUNK_OF)
+KIND = {name: number for number, name in enumerate(KINDS)}
+
+
+@cache
+def daylight(step: int) -> float:
+    """The daylight, from 0 (dark) to 1; a day has 300 steps."""
+    progress = (step / 300) % 1 + 0.3
+    return float(1 - np.abs(np.cos(np.pi * progress)) ** 3)
+
+
+class World:
+    """A running episode. Per cell: `cells` its material, `look` the sprite on it, `who` the object
+    on it. `seed` and `episode` determine everything but the actions.
+    """
+
+    def __init__(self, seed: int, length: int | None = 10000) -> None:
+        self.seed = seed
+        self.length = length
+        self.episode = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the next episode of this seed."""
+        self.episode += 1
+        drawn = make(hash((self.seed, self.episode)) % (2**31 - 1))
+        self.set_random(drawn.random.getstate())
+        self.cells = drawn.cells
+        self.clock = 0
+        self.light = daylight(0)
+        self.began = 0  # the clock at the start; a saved state may be taken over later in the day
+        self.empty()
+        self.player = Player(place(SIDE // 2, SIDE // 2))
+        self.add(self.player)
+        for kind, at in drawn.creatures:
+            self.add(Thing(KIND[kind], at))
+        self.before = self.player.health
+        self.unlocked = [False] * len(self.player.achieved)
+        self._shimmer()
+
+    def set_random(self, state: tuple) -> None:
+        """Draw from a Mersenne twister in this state from now on."""
+        self.generator = Random()
+        self.generator.setstate(state)
+        self.random = self.generator.random
+        self.bits = self.generator.getrandbits
+
+    def empty(self) -> None:
+        """Remove all objects; count the materials of each chunk."""
+        self.who: list[Thing | None] = [None] * CELLS
+        self.look = bytearray(CELLS)
+        self.things: list[Thing] = []
+        self.chunks: dict[int, dict[Thing, None]] = {}
+        self.gone = False
+        self.grass, self.path = self._count(GRASS), self._count(PATH)
+
+    def _count(self, material: int) -> list[int]:
+        """The number of cells of a material in each chunk."""
+        chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
+        return np.bincount(chunks, minlength=len(CHUNK_CELLS)).tolist()
+
+    def step(self, action: int) -> tuple[float, bool, bool]:
+        """One step; returns the reward, whether the player died, and whether the time limit was
+        reached.
+        """
+        self.clock += 1
+        self.light = daylight(self.clock)
+        player = self.player
+        others = self.things[1:]  # who comes in this step waits
+        player.turn(self, action)
+        self.look[player.at] = player.look
+        x, y = player.x, player.y
+        for thing in others:
+            if abs(thing.x - x) + abs(thing.y - y) < NEAR:
+                TURNS[thing.kind](self, thing)
+        if self.clock % 10 == 0:
+            # Creatures come and go, chunk by chunk.
+            light = self.light
+            night = int(3.5 - 3 * light)
+            cows = int(1.5 + light)
+            for chunk, things in list(self.chunks.items()):
+                kinds = [thing.kind for thing in things]
+                grass = self.grass[chunk]
+                path = self.path[chunk]
+                low = 0 if grass < 50 else night
+                if not low <= kinds.count(ZOMBIE) <= night:
+                    self._adjust(chunk, ZOMBIE, GRASS, 6, 0, 0.3, 0.4, low)
+                low = 0 if path < 6 else 1
+                if not low <= kinds.count(SKELETON) <= 2:
+                    self._adjust(chunk, SKELETON, PATH, 7, 7, 0.1, 0.1, low)
+                low = 0 if grass < 30 else 1
+                if not low <= kinds.count(COW) <= cows:
+                    self._adjust(chunk, COW, GRASS, 5, 5, 0.01, 0.1, low)
+        if self.gone:
+            self.things = [thing for thing in self.things if not thing.removed]
+            self.gone = False
+        self._shimmer()
+        reward = (player.health - self.before) / 10
+        self.before = player.health
+        unlocked = [count > 0 for count in player.achieved]
+        if unlocked != self.unlocked:
+            self.unlocked = unlocked
+            reward += 1.0
+        dead = player.health <= 0
+        late = self.length is not None and self.clock - self.began >= self.length
+        return reward, dead, late
+
+    def _shimmer(self) -> None:
+        """Night images have noise; draw its random numbers even if no image is rendered."""
+        self.grain = self.bits(GRAIN) if self.light < 0.5 else 0
+
+    def add(self, thing: Thing) -> None:
+        """Put an object on an empty cell."""
+        self.things.append(thing)
+        self.who[thing.at] = thing
+        self.look[thing.at] = thing.look
+        self.chunks.setdefault(CHUNK_OF[thing.at], {})[thing] = None
+
+    def remove(self, thing: Thing) -> None:
+        """Remove an object; no effect if it was removed before."""
+        if thing.removed:
+            return
+        self.who[thing.at] = None
+        self.look[thing.at] = 0
+        del self.chunks[CHUNK_OF[thing.at]][thing]
+        thing.removed = self.gone = True
+
+    def move(self, thing: Thing, way: int, ground: bytes) -> bool:
+        """Move an object by one step if the target cell is free and of an allowed material; returns
+        success.
+        """
+        at = thing.at
+        to = at + way
+        if self.who[to] is not None or not ground[self.cells[to]]:
+            return False
+        if thing.removed:
+            return True
+        self.who[at] = None
+        self.who[to] = thing
+        self.look[to] = self.look[at]
+        self.look[at] = 0
+        if CHUNK_OF[at] != CHUNK_OF[to]:
+            del self.chunks[CHUNK_OF[at]][thing]
+            self.chunks.setdefault(CHUNK_OF[to], {})[thing] = None
+        thing.at = to
+        thing.x, thing.y = divmod(to, STRIDE)
+        return True
+
+    def put(self, at: int, material: int) -> None:
+        """Change the ground of a cell."""
+        chunk = CHUNK_OF[at]
+        before = self.cells[at]
+        for kind, counts in ((GRASS, self.grass), (PATH, self.path)):
+            counts[chunk] += (material == kind) - (before == kind)
+        self.cells[at] = material
+
+    def _adjust(
+        self,
+        chunk: int,
+        kind: int,
+        material: int,
+        spawn_far: int,
+        despawn_far: int,
+        spawn: float,
+        despawn: float,
+        least: int,
+    ) -> None:
+        """One more of `kind` in a chunk that has fewer than `least`, else one less; perhaps."""
+        creatures = [thing for thing in self.chunks[chunk] if thing.kind == kind]
+        if len(creatures) < least:
+            if self.random() < spawn:
+                ground = [at for at in CHUNK_CELLS[chunk] if self.cells[at] == material]
+                at = ground[self._below(len(ground))]
+                if self.who[at] is None and self._far(at) >= spawn_far:
+                    self.add(Thing(kind, at))
+        elif self.random() < despawn:
+            thing = creatures[self._below(len(creatures))]
+            if self._far(thing.at) >= despawn_far:
+                self.remove(thing)
+
+    def _far(self, at: int) -> int:
+        x, y = divmod(at, STRIDE)
+        return abs(x - self.player.x) + abs(y - self.player.y)
+
+    def _below(self, count: int) -> int:
+        """A whole number from 0 to count - 1, drawn as numpy's RandomState.randint does."""
+        if count == 1:
+            return 0
+        mask = (1 << (count - 1).bit_length()) - 1
+        while (number := self.bits(32) & mask) >= count:
+            pass
+        return number

@@ -31,8 +31,7 @@ from embodied.envs.fr3.base import DT, RenderScene, TaskInstance, addresses, moc
 from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.cameras import Cameras
-from embodied.envs.mujoco.warp_batch import WarpBatch
-from embodied.envs.mujoco.warp_import import tell_about_compiling
+from embodied.envs.mujoco.warp_batch import WarpBatch, tell_about_compiling
 from embodied.envs.row_rng import RowRng
 from embodied.envs.spaces import Ranges
 

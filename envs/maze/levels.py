@@ -17,10 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.envs.maze.held_out import mazes
+from embodied.envs.maze.batch_levels import distances
+from embodied.envs.maze.held_out import SIDE, mazes, zero_shot
 from embodied.envs.maze.render import drawing
-from embodied.envs.maze.shortest_paths import distances
-from embodied.envs.maze.zero_shot import SIDE, zero_shot
 
 
 class Plan(Protocol):

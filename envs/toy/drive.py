@@ -23,8 +23,18 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.row_rng import RowRng
-from embodied.envs.toy.drive_road import CURVATURE, HEADING, LIMIT, Obstacles, Roads
-from embodied.envs.toy.drive_traffic import CONTACT, conflict, desired_speed, nearest, turned
+from embodied.envs.toy.drive_road import (
+    CONTACT,
+    CURVATURE,
+    HEADING,
+    LIMIT,
+    Obstacles,
+    Roads,
+    conflict,
+    desired_speed,
+    nearest,
+    turned,
+)
 
 DT = 0.1  # s
 FAST = 10.0  # m/s

@@ -22,10 +22,22 @@ from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.env import Step  # noqa: E402
 from embodied.envs.crafter.env import Config, Crafter, row_seed, score  # noqa: E402
-from embodied.envs.crafter.life import COW, KINDS, PLANT, RIPE, Thing  # noqa: E402
-from embodied.envs.crafter.maps import make  # noqa: E402
-from embodied.envs.crafter.noise import Noise  # noqa: E402
-from embodied.envs.crafter.picture import picture  # noqa: E402
+from embodied.envs.crafter.maps import (  # noqa: E402
+    Noise,
+    make,
+)
+from embodied.envs.crafter.picture import (  # noqa: E402
+    picture,
+    seen,
+)
+from embodied.envs.crafter.player import (  # noqa: E402
+    COW,
+    KINDS,
+    PLANT,
+    RIPE,
+    Thing,
+    World,
+)
 from embodied.envs.crafter.pool import words  # noqa: E402
 from embodied.envs.crafter.rules import (  # noqa: E402
     ACHIEVEMENTS,
@@ -38,8 +50,6 @@ from embodied.envs.crafter.rules import (  # noqa: E402
     TABLE,
     place,
 )
-from embodied.envs.crafter.view import seen  # noqa: E402
-from embodied.envs.crafter.world import World  # noqa: E402
 
 DO = ACTIONS.index("do")
 
@@ -236,7 +246,7 @@ def test_a_saved_world_goes_on_exactly_also_elsewhere() -> None:
 def test_other_states_of_a_chunk_are_saved_too() -> None:
     """Who came to a chunk first decides who leaves it: the order survives."""
     world, copy = World(5), World(6)
-    from embodied.envs.crafter import state as crafter_state
+    from embodied.envs.crafter import pool as crafter_state
 
     first, second = Thing(COW, place(1, 1)), Thing(COW, place(13, 1))
     for thing in (first, second):

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from embodied.core.tensors import Tensors
 from embodied.envs.toy.drive import CLOCKS, EVENTS, Config, Drive
-from embodied.envs.toy.drive_road import Obstacles
-from embodied.envs.toy.drive_traffic import FAR, conflict, desired_speed, nearest
+from embodied.envs.toy.drive_road import FAR, Obstacles, conflict, desired_speed, nearest
 
 
 class Reference:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs.maze.shortest_paths import distances
+from embodied.envs.maze.batch_levels import distances
 from embodied.envs.toy.rooms import DARK, EMPTY, NOISE, SWITCH, WALL, Config, Rooms
 
 LEFT, RIGHT, GO = (torch.full((1,), act) for act in range(3))

@@ -27,7 +27,7 @@ from embodied.policies.scripted.fr3 import Scripted
 pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
 
 from embodied.envs.fr3.warp_env import Config, Fr3Warp
-from embodied.envs.mujoco.warp_import import warp
+from embodied.envs.mujoco.warp_batch import warp
 
 
 def made(task: str = "lift", rows: int = 4, **settings: Any) -> Fr3Warp:
@@ -249,7 +249,7 @@ def test_it_is_quiet_and_says_how_it_is_installed() -> None:
     assert done.stdout == done.stderr == ""
     for package in ("warp", "mujoco_warp"):
         code = (
-            f"import sys; sys.modules['{package}'] = None; import embodied.envs.mujoco.warp_import"
+            f"import sys; sys.modules['{package}'] = None; import embodied.envs.mujoco.warp_batch"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "pip install 'embodied-rl[warp]'" in done.stderr.splitlines()[-1]
