@@ -21,14 +21,6 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.gym_errors import (
-    PREFIX,
-    require_known_id,
-    reset_observation,
-    warn_of_dtypes,
-    wrong_observation,
-    wrong_step,
-)
 
 try:
     import gymnasium
@@ -40,11 +32,17 @@ except ModuleNotFoundError as error:
 
 from embodied.envs import saved_state
 from embodied.envs.spaces import (
+    PREFIX,
     Actions,
     entries,
     replace_rows,
     require_finite_arrays,
+    require_known_id,
+    reset_observation,
     row_noise,
+    warn_of_dtypes,
+    wrong_observation,
+    wrong_step,
 )
 
 SUCCESS = ("success", "is_success")

@@ -26,9 +26,8 @@ from embodied.embodiments import cartesian_delta, fr3, joint_delta
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_delta import JointDelta
 from embodied.envs.fr3 import joint_model
-from embodied.envs.fr3.base import TaskInstance, mocaps
-from embodied.envs.fr3.scene import compile_scene
-from embodied.envs.fr3.tasks.channel import path_length
+from embodied.envs.fr3.base import TaskInstance, compile_scene, mocaps
+from embodied.envs.fr3.tasks.goal import path_length
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 

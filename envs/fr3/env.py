@@ -18,10 +18,17 @@ from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.named_controllers import controller_node
 from embodied.envs.fr3 import joint_model
-from embodied.envs.fr3.base import DT, ROBOT_NAMES, RenderScene, TaskInstance, addresses, mocaps
+from embodied.envs.fr3.base import (
+    DT,
+    ROBOT_NAMES,
+    RenderScene,
+    TaskInstance,
+    addresses,
+    compile_scene,
+    mocaps,
+)
 from embodied.envs.fr3.domain_randomization import Look, Physics, drawn_from
 from embodied.envs.fr3.joint_model import JointValues
-from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks.task import Parameter, View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras
@@ -109,7 +116,14 @@ class Fr3(MujocoVecEnv):
         )
         self._looks: dict[RenderScene, Look] = {}
         self._physics = Physics(config.randomize, model, self.what)
-        self._remember(num_envs=config.num_envs)
+        # Allocate the per-row memory: the controller's reference and what the task draws.
+        half = self.given.native(np.full((1, self.task.shape[1]), 0.5))
+        own = self.what.start(half, np.full((1, self.draws), 0.5)).memory
+        reference = self.controller.begin(fr3.HOME[None], np.zeros(1))
+        self._own = tuple(own)
+        self._reference = tuple(reference)
+        for key, value in {**reference, **own}.items():
+            self.memory[key] = np.zeros((config.num_envs, *value.shape[1:]))
 
     def instance(self, more: tuple[Parameter, ...]) -> TaskInstance:
         """The task with its settings; `more` are its further task parameters."""
@@ -222,16 +236,6 @@ class Fr3(MujocoVecEnv):
             leaf = Leaf((len(drawn),), low=0.0, high=1.0, names=drawn)
             spec = spec.with_obs(**{"privileged/random": leaf})
         return spec
-
-    def _remember(self, num_envs: int) -> None:
-        """Allocate the per-row memory: the controller's reference and what the task draws."""
-        half = self.given.native(np.full((1, self.task.shape[1]), 0.5))
-        own = self.what.start(half, np.full((1, self.draws), 0.5)).memory
-        reference = self.controller.begin(fr3.HOME[None], np.zeros(1))
-        self._own = tuple(own)
-        self._reference = tuple(reference)
-        for key, value in {**reference, **own}.items():
-            self.memory[key] = np.zeros((num_envs, *value.shape[1:]))
 
 
 def _cameras(config: Config) -> Cameras | None:

@@ -10,7 +10,7 @@ from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.fr3.tasks.course import SIDE
+from embodied.envs.fr3.tasks.goal import SIDE
 from embodied.envs.maze.levels import MazeLevels
 from embodied.envs.mujoco.batch_env import Floats, Rows
 

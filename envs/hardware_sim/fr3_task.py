@@ -14,9 +14,8 @@ import numpy as np
 
 from embodied.embodiments import fr3
 from embodied.envs.fr3 import joint_model
-from embodied.envs.fr3.base import TaskInstance, addresses, mocaps
+from embodied.envs.fr3.base import TaskInstance, addresses, compile_scene, mocaps
 from embodied.envs.fr3.joint_model import JointValues
-from embodied.envs.fr3.scene import compile_scene
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.spaces import Ranges

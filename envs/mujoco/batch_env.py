@@ -4,11 +4,10 @@ The state of an env is MuJoCo's full integration state (warm start and controls 
 generator, a clock, a task vector and the `memory` arrays of the subclass. Finished envs are reset
 inside `step` from their own generator, after the true successor state was read.
 
-DataPool: MuJoCo envs on Python threads, with the contact forces that `mujoco.batch` leaves out.
-
-`Batch.step` does not call `mj_rnePostConstraint`. With a Runge-Kutta integrator no sensor can
-replace it, because sensors are evaluated at the first of the four stages, not at the last.
-`mj_step` releases the GIL, so one thread per core on plain `MjData` is as fast.
+`DataPool` adds the contact forces that `mujoco.batch` leaves out: `Batch.step` does not call
+`mj_rnePostConstraint`. With a Runge-Kutta integrator no sensor can replace it, because sensors are
+evaluated at the first of the four stages, not at the last. `mj_step` releases the GIL, so one
+thread per core on plain `MjData` is as fast.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ The package steps twice with unseeded random actions while it resets a manipulat
 solver's start and the contact forces of these steps reach the first observation. Here they are
 cleared. Each env has a generator of its own behind `numpy.random`, which the package uses too.
 
-Play: an oracle of OGBench moves what is there to one random target after another.
-
-Source: OGBench (Park et al., 2025), appendix on data collection, `play`: an episode of 1,001 steps
-in a random scene, the plan oracle of the package with its own correlated noise (0.1, smoothed by
-0.5), a new target whenever it is done. Rewards and ends are those of a single task, computed by the
-package (`relabel_dataset`) from the state before the step.
+Play: an oracle moves what is there to one random target after another. Source: OGBench (Park et
+al., 2025), appendix on data collection, `play`: an episode of 1,001 steps in a random scene, the
+plan oracle of the package with its own correlated noise (0.1, smoothed by 0.5), a new target
+whenever it is done. Rewards and ends are those of a single task, computed by the package
+(`relabel_dataset`) from the state before the step.
 
 Differences. A step at the task's goal ends an episode (terminated, as the published data's masks
 say) and the play goes on: such episodes have one step. In `scene` an episode is cut when the cube

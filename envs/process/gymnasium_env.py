@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embodied.core.bounds import Count, Positive
-from embodied.envs.process.env import ProcessEnv
-from embodied.envs.process.interpreter import install, interpreter
+from embodied.envs.process.env import ProcessEnv, install, interpreter
 
 
 @dataclass(frozen=True)

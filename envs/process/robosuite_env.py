@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embodied.core.bounds import Count, Positive
-from embodied.envs.process.env import ProcessEnv
-from embodied.envs.process.interpreter import install, interpreter
+from embodied.envs.process.env import ProcessEnv, install, interpreter
 
 APART = "robosuite"
 

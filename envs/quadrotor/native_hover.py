@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.core.env import NotFinite
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, GRAVITY, Vehicle
-from embodied.envs.quadrotor.vehicles import NAMES, Vehicles
+from embodied.envs.quadrotor.dynamics import NAMES, Vehicles
 from embodied.envs.row_rng import RowRng
 from embodied.nn import native
 

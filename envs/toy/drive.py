@@ -96,7 +96,15 @@ class Drive(VecEnv):
         self.config = config
         self.num_envs = config.num_envs
         n = config.num_envs
-        self.spec = self._spec()
+        ahead = [f"route_{axis}{int(s)}" for s in AHEAD for axis in "xy"]
+        near = [f"obstacle{i}_{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
+        near += [f"obstacle{i}_v{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
+        leaves = {"state": STATE, "route": ahead, "obstacles": near}
+        leaves |= {"critic/clocks": CLOCKS, "critic/time_left": ("time_left",)}
+        leaves |= {"privileged/events": EVENTS}
+        obs = {key: Leaf((len(names),), names=tuple(names)) for key, names in leaves.items()}
+        act = Leaf((2,), low=-1.0, high=1.0, names=("throttle", "steer"))
+        self.spec = Spec(obs, act, dt=DT, text="drive to the end of the route and hit nothing")
         self.every = torch.arange(n)
         self.streams = RowRng(config.seed, n)
         self.roads = Roads(n, config.length, config.obstacles, config.seen)
@@ -109,17 +117,6 @@ class Drive(VecEnv):
         self.age = torch.zeros(n, dtype=torch.int64)
         self._begin(self.every)
         self.obs = self._observation(self.every, self.roads.obstacles_of(self.every))
-
-    def _spec(self) -> Spec:
-        ahead = [f"route_{axis}{int(s)}" for s in AHEAD for axis in "xy"]
-        near = [f"obstacle{i}_{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
-        near += [f"obstacle{i}_v{axis}" for i in range(self.config.seen) for axis in ("x", "y")]
-        leaves = {"state": STATE, "route": ahead, "obstacles": near}
-        leaves |= {"critic/clocks": CLOCKS, "critic/time_left": ("time_left",)}
-        leaves |= {"privileged/events": EVENTS}
-        obs = {key: Leaf((len(names),), names=tuple(names)) for key, names in leaves.items()}
-        act = Leaf((2,), low=-1.0, high=1.0, names=("throttle", "steer"))
-        return Spec(obs, act, dt=DT, text="drive to the end of the route and hit nothing")
 
     def _begin(self, rows: Tensor) -> None:
         self.roads.begin(self.streams, rows)
@@ -160,7 +157,14 @@ class Drive(VecEnv):
         self.roads.advance(DT)
         self.age = self.age + 1
         obstacles = self.roads.obstacles_of(self.every)
-        self._tick(before, obstacles)
+        # Advance the clocks; a rule that is broken now sets its own to 0.
+        now = self.since + DT
+        off_centre = self.place[:, 1].abs() > CENTRE
+        danger = conflict(self.car, obstacles)[:, None]
+        broken = torch.cat([danger, _uncomfortable(before, self.car)], 1)
+        held = torch.where(broken, 0.0, now[:, 1:])
+        centre = torch.where(off_centre, now[:, 0], 0.0)
+        self.since = torch.cat([centre[:, None], held], 1).clamp(max=LONG)
         # EVENTS [B, 8] of the step that led here from the stations `furthest` [B].
         progress = 100 / self.config.length * (self.place[:, 2] - furthest)
         away = obstacles.place - self.car[:, None, :2]
@@ -214,16 +218,6 @@ class Drive(VecEnv):
         station, offset = self.roads.project(self.car[:, :2], self.place[:, 0], self.every)
         furthest = torch.maximum(self.place[:, 2], station.clamp(max=self.config.length))
         self.place = torch.stack([station, offset, furthest, self.place[:, 3]], 1)
-
-    def _tick(self, before: Tensor, obstacles: Obstacles) -> None:
-        """Advance the clocks; a rule that is broken now sets its own to 0."""
-        now = self.since + DT
-        off_centre = self.place[:, 1].abs() > CENTRE
-        danger = conflict(self.car, obstacles)[:, None]
-        broken = torch.cat([danger, _uncomfortable(before, self.car)], 1)
-        held = torch.where(broken, 0.0, now[:, 1:])
-        centre = torch.where(off_centre, now[:, 0], 0.0)
-        self.since = torch.cat([centre[:, None], held], 1).clamp(max=LONG)
 
     def _score(self) -> Tensor:
         """The change [B] of the driving score by the last step."""

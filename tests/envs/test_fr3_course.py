@@ -10,7 +10,7 @@ import torch
 
 from embodied.core.build import ConfigError
 from embodied.envs.fr3.obstacle_course import Config, Fr3Course
-from embodied.envs.fr3.tasks.course import BOXES, HALF, LAYER, LID, SIDE, boxes, ends, middle
+from embodied.envs.fr3.tasks.goal import BOXES, HALF, LAYER, LID, SIDE, boxes, ends, middle
 from embodied.envs.maze.batch_levels import distances
 from embodied.envs.maze.levels import Plans
 

@@ -13,14 +13,15 @@ from embodied.datasets.collect import CollectConfig, collect
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.envs.fr3.language.env import Config, LanguageTasks
 from embodied.envs.fr3.language.instructions import (
+    BLOCK,
     INSTRUCTIONS,
     NAMES,
     SENTENCES,
     TOKENS,
+    TRAVEL,
     WORDS,
     tokens,
 )
-from embodied.envs.fr3.language.objects import BLOCK, TRAVEL
 from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted import fr3_tasks
 from embodied.policies.scripted.fr3_tasks import ScriptedTasks

@@ -16,9 +16,7 @@ from embodied.embodiments import fr3
 from embodied.envs.fr3 import joint_model
 from embodied.envs.fr3.env import Config as World
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.sysid.fit import Config, Identified, identify
-from embodied.envs.sysid.simulate import nominal
-from embodied.envs.sysid.traces import Trace, cut, read_traces
+from embodied.envs.sysid.fit import Config, Identified, Trace, cut, identify, nominal, read_traces
 from embodied.real_robot.ipc.messages import Mode, state_record
 
 TRUE = {

@@ -17,8 +17,8 @@ from minigrid.minigrid_env import MiniGridEnv  # noqa: E402
 from embodied.envs.adapters.gymnasium_env import GymView  # noqa: E402
 from embodied.envs.minigrid.describe import described, described_whole  # noqa: E402
 from embodied.envs.minigrid.env import Config, MiniGrid  # noqa: E402
+from embodied.envs.minigrid.gym_rows import View  # noqa: E402
 from embodied.envs.minigrid.settings import mission_of, tokens  # noqa: E402
-from embodied.envs.minigrid.view import View  # noqa: E402
 from embodied.envs.spaces import row_noise  # noqa: E402
 
 IDS = (

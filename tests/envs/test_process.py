@@ -15,11 +15,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import take
-from embodied.envs.process import channel, mjlab_env
-from embodied.envs.process.channel import Channel, WorkerError
-from embodied.envs.process.env import checked_spec
+from embodied.envs.process import env as process_env
+from embodied.envs.process import mjlab_env
+from embodied.envs.process.env import Channel, WorkerError, checked_spec, interpreter
 from embodied.envs.process.gymnasium_env import Config, GymnasiumProcess
-from embodied.envs.process.interpreter import interpreter
 from embodied.envs.process.worker.memory import mapped, total
 
 
@@ -141,7 +140,7 @@ def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
     with pytest.raises(WorkerError, match=r"ended \(exit code -9\)"):
         env.step(torch.zeros(3, 1))
     env.close()
-    monkeypatch.setattr(channel, "START", "raise SystemExit('the disk is full')")
+    monkeypatch.setattr(process_env, "START", "raise SystemExit('the disk is full')")
     with pytest.raises(ConfigError, match="the disk is full"):
         made()
 
@@ -156,7 +155,7 @@ def test_a_worker_that_dies_is_named_with_its_last_words(monkeypatch) -> None:
     ],
 )
 def test_what_a_worker_answers_is_data(monkeypatch, script: str, says: str) -> None:
-    monkeypatch.setattr(channel, "START", script)
+    monkeypatch.setattr(process_env, "START", script)
     talk = Channel(sys.executable, 0.5 if "sleep" in script else 60.0)
     with pytest.raises(WorkerError, match=says):
         talk.ask({"backend": "gymnasium_rows"})
@@ -194,7 +193,7 @@ def test_the_shared_file_must_be_as_large_as_its_layout(tmp_path: Path) -> None:
 
 def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
     env = made()
-    assert not list(channel.SHARED.glob("embodied_env_*")) or not channel.SHARED.is_dir()
+    assert not list(process_env.SHARED.glob("embodied_env_*")) or not process_env.SHARED.is_dir()
     env.close()
     assert env.channel.process.returncode is not None
     node = {

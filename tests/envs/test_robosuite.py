@@ -12,7 +12,7 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.envs.process.interpreter import interpreter
+from embodied.envs.process.env import interpreter
 from embodied.envs.process.robosuite_env import Config, Robosuite
 from embodied.policies.scripted.robosuite import angle, frame, wrapped
 

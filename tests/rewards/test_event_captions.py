@@ -10,8 +10,8 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
+from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
-from embodied.envs.minigrid.events import happened
 from embodied.policies.scripted.minigrid import Config as PlannerConfig
 from embodied.policies.scripted.minigrid import Planner
 from embodied.rewards.wrappers.event_captions import TIMES, with_event_captions

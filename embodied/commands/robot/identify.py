@@ -26,8 +26,7 @@ def add(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from embodied.compose import options, search_folders
-    from embodied.envs.sysid.fit import Config, identify
-    from embodied.envs.sysid.traces import read_traces
+    from embodied.envs.sysid.fit import Config, identify, read_traces
 
     robot, words = take(args.words, "robot")
     out, words = take(words, "out")
