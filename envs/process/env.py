@@ -7,6 +7,15 @@ observation that was saved. Backends that cannot step single rows raise NotSavab
 
 The channel's answers are JSON and arrays of sizes that were agreed on before: nothing that the
 worker sends can run code here.
+
+Mjlab: the tasks of mjlab (locomotion, manipulation on MuJoCo Warp) in a process of their own.
+
+Source: mjlab (Zakka et al., 2025). It pins another MuJoCo than this project, so it lives in a
+virtual environment of its own: `sh scripts/apart.sh mjlab`.
+
+Robosuite: tasks of robosuite (Zhu et al., 2020) in a process of their own.
+
+It needs another numpy than this project: `sh scripts/apart.sh robosuite`.
 """
 
 from __future__ import annotations
@@ -19,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Leaf, Spec
@@ -364,3 +375,112 @@ def _leaf(data: Mapping[str, Any]) -> Leaf:
     if data["dtype"] == "int64":
         low, high = (None if bound is None else int(bound) for bound in (low, high))
     return Leaf(shape, data["dtype"], low, high)
+
+
+@dataclass(frozen=True)
+class GymnasiumConfig:
+    """Settings of a Gymnasium environment in another interpreter."""
+
+    id: str  # for `gymnasium.make`
+    num_envs: Count = 1  # parallel environments
+    apart: str = ""  # virtual environment .venv-<apart> that has it (`scripts/apart.sh`)
+    python: str = ""  # another interpreter that has it (both empty: this one)
+    module: str = ""  # imported there first, to register ids
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    horizon: Count | None = None  # replaces the environment's time limit (steps)
+    dt: Positive | None = None  # replaces its control period (s)
+    timeout: Positive = 120.0  # longest wait for an answer, s
+    text: str = ""  # task instruction as a sentence
+
+
+class GymnasiumProcess(ProcessEnv):
+    """Box, Discrete and Dict observations; bounded Box or Discrete actions."""
+
+    def __init__(self, config: GymnasiumConfig) -> None:
+        super().__init__(
+            "gymnasium_rows",
+            {key: getattr(config, key) for key in ("id", "module", "horizon")}
+            | {"kwargs": dict(config.kwargs)},
+            num_envs=config.num_envs,
+            python=interpreter(config.apart, config.python),
+            timeout=config.timeout,
+            name=config.id,
+            install=install(config.apart),
+            text=config.text,
+        )
+        if config.dt is not None:
+            self.spec = replace(self.spec, dt=config.dt)
+
+
+MJLAB = "mjlab"
+
+
+@dataclass(frozen=True)
+class MjlabConfig:
+    """Settings of an mjlab task."""
+
+    task: str  # an id of mjlab
+    num_envs: Count = 16  # parallel environments
+    python: str = ""  # interpreter that has it (empty: EMBODIED_MJLAB_PYTHON, .venv-mjlab)
+    device: str = "auto"  # of the simulation: auto, cpu or cuda:N
+    action_scale: Positive = 1.0  # mjlab's action for an action of 1 here
+    play: bool = False  # its settings for playing (no noise)
+    motion: str = ""  # motion file of a tracking task
+    horizon: Count | None = None  # replaces the time limit (steps)
+    timeout: Positive = 900.0  # longest wait, s (kernels are compiled at the first start)
+
+
+class Mjlab(ProcessEnv):
+    """Observations: mjlab's group `actor` as `state`, `critic` as `critic/state`, others by name.
+
+    mjlab has one random generator for all rows: episodes depend on the seed, and on the other rows.
+    Its state cannot be saved (NotSavable).
+    """
+
+    def __init__(self, config: MjlabConfig) -> None:
+        names = ("task", "device", "action_scale", "play", "motion", "horizon")
+        super().__init__(
+            "mjlab_rows",
+            {name: getattr(config, name) for name in names},
+            num_envs=config.num_envs,
+            python=interpreter(MJLAB, config.python),
+            timeout=config.timeout,
+            name=f"mjlab {config.task}",
+            install=install(MJLAB),
+            text=config.task,
+        )
+
+
+ROBOSUITE = "robosuite"
+
+
+@dataclass(frozen=True)
+class RobosuiteConfig:
+    """Settings of a robosuite task."""
+
+    task: str  # Lift, PickPlaceCan, NutAssemblySquare, ...
+    num_envs: Count = 1  # parallel environments
+    robot: str = "Panda"  # robosuite's name of the arm
+    shaped: bool = False  # dense reward
+    horizon: Count = 400  # time limit (steps of 50 ms)
+    python: str = ""  # interpreter that has it (empty: EMBODIED_ROBOSUITE_PYTHON, .venv-robosuite)
+    timeout: Positive = 120.0  # longest wait for an answer, s
+    text: str = ""  # task instruction as a sentence
+
+
+class Robosuite(ProcessEnv):
+    """The task's state in robomimic's names; actions: a change of the tool's pose (5 cm, 0.5 rad)
+    and the gripper. A success terminates an episode.
+    """
+
+    def __init__(self, config: RobosuiteConfig) -> None:
+        super().__init__(
+            "robosuite_rows",
+            {name: getattr(config, name) for name in ("task", "robot", "shaped", "horizon")},
+            num_envs=config.num_envs,
+            python=interpreter(ROBOSUITE, config.python),
+            timeout=config.timeout,
+            name=f"robosuite {config.task}",
+            install=install(ROBOSUITE),
+            text=config.text,
+        )

@@ -269,13 +269,13 @@ def test_a_vector_step_waits_once(name: str, tmp_path: Path, on_device: Call) ->
 
 
 WRAPPERS: dict[str, dict[str, Any]] = {
-    "action_repeat.ActionRepeat": {"times": 2},
+    "episodes.ActionRepeat": {"times": 2},
     "delays.ObservationDelay": {"low": 1, "high": 2},
     "delays.ActionDelay": {"low": 1, "high": 2, "show": True},
     "delays.FrameStack": {"frames": 2},
     "nan_guard.NanGuard": {},
     "observation_noise.ObservationNoise": {"deviation": {"x": 0.1}},
-    "time_limit.TimeLimit": {"steps": 3},
+    "episodes.TimeLimit": {"steps": 3},
 }
 
 

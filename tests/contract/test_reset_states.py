@@ -23,7 +23,7 @@ from embodied.core.env import NotSavable, StateRoles, VecEnv
 from embodied.core.env_contract import errors_in_one_line, random_actions
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.envs.wrappers.time_limit import LimitConfig, TimeLimit
+from embodied.envs.wrappers.episodes import LimitConfig, TimeLimit
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import ResetDistribution
 from embodied.teachers.resets.reset_wrapper import ResetStateWrapper

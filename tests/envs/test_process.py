@@ -16,14 +16,21 @@ from embodied.core.env import NotFinite, NotSavable, VecEnv
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import take
 from embodied.envs.process import env as process_env
-from embodied.envs.process import mjlab_env
-from embodied.envs.process.env import Channel, WorkerError, checked_spec, interpreter
-from embodied.envs.process.gymnasium_env import Config, GymnasiumProcess
+from embodied.envs.process.env import (
+    Channel,
+    GymnasiumConfig,
+    GymnasiumProcess,
+    Mjlab,
+    MjlabConfig,
+    WorkerError,
+    checked_spec,
+    interpreter,
+)
 from embodied.envs.process.worker.memory import mapped, total
 
 
 def made(**settings) -> GymnasiumProcess:
-    return GymnasiumProcess(Config(**{"id": "Pendulum-v1", "num_envs": 3, **settings}))
+    return GymnasiumProcess(GymnasiumConfig(**{"id": "Pendulum-v1", "num_envs": 3, **settings}))
 
 
 def plan(env: GymnasiumProcess, steps: int) -> list[torch.Tensor]:
@@ -197,7 +204,7 @@ def test_no_file_is_left_and_a_saved_run_does_not_start_programs() -> None:
     env.close()
     assert env.channel.process.returncode is not None
     node = {
-        "_target_": "embodied.envs.process.gymnasium_env.GymnasiumProcess",
+        "_target_": "embodied.envs.process.env.GymnasiumProcess",
         "python": "/tmp/evil",
     }
     with pytest.raises(ConfigError, match=r"allow=\[\"embodied\.envs\.process\"\]"):
@@ -208,7 +215,7 @@ def test_without_mjlab_the_error_says_what_to_type(monkeypatch, tmp_path: Path) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EMBODIED_MJLAB_PYTHON", raising=False)
     with pytest.raises(ConfigError, match=r"install it with: sh scripts/apart\.sh mjlab"):
-        mjlab_env.Mjlab(mjlab_env.Config(task="Mjlab-Cartpole-Balance"))
+        Mjlab(MjlabConfig(task="Mjlab-Cartpole-Balance"))
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +224,8 @@ def cartpole():
         python = interpreter("mjlab")
     except ConfigError as error:
         pytest.skip(str(error))
-    config = mjlab_env.Config("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
-    env = mjlab_env.Mjlab(config)
+    config = MjlabConfig("Mjlab-Cartpole-Balance", 4, python, device="cpu", horizon=5)
+    env = Mjlab(config)
     yield env
     env.close()
 
