@@ -23,7 +23,7 @@ from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, make, require_driver
 from embodied.envs.maniskill.observations import element_names, flat, picture, words
-from embodied.envs.saved_state import pack, unpack
+from embodied.envs.row_rng import pack, unpack
 from embodied.envs.workers import Worker, receive_all, split
 
 Arrays = dict[str, NDArray[Any]]

@@ -45,7 +45,7 @@ from embodied.envs.minigrid.settings import (
     tokens,
     whole_leaves,
 )
-from embodied.envs.saved_state import pack, unpack
+from embodied.envs.row_rng import pack, unpack
 from embodied.envs.spaces import Actions, Entry, entries, replace_rows, require_known_id, row_noise
 
 # These leave the picture in MiniGrid's symbols; what others make of it is taken as it comes.

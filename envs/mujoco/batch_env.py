@@ -29,6 +29,7 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finit
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.row_rng import pack, unpack
 
 Floats = NDArray[np.float64]
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION.value
@@ -128,7 +129,6 @@ class DataPool:
 
 
 Rows = NDArray[np.intp]
-WORD = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -282,7 +282,7 @@ class MujocoVecEnv(VecEnv):
             "physics": self.batch.state,
             "count": self.count,
             "task": self.task,
-            "generator": np.stack([_pack(generator) for generator in self.generators]),
+            "generator": np.stack([pack(generator) for generator in self.generators]),
             **{f"memory/{key}": value for key, value in self.memory.items()},
         }
         kept = {key: torch.from_numpy(np.array(value)) for key, value in state.items()}
@@ -295,13 +295,7 @@ class MujocoVecEnv(VecEnv):
         self.count[:] = arrays["count"]
         self.task[:] = arrays["task"]
         for row, words in enumerate(arrays["generator"]):
-            low, high, inc_low, inc_high, has, kept = (int(word) & WORD for word in words.tolist())
-            self.generators[row].bit_generator.state = {
-                "bit_generator": "PCG64",
-                "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
-                "has_uint32": has,
-                "uinteger": kept,
-            }
+            unpack(self.generators[row], words)
         for key, value in self.memory.items():
             value[:] = arrays[f"memory/{key}"]
         self.retask(np.arange(self.num_envs))
@@ -399,11 +393,3 @@ def _replaced(obs: Tensors, rows: Rows, fresh: Tensors) -> Tensors:
 
 def _generator(seed: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, row]))
-
-
-def _pack(generator: np.random.Generator) -> NDArray[np.int64]:
-    """A PCG64 generator as six int64 words (two 128-bit numbers, the kept half-word)."""
-    state = generator.bit_generator.state
-    wide = [state["state"]["state"], state["state"]["inc"]]
-    words = [part for number in wide for part in (number & WORD, number >> 64)]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
