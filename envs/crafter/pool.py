@@ -23,7 +23,7 @@ from embodied.envs.crafter.player import (
     World,
     daylight,
 )
-from embodied.envs.workers import Worker, receive_all, split
+from embodied.envs.workers import Worker, WorkerPool, receive_all, split
 
 Arrays = dict[str, NDArray]
 
@@ -250,7 +250,7 @@ class Rows:
         return words(self.worlds[row])
 
 
-class Pool:
+class Pool(WorkerPool):
     """`count` envs over `workers` processes (0: this process). `arrays` [count, ...] are shared:
     write `action`, call `step`, read the other arrays."""
 
@@ -277,33 +277,7 @@ class Pool:
         receive_all(self.parts)
 
     def step(self) -> None:
-        for part in self.parts:
-            part.send("step")
-        receive_all(self.parts)
-
-    def read(self) -> Arrays:
-        for part in self.parts:
-            part.send("read")
-        states = receive_all(self.parts)
-        return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
-
-    def write(self, state: Arrays) -> None:
-        for part, (low, high) in zip(self.parts, self.bounds, strict=True):
-            part.send("write", {key: value[low:high] for key, value in state.items()})
-        receive_all(self.parts)
-
-    def ask(self, method: str, row: int, *more: Any) -> Any:
-        """Call `draw` or `tell` for one env."""
-        count = len(self.arrays["action"])
-        if not 0 <= row < count:
-            raise ValueError(f"there is no env {row}; envs are 0 to {count - 1}")
-        number = next(n for n, (low, high) in enumerate(self.bounds) if low <= row < high)
-        self.parts[number].send(method, row - self.bounds[number][0], *more)
-        return self.parts[number].receive()
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        self.call("step")
 
 
 class _Local:

@@ -24,7 +24,7 @@ from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, make, require_driver
 from embodied.envs.maniskill.observations import element_names, flat, picture, words
 from embodied.envs.row_rng import pack, unpack
-from embodied.envs.workers import Worker, receive_all, split
+from embodied.envs.workers import Worker, WorkerPool, receive_all, split
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -184,7 +184,7 @@ def joined(parts: list[Tensors]) -> Tensors:
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
 
 
-class Pool:
+class Pool(WorkerPool):
     """The methods of `Rows`, for `count` envs in `workers` processes."""
 
     def __init__(self, settings: Settings, count: int, workers: int) -> None:
@@ -212,31 +212,11 @@ class Pool:
         played = receive_all(self.parts)
         return joined([obs for obs, _ in played]), joined([told for _, told in played])
 
-    def read(self) -> dict[str, NDArray[Any]]:
-        for part in self.parts:
-            part.send("read")
-        states = receive_all(self.parts)
-        return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
-
-    def write(self, state: Mapping[str, NDArray[Any]]) -> None:
-        for part, (low, high) in zip(self.parts, self.bounds, strict=True):
-            part.send("write", {key: value[low:high] for key, value in state.items()})
-        receive_all(self.parts)
-
     def draw(self, row: int, width: int, height: int) -> Tensor:
-        return self._ask("draw", row, width, height)
+        return self.ask("draw", row, width, height)
 
     def tell(self, row: int) -> str:
-        return self._ask("tell", row)
-
-    def _ask(self, method: str, row: int, *more: Any) -> Any:
-        number = next(n for n, (low, high) in enumerate(self.bounds) if low <= row < high)
-        self.parts[number].send(method, row - self.bounds[number][0], *more)
-        return self.parts[number].receive()
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        return self.ask("tell", row)
 
 
 def _make_rows(settings: Settings, count: int) -> Rows:

@@ -1,7 +1,7 @@
 """The hover environment in native code (hover.cpp): on a CPU the PyTorch code of `Quadrotor`, which
 is the reference, spends its time between the operations.
 
-Both draw the same random numbers and agree to rounding (tests/envs/test_native_quadrotor.py).
+Both draw the same random numbers and agree to rounding (tests/envs/test_quadrotor.py).
 """
 
 from __future__ import annotations

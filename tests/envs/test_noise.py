@@ -55,23 +55,6 @@ def test_the_bias_stays_for_an_episode() -> None:
     assert np.abs(again[:200] - first[:200]).min() > 0
 
 
-def test_rows_are_their_own_and_come_back() -> None:
-    env = made(3, deviation={"cube": 0.001})
-    runs = []
-    for _ in range(2):
-        env.reset(5)
-        mask = torch.tensor([False, True, False])
-        steps = [env.step(torch.zeros(3, 4)).obs["state"] for _ in range(2)]
-        env.reset(mask=mask)
-        runs.append(torch.stack([*steps, env.step(torch.zeros(3, 4)).obs["state"]]))
-    assert torch.equal(*runs)
-    state = env.get_state()
-    ahead = env.step(torch.zeros(3, 4)).obs["state"]
-    env.reset(1)
-    env.set_state(state)
-    assert torch.equal(env.step(torch.zeros(3, 4)).obs["state"], ahead)
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
