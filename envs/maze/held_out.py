@@ -2,17 +2,18 @@
 
 A labyrinth has exactly one path between any two of its cells (randomised depth-first search).
 
-The literature's zero-shot evaluation mazes of 13 x 13 cells, by name.
-
-Maps of Dennis et al. (2020) and Jiang et al. (2021), as evaluated by JaxUED (Coward et al., 2024).
-`SixteenRooms2` is SixteenRoomsFewerDoors. `#`: wall, `G`: goal, `> v < ^`: start and heading.
+The literature's zero-shot evaluation mazes of 13 x 13 cells (`zero_shot.yaml`) are maps of Dennis
+et al. (2020) and Jiang et al. (2021), as evaluated by JaxUED (Coward et al., 2024). `SixteenRooms2`
+is SixteenRoomsFewerDoors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from embodied.envs.maze.batch_levels import distances
@@ -34,7 +35,8 @@ class Published:
 
 def zero_shot() -> list[Published]:
     """The eight mazes, then those rotations and reflections that are other mazes (`NAME_1` ...)."""
-    published = [_read(name, lines.split()) for name, lines in MAPS.items()]
+    maps = yaml.safe_load(Path(__file__).with_name("zero_shot.yaml").read_text())
+    published = [_read(name, lines.split()) for name, lines in maps.items()]
     mazes = {_layout(maze): maze for maze in published}
     for maze in published:
         for number in range(1, 8):
@@ -64,130 +66,6 @@ def _read(name: str, lines: list[str]) -> Published:
     start = next(at for at, mark in enumerate(text) if mark in HEADINGS)
     walls = np.array([[mark == "#" for mark in line] for line in lines])
     return Published(name, walls, start, text.index("G"), HEADINGS.index(text[start]))
-
-
-MAPS = {
-    "SixteenRooms": """
-        ...#..#..#...
-        .>.......#...
-        ...#..#......
-        #.###.##.###.
-        ...#.........
-        ......#..#...
-        ##.#.##.###.#
-        ...#.....#...
-        ...#..#......
-        .####.##.#.##
-        ...#..#..#...
-        ......#....G.
-        ...#.....#...
-    """,
-    "SixteenRooms2": """
-        ...#.....#...
-        .>....#..#...
-        ...#..#..#...
-        ####.##.###.#
-        ...#..#......
-        ......#..#...
-        #.#####.#####
-        ...#..#..#...
-        ...#.........
-        ##.##.##.####
-        ...#..#..#...
-        ......#....G.
-        ...#..#..#...
-    """,
-    "Labyrinth": """
-        .............
-        .###########.
-        .#.........#.
-        .#.#######.#.
-        .#.#.....#.#.
-        .#.#.###.#.#.
-        .#.#.#G#.#.#.
-        .#.#.#.#.#.#.
-        .#...#...#.#.
-        .#########.#.
-        .....#.....#.
-        ####.#.#####.
-        >....#.......
-    """,
-    "LabyrinthFlipped": """
-        .............
-        .###########.
-        .#.........#.
-        .#.#######.#.
-        .#.#.....#.#.
-        .#.#.###.#.#.
-        .#.#.#G#.#.#.
-        .#.#.#.#.#.#.
-        .#.#...#...#.
-        .#.#########.
-        .#.....#.....
-        .#####.#.####
-        .......#....<
-    """,
-    "Labyrinth2": """
-        >#...........
-        .#.#########.
-        .#.#.......#.
-        .#.#.#####.#.
-        .#.#.#...#.#.
-        ...#.#.#.#.#.
-        ####.#G#.#.#.
-        ...#.###.#.#.
-        .#.#.....#.#.
-        .#.#######.#.
-        .#.........#.
-        .###########.
-        .............
-    """,
-    "StandardMaze": """
-        .....#>...#..
-        .###.####.##.
-        .#...........
-        .########.###
-        ........#....
-        ######.#####.
-        ....#..#.....
-        .##...##.####
-        ..#.#..#...#.
-        #.#.##.###.#.
-        #.#..#...#...
-        #.##.###.###.
-        ...#..G#.#...
-    """,
-    "StandardMaze2": """
-        ...#.#....#..
-        .#.#.####...#
-        .#........#..
-        .########.###
-        ...#..#.#.#.G
-        ##.#.##.#.#..
-        >#.#....#.##.
-        .#.##.###..#.
-        .#..#..###.#.
-        .##.##.#.#.#.
-        .#...#.#.#.#.
-        .#.#.#.#.#.#.
-        ...#...#.....
-    """,
-    "StandardMaze3": """
-        ...>#.#......
-        .####.#.####.
-        .#....#.#....
-        ...####.#.#.#
-        ##.#....#.#..
-        ...#.##.#.##.
-        .#.#.#..#..#G
-        .#.#.#.###.##
-        .#...#.#.#...
-        .###.#.#.###.
-        .#...#.#...#.
-        .#.###.#.#.#.
-        .#...#...#...
-    """,
-}
 
 
 Walls = NDArray[np.bool_]
