@@ -202,7 +202,7 @@ def replace_rows(rows: Tensors, index: np.ndarray, values: Tensors) -> Tensors:
 
 RETURNED = "obs, reward, terminated, truncated, info"
 PREFIX = "python/"
-"""Of ids that stand for objects of a Python program (`embodied.envs.gym_object`)."""
+"""Of ids that stand for objects of a Python program (`embodied.envs.gym`)."""
 
 
 def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:

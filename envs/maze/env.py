@@ -24,8 +24,7 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.maze.batch_levels import BatchLevels
-from embodied.envs.maze.levels import MazeLevels
-from embodied.envs.maze.render import drawing, words
+from embodied.envs.maze.levels import MazeLevels, drawing, words
 from embodied.envs.row_rng import RowRng
 
 EMPTY, WALL, GOAL = 0, 1, 2

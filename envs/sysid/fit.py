@@ -28,8 +28,7 @@ from embodied.core.build import ConfigError
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
-from embodied.envs.fr3 import joint_model
-from embodied.envs.fr3.base import compile_scene
+from embodied.envs.fr3.base import QUANTITIES, compile_scene, read_joints
 from embodied.envs.fr3.tasks import TASKS
 from embodied.real_robot.ipc.messages import Mode
 
@@ -56,7 +55,7 @@ class Replay:
         self.windows = windows
         self.threads = threads
         self.model = nominal()
-        self.nominal = {k: np.array(v) for k, v in joint_model.read(self.model).items()}
+        self.nominal = {k: np.array(v) for k, v in read_joints(self.model).items()}
         self.low, self.high = (
             np.concatenate([np.repeat(BOUNDS[k][i], n) for k, n in self.sizes]) for i in (0, 1)
         )
@@ -314,8 +313,8 @@ class Identified:
 
     @property
     def arm(self) -> dict[str, list[float]]:
-        """The result in the format of `embodied.envs.fr3.joint_model.write`."""
-        return {name: self.value[name].tolist() for name in joint_model.QUANTITIES}
+        """The result in the format of `embodied.envs.fr3.base.write_joints`."""
+        return {name: self.value[name].tolist() for name in QUANTITIES}
 
 
 def identify(config: Config, traces: Sequence[Trace]) -> Identified:

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from embodied.core.tensors import Tensors
-from embodied.envs.toy.drive import CLOCKS, EVENTS, Config, Drive
-from embodied.envs.toy.drive_road import FAR, Obstacles, conflict, desired_speed, nearest
+from embodied.envs.toy.drive import (
+    CLOCKS,
+    EVENTS,
+    FAR,
+    Config,
+    Drive,
+    Obstacles,
+    conflict,
+    desired_speed,
+    nearest,
+)
 
 
 class Reference:

@@ -13,7 +13,7 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.base import read_joints, write_joints
 from embodied.envs.fr3.env import Config as World
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.sysid.fit import Config, Identified, Trace, cut, identify, nominal, read_traces
@@ -34,7 +34,7 @@ QUICK = Config(most=6, rounds=6)
 def moved(seconds: float, width: float = 0.45, still: float = 1e-5) -> Trace:
     """Sums of three sines sent to an arm with the TRUE values, DELAY late, measured with noise."""
     model = nominal()
-    joint_model.write(model, {name: value.tolist() for name, value in TRUE.items()})
+    write_joints(model, {name: value.tolist() for name, value in TRUE.items()})
     data, random = mujoco.MjData(model), np.random.default_rng(0)
     rate, phase = random.uniform(0.3, 1.6, (3, 7)), random.uniform(0, 2 * np.pi, (3, 7))
     each = np.full(7, width / 3)
@@ -148,7 +148,7 @@ def test_the_command_writes_a_world_that_can_be_stepped(
     assert "friction of joint 7" in out.read_text()
     assert node.pop("_target_") == "embodied.envs.fr3.env.Fr3"
     world = Fr3(World(**{**node, "num_envs": 2, "threads": 1}))
-    got = joint_model.read(world.model)
+    got = read_joints(world.model)
     for name, value in found.arm.items():
         np.testing.assert_allclose(got[name], value, atol=1e-4)
     world.reset(0)
@@ -183,4 +183,4 @@ def test_mistakes_are_one_line(
 )
 def test_an_arm_that_cannot_be(arm: dict[str, list[float]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        joint_model.write(nominal(), arm)
+        write_joints(nominal(), arm)

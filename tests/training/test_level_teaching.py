@@ -16,7 +16,7 @@ from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.core.complete_node import complete
 from embodied.core.seeding import seed_everything
-from embodied.envs.maze.render import GOAL
+from embodied.envs.maze.levels import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
 from embodied.teachers.task_wrapper import TaskWrapper
 from embodied.training.components import RunComponents

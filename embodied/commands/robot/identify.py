@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
 def table(found: Identified) -> list[str]:
     """Lines for people: a joint a line, `?` after what the recording does not determine."""
-    from embodied.envs.fr3.joint_model import QUANTITIES
+    from embodied.envs.fr3.base import QUANTITIES
 
     heads = [f"{name} ({unit})" for name, unit in QUANTITIES.items()]
     wide = [max(len(head), 18) for head in heads]
