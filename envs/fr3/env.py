@@ -15,11 +15,12 @@ The gripper closes with speed F / damping for force F, so higher damping makes i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import mujoco
 import numpy as np
+import torch
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
@@ -41,7 +42,9 @@ from embodied.envs.fr3.base import (
     mocaps,
     write_joints,
 )
+from embodied.envs.fr3.tasks.goal import SIDE
 from embodied.envs.fr3.tasks.task import Parameter, Task, View
+from embodied.envs.maze.levels import MazeLevels
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.spaces import Ranges
@@ -382,3 +385,35 @@ def _cameras(config: Config) -> Cameras | None:
     if config.clouds is not None:
         return point_cloud.Clouds(names, config.image_size, config.clouds)
     return Cameras(names, config.image_size) if names else None
+
+
+@dataclass(frozen=True)
+class CourseConfig(Config):
+    """Settings as in `embodied.envs.fr3.env.Config`, for the task course."""
+
+    task: str = "course"  # course, no other
+    blocks: Count = 12  # most boxes in a sampled level
+
+
+class Fr3Course(Fr3):
+    """Levels as in `embodied.envs.maze.env`, always with a path from start to goal; `held_out` are
+    for evaluation. Rising above the boxes ends an episode without success.
+    """
+
+    def __init__(self, config: CourseConfig) -> None:
+        if config.task != "course" or config.ranges or config.randomize:
+            raise ConfigError(
+                "Fr3Course: task must be course; ranges and randomize are not supported"
+            )
+        self.levels = MazeLevels(SIDE, config.blocks)
+        self.held_out = torch.from_numpy(self.levels.held_out).float()
+        super().__init__(config)
+        assert self.spec.task is not None and self.spec.task.names == self.levels.names
+        self.spec = replace(self.spec, task=replace(self.spec.task, unit="level"))
+
+    def _begin(self, rows: Rows, task: Floats | None) -> None:
+        if task is None:
+            task = self.task.copy()
+            for row in rows:
+                task[row] = self.levels.random(1, self.generators[row])[0]
+        super()._begin(rows, task)

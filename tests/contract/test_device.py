@@ -274,7 +274,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     "delays.ActionDelay": {"low": 1, "high": 2, "show": True},
     "delays.FrameStack": {"frames": 2},
     "nan_guard.NanGuard": {},
-    "observation_noise.ObservationNoise": {"deviation": {"x": 0.1}},
+    "observations.ObservationNoise": {"deviation": {"x": 0.1}},
     "episodes.TimeLimit": {"steps": 3},
 }
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.envs.fr3.obstacle_course import Config, Fr3Course
+from embodied.envs.fr3.env import CourseConfig, Fr3Course
 from embodied.envs.fr3.tasks.goal import BOXES, HALF, LAYER, LID, SIDE, boxes, ends, middle
 from embodied.envs.maze.batch_levels import distances
 from embodied.envs.maze.levels import Plans
 
 
 def made(**settings: Any) -> Fr3Course:
-    return Fr3Course(Config(**{"num_envs": 4, "threads": 1, **settings}))
+    return Fr3Course(CourseConfig(**{"num_envs": 4, "threads": 1, **settings}))
 
 
 @pytest.fixture(scope="module")

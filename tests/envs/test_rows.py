@@ -52,7 +52,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "noise": wrapped(
         {"_target_": "embodied.envs.fr3.env.Fr3", "horizon": 15},
-        _target_="embodied.envs.wrappers.observation_noise.ObservationNoise",
+        _target_="embodied.envs.wrappers.observations.ObservationNoise",
         deviation={"dq": 0.01},
         bias={"cube": 0.002},
     ),
