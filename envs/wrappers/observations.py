@@ -28,6 +28,7 @@ from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.row_rng import RowRng
+from embodied.envs.wrappers.stack import EpisodeWrapper
 
 STEM = re.compile(r"(_[xyz]|\d+)$")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
@@ -46,7 +47,7 @@ class Config:
     leaf: str = "state"  # the observation that gets it
 
 
-class ObservationNoise(Wrapper):
+class ObservationNoise(EpisodeWrapper):
     """Policies and demonstrators observe the noise; reward and success are computed without it."""
 
     memory_roles = StateRoles(generators={"generator": None})
@@ -75,37 +76,25 @@ class ObservationNoise(Wrapper):
         self.memory["bias"] = torch.zeros(env.num_envs, len(self.names), device=env.device)
         self.memory["noise"] = torch.zeros_like(self.memory["bias"])
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.rows(mask).nonzero().flatten()
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
         self.streams.state = self.memory["generator"]
-        if seed is not None:
-            self.streams.seed(seed ^ (self.depth << 40), rows)
-        obs = self.env.reset(seed, task, mask)
-        self._begin(rows)
-        return self.transform_obs(obs)
+        self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
 
-    def step(self, action: Tensor) -> Step:
-        self.streams.state = self.memory["generator"]
-        step = self.env.step(action)
+    def see(self, obs: Tensors) -> None:
         self.memory["noise"] = self._noise(None) * self.deviation
-        following = obs = self.transform_obs(step.next_obs)
-        if step.ended.any():
-            self._begin(step.ended.nonzero().flatten())
-            obs = self.transform_obs(step.obs)
-        return replace(step, obs=obs, next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         off = (self.memory["bias"] + self.memory["noise"]) @ self.mixing
         return {**obs, self.leaf: obs[self.leaf] + off}
 
-    def _begin(self, rows: Tensor) -> None:
-        """Another bias, and other noise, for the episodes that begin in `rows` [n]."""
-        self.memory["bias"][rows] = self._noise(rows) * self.bias
-        self.memory["noise"][rows] = self._noise(rows) * self.deviation
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        """Another bias, and other noise, for the episodes that begin."""
+        index = rows.nonzero().flatten()
+        self.memory["bias"][index] = self._noise(index) * self.bias
+        self.memory["noise"][index] = self._noise(index) * self.deviation
 
     def _noise(self, rows: Tensor | None) -> Tensor:
+        self.streams.state = self.memory["generator"]
         return self.streams.normal(len(self.names), rows).T
 
     def _by_element(self, given: Mapping[str, float]) -> Tensor:
