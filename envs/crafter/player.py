@@ -16,52 +16,25 @@ from typing import Protocol
 
 import numpy as np
 
+from embodied.envs.crafter import rules
 from embodied.envs.crafter.maps import make
-from embodied.envs.crafter.rules import (
-    ACHIEVEMENTS,
-    ACTIONS,
-    CELLS,
-    CHUNK_CELLS,
-    CHUNK_OF,
-    COLLECT,
-    DOWN,
-    FURNACE,
-    GRASS,
-    HIGH,
-    INITIAL,
-    ITEMS,
-    LAVA,
-    LOOK,
-    MAKE,
-    MOST,
-    NEAR,
-    PATH,
-    PLACE,
-    RIM,
-    SIDE,
-    STRIDE,
-    TABLE,
-    WALKABLE,
-    WALKABLE_ARROW,
-    WALKABLE_PLAYER,
-    WATER,
-    WAYS,
-    WIDE,
-    Amounts,
-    Make,
-    Place,
-    place,
-)
 
 KINDS = ("player", "cow", "zombie", "skeleton", "arrow", "plant")
 PLAYER, COW, ZOMBIE, SKELETON, ARROW, PLANT = range(6)
 BIRTH_HEALTH = (0, 3, 5, 3, 0, 1)  # at birth; the player's is in the inventory
 RIPE = 300  # steps after which a plant bears fruit
 ARROW_LOOK = {
-    way: LOOK[f"arrow-{name}"]
-    for way, name in zip(WAYS, ("left", "right", "up", "down"), strict=True)
+    way: rules.LOOK[f"arrow-{name}"]
+    for way, name in zip(rules.WAYS, ("left", "right", "up", "down"), strict=True)
 }
-FIRST_LOOK = (0, LOOK["cow"], LOOK["zombie"], LOOK["skeleton"], 0, LOOK["plant"])
+FIRST_LOOK = (
+    0,
+    rules.LOOK["cow"],
+    rules.LOOK["zombie"],
+    rules.LOOK["skeleton"],
+    0,
+    rules.LOOK["plant"],
+)
 
 
 class Thing:
@@ -77,7 +50,7 @@ class Thing:
         self.kind = kind
         self.at = at
         self.way = way
-        self.x, self.y = divmod(at, STRIDE)
+        self.x, self.y = divmod(at, rules.STRIDE)
         self.health = BIRTH_HEALTH[kind]
         self.clock = 0
         self.removed = False
@@ -88,7 +61,7 @@ class Thing:
         if self.kind == ARROW:
             return ARROW_LOOK[self.way]
         if self.kind == PLANT and self.clock > RIPE:
-            return LOOK["plant-ripe"]
+            return rules.LOOK["plant-ripe"]
         return FIRST_LOOK[self.kind]
 
 
@@ -130,7 +103,7 @@ class Land(Protocol):
 def toward(dx: int, dy: int, long: bool) -> int:
     """The step along the longer (or shorter) axis of an offset; 0 where that axis is 0."""
     if (abs(dx) > abs(dy)) if long else (abs(dx) <= abs(dy)):
-        return STRIDE if dx > 0 else -STRIDE if dx < 0 else 0
+        return rules.STRIDE if dx > 0 else -rules.STRIDE if dx < 0 else 0
     return 1 if dy > 0 else -1 if dy < 0 else 0
 
 
@@ -138,7 +111,7 @@ def cow(world: Land, me: Thing) -> None:
     if me.health <= 0:
         world.remove(me)
     if world.random() < 0.5:
-        world.move(me, WAYS[world.bits(32) & 3], WALKABLE)
+        world.move(me, rules.WAYS[world.bits(32) & 3], rules.WALKABLE)
 
 
 def zombie(world: Land, me: Thing) -> None:
@@ -150,8 +123,8 @@ def zombie(world: Land, me: Thing) -> None:
     if abs(dx) + abs(dy) <= 8 and random() < 0.9:
         way = toward(dx, dy, random() < 0.8)
     else:
-        way = WAYS[world.bits(32) & 3]
-    world.move(me, way, WALKABLE)
+        way = rules.WAYS[world.bits(32) & 3]
+    world.move(me, way, rules.WALKABLE)
     if abs(player.x - me.x) + abs(player.y - me.y) <= 1:
         if me.clock:
             me.clock -= 1
@@ -167,19 +140,19 @@ def skeleton(world: Land, me: Thing) -> None:
     random = world.random
     dx, dy = world.player.x - me.x, world.player.y - me.y
     distance = abs(dx) + abs(dy)
-    if distance <= 3 and world.move(me, -toward(dx, dy, random() < 0.6), WALKABLE):
+    if distance <= 3 and world.move(me, -toward(dx, dy, random() < 0.6), rules.WALKABLE):
         return
     if distance <= 5 and random() < 0.5:
         way = toward(dx, dy, True)
         to = me.at + way
-        free = world.who[to] is None and WALKABLE_ARROW[world.cells[to]]
+        free = world.who[to] is None and rules.WALKABLE_ARROW[world.cells[to]]
         if me.clock == 0 and way != 0 and free:
             world.add(Thing(ARROW, to, way))
             me.clock = 4
     elif distance <= 8 and random() < 0.3:
-        world.move(me, toward(dx, dy, random() < 0.6), WALKABLE)
+        world.move(me, toward(dx, dy, random() < 0.6), rules.WALKABLE)
     elif random() < 0.2:
-        world.move(me, WAYS[world.bits(32) & 3], WALKABLE)
+        world.move(me, rules.WAYS[world.bits(32) & 3], rules.WALKABLE)
 
 
 def arrow(world: Land, me: Thing) -> None:
@@ -188,17 +161,17 @@ def arrow(world: Land, me: Thing) -> None:
     if hit is not None:
         hit.health = max(0, hit.health - 2)
         world.remove(me)
-    elif not WALKABLE_ARROW[world.cells[to]]:
+    elif not rules.WALKABLE_ARROW[world.cells[to]]:
         world.remove(me)
-        if world.cells[to] in (TABLE, FURNACE):
-            world.put(to, PATH)
+        if world.cells[to] in (rules.TABLE, rules.FURNACE):
+            world.put(to, rules.PATH)
     else:
-        world.move(me, me.way, WALKABLE_ARROW)
+        world.move(me, me.way, rules.WALKABLE_ARROW)
 
 
 def plant(world: Land, me: Thing) -> None:
     me.clock += 1
-    for way in WAYS:
+    for way in rules.WAYS:
         near = world.who[me.at + way]
         if near is not None and near.kind in (ZOMBIE, SKELETON, COW):
             me.health = max(0, me.health - 1)
@@ -215,26 +188,28 @@ TURNS: tuple[Callable[[Land, Thing], None], ...] = (
 )
 
 
-HEALTH, FOOD, DRINK, ENERGY = (ITEMS.index(name) for name in ("health", "food", "drink", "energy"))
+HEALTH, FOOD, DRINK, ENERGY = (
+    rules.ITEMS.index(name) for name in ("health", "food", "drink", "energy")
+)
 SWORDS = tuple(
-    (ITEMS.index(name), damage)
+    (rules.ITEMS.index(name), damage)
     for name, damage in (("iron_sword", 5), ("stone_sword", 3), ("wood_sword", 2))
 )
-DO = ACTIONS.index("do")
-SLEEP = ACTIONS.index("sleep")
+DO = rules.ACTIONS.index("do")
+SLEEP = rules.ACTIONS.index("sleep")
 MOVES = {
-    ACTIONS.index(f"move_{name}"): way
-    for name, way in zip(("left", "right", "up", "down"), WAYS, strict=True)
+    rules.ACTIONS.index(f"move_{name}"): way
+    for name, way in zip(("left", "right", "up", "down"), rules.WAYS, strict=True)
 }
 WAKE_UP, EAT_PLANT, EAT_COW, DEFEAT_ZOMBIE, DEFEAT_SKELETON = (
-    ACHIEVEMENTS.index(name)
+    rules.ACHIEVEMENTS.index(name)
     for name in ("wake_up", "eat_plant", "eat_cow", "defeat_zombie", "defeat_skeleton")
 )
 PLAYER_LOOK = {
-    way: LOOK[f"player-{name}"]
-    for way, name in zip(WAYS, ("left", "right", "up", "down"), strict=True)
+    way: rules.LOOK[f"player-{name}"]
+    for way, name in zip(rules.WAYS, ("left", "right", "up", "down"), strict=True)
 }
-NEIGHBOURHOOD = tuple(dx + dy for dx in (-STRIDE, 0, STRIDE) for dy in (-1, 0, 1))
+NEIGHBOURHOOD = tuple(dx + dy for dx in (-rules.STRIDE, 0, rules.STRIDE) for dy in (-1, 0, 1))
 
 
 class Player(Thing):
@@ -247,10 +222,10 @@ class Player(Thing):
     )
 
     def __init__(self, at: int) -> None:
-        self.inventory = list(INITIAL)
-        super().__init__(PLAYER, at, DOWN)
-        self.health = INITIAL[HEALTH]
-        self.achieved = [0] * len(ACHIEVEMENTS)
+        self.inventory = list(rules.INITIAL)
+        super().__init__(PLAYER, at, rules.DOWN)
+        self.health = rules.INITIAL[HEALTH]
+        self.achieved = [0] * len(rules.ACHIEVEMENTS)
         self.sleeping = False
         self.hunger = self.thirst = self.fatigue = self.recover = 0.0
         self.before = self.health
@@ -265,12 +240,12 @@ class Player(Thing):
 
     @property
     def look(self) -> int:
-        return LOOK["player-sleep"] if self.sleeping else PLAYER_LOOK[self.way]
+        return rules.LOOK["player-sleep"] if self.sleeping else PLAYER_LOOK[self.way]
 
     def turn(self, world: Land, action: int) -> None:
         """One step of the player."""
         if self.sleeping:
-            if self.inventory[ENERGY] < MOST[ENERGY]:
+            if self.inventory[ENERGY] < rules.MOST[ENERGY]:
                 action = SLEEP
             else:
                 self.sleeping = False
@@ -278,8 +253,8 @@ class Player(Thing):
         target = self.at + self.way
         if action in MOVES:
             self.way = MOVES[action]
-            world.move(self, self.way, WALKABLE_PLAYER)
-            if world.cells[self.at] == LAVA:
+            world.move(self, self.way, rules.WALKABLE_PLAYER)
+            if world.cells[self.at] == rules.LAVA:
                 self.health = 0
         elif action == DO:
             thing = world.who[target]
@@ -297,16 +272,16 @@ class Player(Thing):
                 if thing.health <= 0:
                     self._defeat(thing.kind)
         elif action == SLEEP:
-            if self.inventory[ENERGY] < MOST[ENERGY]:
+            if self.inventory[ENERGY] < rules.MOST[ENERGY]:
                 self.sleeping = True
-        elif action in PLACE:
-            self._place(world, target, PLACE[action])
-        elif action in MAKE:
-            self._make(world, MAKE[action])
+        elif action in rules.PLACE:
+            self._place(world, target, rules.PLACE[action])
+        elif action in rules.MAKE:
+            self._make(world, rules.MAKE[action])
         self._advance_life()
         self.inventory[:] = [
             0 if count < 0 else most if count > most else count
-            for count, most in zip(self.inventory, MOST, strict=True)
+            for count, most in zip(self.inventory, rules.MOST, strict=True)
         ]
         if self.health < self.before:
             self.sleeping = False
@@ -322,9 +297,9 @@ class Player(Thing):
 
     def _collect(self, world: Land, target: int) -> None:
         material = world.cells[target]
-        if material == WATER:
+        if material == rules.WATER:
             self.thirst = 0
-        rule = COLLECT.get(material)
+        rule = rules.COLLECT.get(material)
         if rule is None or not self._can_pay(rule.needs):
             return
         world.put(target, rule.leaves)
@@ -334,7 +309,7 @@ class Player(Thing):
             for achievement in rule.achieved:
                 self.achieved[achievement] += 1
 
-    def _place(self, world: Land, target: int, rule: Place) -> None:
+    def _place(self, world: Land, target: int, rule: rules.Place) -> None:
         free = world.who[target] is None and rule.where[world.cells[target]]
         if not free or not self._can_pay(rule.costs):
             return
@@ -345,10 +320,10 @@ class Player(Thing):
             world.add(Thing(PLANT, target))
         self.achieved[rule.achieved] += 1
 
-    def _make(self, world: Land, rule: Make) -> None:
+    def _make(self, world: Land, rule: rules.Make) -> None:
         near: set[int] = set()
         # At the left and upper edge of the map the package finds nothing near.
-        if self.x > RIM and self.y > RIM:
+        if self.x > rules.RIM and self.y > rules.RIM:
             near = {world.cells[self.at + step] for step in NEIGHBOURHOOD}
         if not near.issuperset(rule.near) or not self._can_pay(rule.costs):
             return
@@ -356,10 +331,10 @@ class Player(Thing):
         self.inventory[rule.item] += rule.gives
         self.achieved[rule.achieved] += 1
 
-    def _can_pay(self, amounts: Amounts) -> bool:
+    def _can_pay(self, amounts: rules.Amounts) -> bool:
         return all(self.inventory[item] >= count for item, count in amounts)
 
-    def _pay(self, amounts: Amounts) -> None:
+    def _pay(self, amounts: rules.Amounts) -> None:
         for item, count in amounts:
             self.inventory[item] -= count
 
@@ -396,8 +371,10 @@ class Player(Thing):
 
 
 UNIT = 7  # pixels of a cell in the package's 64 x 64 picture
-GRAIN = 2 * 32 * (WIDE * UNIT) * (HIGH * UNIT)  # random bits in one picture of the night
-CHUNKS = np.array(CHUNK_OF)
+GRAIN = (
+    2 * 32 * (rules.WIDE * UNIT) * (rules.HIGH * UNIT)
+)  # random bits in one picture of the night
+CHUNKS = np.array(rules.CHUNK_OF)
 KIND = {name: number for number, name in enumerate(KINDS)}
 
 
@@ -429,7 +406,7 @@ class World:
         self.light = daylight(0)
         self.began = 0  # the clock at the start; a saved state may be taken over later in the day
         self.empty()
-        self.player = Player(place(SIDE // 2, SIDE // 2))
+        self.player = Player(rules.place(rules.SIDE // 2, rules.SIDE // 2))
         self.add(self.player)
         for kind, at in drawn.creatures:
             self.add(Thing(KIND[kind], at))
@@ -446,17 +423,17 @@ class World:
 
     def empty(self) -> None:
         """Remove all objects; count the materials of each chunk."""
-        self.who: list[Thing | None] = [None] * CELLS
-        self.look = bytearray(CELLS)
+        self.who: list[Thing | None] = [None] * rules.CELLS
+        self.look = bytearray(rules.CELLS)
         self.things: list[Thing] = []
         self.chunks: dict[int, dict[Thing, None]] = {}
         self.gone = False
-        self.grass, self.path = self._count(GRASS), self._count(PATH)
+        self.grass, self.path = self._count(rules.GRASS), self._count(rules.PATH)
 
     def _count(self, material: int) -> list[int]:
         """The number of cells of a material in each chunk."""
         chunks = CHUNKS[np.frombuffer(self.cells, np.uint8) == material]
-        return np.bincount(chunks, minlength=len(CHUNK_CELLS)).tolist()
+        return np.bincount(chunks, minlength=len(rules.CHUNK_CELLS)).tolist()
 
     def step(self, action: int) -> tuple[float, bool, bool]:
         """One step; returns the reward, whether the player died, and whether the time limit was
@@ -470,7 +447,7 @@ class World:
         self.look[player.at] = player.look
         x, y = player.x, player.y
         for thing in others:
-            if abs(thing.x - x) + abs(thing.y - y) < NEAR:
+            if abs(thing.x - x) + abs(thing.y - y) < rules.NEAR:
                 TURNS[thing.kind](self, thing)
         if self.clock % 10 == 0:
             # Creatures come and go, chunk by chunk.
@@ -483,13 +460,13 @@ class World:
                 path = self.path[chunk]
                 low = 0 if grass < 50 else night
                 if not low <= kinds.count(ZOMBIE) <= night:
-                    self._adjust(chunk, ZOMBIE, GRASS, 6, 0, 0.3, 0.4, low)
+                    self._adjust(chunk, ZOMBIE, rules.GRASS, 6, 0, 0.3, 0.4, low)
                 low = 0 if path < 6 else 1
                 if not low <= kinds.count(SKELETON) <= 2:
-                    self._adjust(chunk, SKELETON, PATH, 7, 7, 0.1, 0.1, low)
+                    self._adjust(chunk, SKELETON, rules.PATH, 7, 7, 0.1, 0.1, low)
                 low = 0 if grass < 30 else 1
                 if not low <= kinds.count(COW) <= cows:
-                    self._adjust(chunk, COW, GRASS, 5, 5, 0.01, 0.1, low)
+                    self._adjust(chunk, COW, rules.GRASS, 5, 5, 0.01, 0.1, low)
         if self.gone:
             self.things = [thing for thing in self.things if not thing.removed]
             self.gone = False
@@ -513,7 +490,7 @@ class World:
         self.things.append(thing)
         self.who[thing.at] = thing
         self.look[thing.at] = thing.look
-        self.chunks.setdefault(CHUNK_OF[thing.at], {})[thing] = None
+        self.chunks.setdefault(rules.CHUNK_OF[thing.at], {})[thing] = None
 
     def remove(self, thing: Thing) -> None:
         """Remove an object; no effect if it was removed before."""
@@ -521,7 +498,7 @@ class World:
             return
         self.who[thing.at] = None
         self.look[thing.at] = 0
-        del self.chunks[CHUNK_OF[thing.at]][thing]
+        del self.chunks[rules.CHUNK_OF[thing.at]][thing]
         thing.removed = self.gone = True
 
     def move(self, thing: Thing, way: int, ground: bytes) -> bool:
@@ -538,18 +515,18 @@ class World:
         self.who[to] = thing
         self.look[to] = self.look[at]
         self.look[at] = 0
-        if CHUNK_OF[at] != CHUNK_OF[to]:
-            del self.chunks[CHUNK_OF[at]][thing]
-            self.chunks.setdefault(CHUNK_OF[to], {})[thing] = None
+        if rules.CHUNK_OF[at] != rules.CHUNK_OF[to]:
+            del self.chunks[rules.CHUNK_OF[at]][thing]
+            self.chunks.setdefault(rules.CHUNK_OF[to], {})[thing] = None
         thing.at = to
-        thing.x, thing.y = divmod(to, STRIDE)
+        thing.x, thing.y = divmod(to, rules.STRIDE)
         return True
 
     def put(self, at: int, material: int) -> None:
         """Change the ground of a cell."""
-        chunk = CHUNK_OF[at]
+        chunk = rules.CHUNK_OF[at]
         before = self.cells[at]
-        for kind, counts in ((GRASS, self.grass), (PATH, self.path)):
+        for kind, counts in ((rules.GRASS, self.grass), (rules.PATH, self.path)):
             counts[chunk] += (material == kind) - (before == kind)
         self.cells[at] = material
 
@@ -568,7 +545,7 @@ class World:
         creatures = [thing for thing in self.chunks[chunk] if thing.kind == kind]
         if len(creatures) < least:
             if self.random() < spawn:
-                ground = [at for at in CHUNK_CELLS[chunk] if self.cells[at] == material]
+                ground = [at for at in rules.CHUNK_CELLS[chunk] if self.cells[at] == material]
                 at = ground[self._below(len(ground))]
                 if self.who[at] is None and self._far(at) >= spawn_far:
                     self.add(Thing(kind, at))
@@ -578,7 +555,7 @@ class World:
                 self.remove(thing)
 
     def _far(self, at: int) -> int:
-        x, y = divmod(at, STRIDE)
+        x, y = divmod(at, rules.STRIDE)
         return abs(x - self.player.x) + abs(y - self.player.y)
 
     def _below(self, count: int) -> int:

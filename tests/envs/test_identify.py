@@ -72,20 +72,10 @@ def test_what_was_changed_is_found_again(found: Identified) -> None:
     assert found.known["stiffness"][moving].all()
     assert found.known["friction"][moving].all()
     assert found.known["delay"].all()
-
-
-def test_errors_where_nothing_was_fitted_fall_to_the_noise(found: Identified) -> None:
-    moving = np.arange(7) != STILL
-    assert (found.before[moving] > 2e-3).all()
-    assert (found.after < 3e-4).all()
-
-
-def test_a_joint_that_hardly_moved_says_nothing_of_its_friction(found: Identified) -> None:
-    assert not found.known["friction"][STILL]
-    assert not found.known["damping"][STILL]
-
-
-def test_deviations_cover_what_is_true(found: Identified) -> None:
+    # Errors fall to the noise; the joint that hardly moved says nothing of its friction.
+    assert (found.before[moving] > 2e-3).all() and (found.after < 3e-4).all()
+    assert not found.known["friction"][STILL] and not found.known["damping"][STILL]
+    # Deviations cover what is true.
     for name, value in TRUE.items():
         known = found.known[name]
         far = np.abs(found.value[name] - value) / found.deviation[name]

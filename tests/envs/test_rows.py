@@ -12,20 +12,22 @@ from embodied.core.env import Step, VecEnv
 from embodied.core.env_contract import random_actions
 from embodied.envs.fr3.tasks import TASKS
 
+IDS = (
+    *(f"MiniGrid-{name}-v0" for name in ("DoorKey-5x5", "Dynamic-Obstacles-5x5", "MemoryS7")),
+    *(f"MiniGrid-{name}-v0" for name in ("KeyCorridorS3R1", "ObstructedMaze-1Dlhb", "Unlock")),
+    *(f"MiniGrid-{name}-v0" for name in ("PutNear-6x6-N2", "RedBlueDoors-6x6")),
+    "embodied.envs.minigrid.levels:Levels-v0",
+)
+SEEN = {"horizon": 60, "privileged": True, "mission_words": 40}
 FR3 = {f"fr3 {task}": ("fr3.env.Fr3", {"task": task, "horizon": 15}) for task in sorted(TASKS)}
 WARP = {
     f"warp {task}": ("fr3.warp_env.Fr3Warp", {"task": task, "device": "cpu", "horizon": 9})
     for task in ("lift", "insert")
 }
-GYM = {
-    name: ("gym.Gym", {"id": name, "horizon": 60})
-    for name in (
-        "HalfCheetah-v5",
-        "Ant-v5",
-        "Reacher-v5",
-        "CartPole-v1",
-        "MountainCarContinuous-v0",
-    )
+WORLDS = ("HalfCheetah-v5", "Ant-v5", "Reacher-v5", "CartPole-v1", "MountainCarContinuous-v0")
+GYM = {name: ("gym.Gym", {"id": name, "horizon": 60}) for name in WORLDS}
+MINIGRID = {
+    name: ("minigrid.env.MiniGrid", {"id": name, "backend": "gymnasium", **SEEN}) for name in IDS
 }
 VEHICLES = {"mass": (0.8, 1.2), "blend": (0.0, 1.0), "disturbance": (0.0, 2.0)}
 RANDOM = {"friction": (0.5, 1.5), "mass": (0.5, 2.0), "gain": (0.8, 1.2), "damping": (0.8, 1.2)}
@@ -39,6 +41,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     **FR3,
     **WARP,
     **GYM,
+    **MINIGRID,
     "fr3 random": ("fr3.env.Fr3", {"randomize": RANDOM, "horizon": 15}),
     "fr3_tasks": ("fr3.language.env.LanguageTasks", {"horizon": 12}),
     "quadrotor": ("quadrotor.hover_env.Quadrotor", {"ranges": VEHICLES}),
@@ -56,11 +59,16 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
         deviation={"dq": 0.01},
         bias={"cube": 0.002},
     ),
+    "trials": wrapped(
+        {"_target_": "embodied.envs.maze.env.Maze", "horizon": 6},
+        _target_="embodied.envs.wrappers.trials.Trials",
+        episodes=2,
+    ),
     "process": ("process.env.GymnasiumProcess", {"id": "Pendulum-v1", "horizon": 6}),
     "Pendulum-v1": ("gym.Gym", {"id": "Pendulum-v1", "horizon": 6}),
     "maze": ("maze.env.Maze", {"horizon": 6}),
 }
-LONG = {**dict.fromkeys([*GYM, "Ant", "Hopper"], 137), "quadrotor": 120, "quadrotor native": 120}
+LONG = dict.fromkeys([*GYM, *MINIGRID, "Ant", "Hopper", "quadrotor", "quadrotor native"], 137)
 """Steps until rows have ended, where 50 are not enough."""
 ALONE = [*FR3, "warp lift", "quadrotor", "quadrotor native", "process", "Pendulum-v1", "maze"]
 
@@ -69,6 +77,8 @@ def made(name: str, num_envs: int, **settings: Any) -> VecEnv:
     target, own = NODES[name]
     if name in WARP:
         pytest.importorskip("mujoco_warp", reason="MuJoCo Warp is not installed")
+    if name in MINIGRID:
+        pytest.importorskip("minigrid")
     node = {"_target_": f"embodied.envs.{target}", "num_envs": num_envs, **own, **settings}
     return build(node, VecEnv)
 
