@@ -16,8 +16,7 @@ from embodied.core.policy import Policy
 from embodied.envs.fr3.env import CourseConfig, Fr3Course
 from embodied.envs.fr3.shuttle import HOME
 from embodied.envs.fr3.tasks.goal import BOXES, HALF, LAYER, LID, SIDE, boxes, ends, middle
-from embodied.envs.maze.batch_levels import distances
-from embodied.envs.maze.levels import Plans
+from embodied.envs.maze.levels import Plans, distances
 
 
 def made(**settings: Any) -> Fr3Course:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs.maze.batch_levels import BatchLevels, distances
+from embodied.envs.maze.batch_levels import BatchLevels
 from embodied.envs.maze.env import GO, LEFT, RIGHT, Config, Maze
-from embodied.envs.maze.held_out import mazes
-from embodied.envs.maze.levels import MazeLevels, Plans, spell
+from embodied.envs.maze.levels import MazeLevels, Plans, distances, mazes, spell
 from embodied.evaluation.task_grid import TaskGridEval
 
 SIDE = 5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs.maze.batch_levels import distances
+from embodied.envs.maze.levels import distances
 from embodied.envs.toy.rooms import DARK, EMPTY, NOISE, SWITCH, WALL, Config, Rooms
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap, inside, moved
