@@ -112,7 +112,7 @@ def test_both_cameras_see_the_cube_where_it_is() -> None:
         seen = point_cloud.Config(
             cameras=(camera,), colour=True, voxel=0.004, points=600, size=96, by="torch"
         )
-        env = Fr3(Config(num_envs=1, threads=1, clouds=seen))
+        env = Fr3(Config(num_envs=1, threads=1, drawing="light", clouds=seen))
         task = torch.full((1, 5), 0.5)
         obs = env.reset(0, task=task)
         # The tool starts anywhere; hold it above the cube so that the hand's camera sees it.
@@ -135,9 +135,8 @@ def test_both_cameras_see_the_cube_where_it_is() -> None:
 
 
 def test_the_cloud_of_a_row_that_ended_is_of_its_end() -> None:
-    env = Fr3(
-        Config(num_envs=2, threads=1, horizon=2, clouds=point_cloud.Config(points=64, size=32))
-    )
+    few = point_cloud.Config(points=64, size=32)
+    env = Fr3(Config(num_envs=2, threads=1, horizon=2, drawing="light", clouds=few))
     env.reset(0)
     env.step(torch.zeros(2, 4))
     env.reset(mask=torch.tensor([False, True]))
