@@ -68,8 +68,10 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "Pendulum-v1": ("gym.Gym", {"id": "Pendulum-v1", "horizon": 6}),
     "maze": ("maze.env.Maze", {"horizon": 6}),
 }
-LONG = dict.fromkeys([*GYM, *MINIGRID, "Ant", "Hopper", "quadrotor", "quadrotor native"], 137)
-"""Steps until rows have ended, where 50 are not enough."""
+STEPS = dict.fromkeys(WARP, 24) | dict.fromkeys(
+    [*GYM, *MINIGRID, "Ant", "Hopper", "quadrotor", "quadrotor native"], 137
+)
+"""Steps in which rows end, where that is not 50."""
 ALONE = [*FR3, "warp lift", "quadrotor", "quadrotor native", "process", "Pendulum-v1", "maze"]
 
 
@@ -102,7 +104,7 @@ def test_another_environment_goes_on_exactly_across_resets(name: str) -> None:
     env, fresh = made(name, 3), made(name, 3)
     env.reset(seed=1)
     env.reset(mask=torch.tensor([True, False, False]))
-    plan = random_actions(env, LONG.get(name, 50))
+    plan = random_actions(env, STEPS.get(name, 50))
     half = len(plan) // 4
     for action in plan[:half]:
         now = {key: value.clone() for key, value in env.step(action).obs.items()}
