@@ -128,7 +128,7 @@ def test_stable_baselines_learns_reach() -> None:
         batch_size=128,
         policy_kwargs={"net_arch": [64, 64]},
     )
-    model.learn(6_000)
+    model.learn(10_000)
     held_out = reach(16)
     held_out.seed(100)
     generator = np.random.default_rng(0)
