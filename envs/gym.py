@@ -21,14 +21,6 @@ from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.gym_errors import (
-    PREFIX,
-    require_known_id,
-    reset_observation,
-    warn_of_dtypes,
-    wrong_observation,
-    wrong_step,
-)
 
 try:
     import gymnasium
@@ -40,11 +32,18 @@ except ModuleNotFoundError as error:
 
 from embodied.envs import saved_state
 from embodied.envs.spaces import (
+    PREFIX,
     Actions,
+    Entry,
     entries,
     replace_rows,
     require_finite_arrays,
+    require_known_id,
+    reset_observation,
     row_noise,
+    warn_of_dtypes,
+    wrong_observation,
+    wrong_step,
 )
 
 SUCCESS = ("success", "is_success")
@@ -81,7 +80,7 @@ class Gym(VecEnv):
         self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
         self._actions = Actions(first.action_space, config.id)
-        self._entries = entries(first.observation_space, config.obs_key, config.id)
+        self._entries = self.named_entries(first.observation_space)
         self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
         self._single = self._entries[0].name if not self._entries[0].path else ""
         self.spec = Spec(
@@ -98,15 +97,40 @@ class Gym(VecEnv):
         """One of the environments."""
         return make(self.config)
 
+    def named_entries(self, space: gymnasium.Space) -> tuple[Entry, ...]:
+        """The leaves of the observations."""
+        return entries(space, self.config.obs_key, self.config.id)
+
+    def added(self, rows: np.ndarray) -> Tensors:
+        """Further observations [n, ...] of `rows` [n]; default: none."""
+        return {}
+
+    def succeeded(self, row: int, terminated: bool, info: Any) -> Any:
+        """Whether the last step of an env was a success; None where the environment is silent."""
+        known = [info[key] for key in SUCCESS if key in info]
+        return known[-1] if known else None
+
+    def begin_one(self, row: int, seed: int | None, task: Tensor | None) -> Any:
+        """Start an episode in one env; its first observation."""
+        return reset_observation(self.config.id, self.envs[row], seed)
+
+    def read_one(self, row: int) -> saved_state.Arrays:
+        """The state of one env; NotSavable."""
+        return saved_state.read(self.envs[row], self.config.id)
+
+    def write_one(self, row: int, state: saved_state.Arrays) -> None:
+        """Restore what `read_one` returned."""
+        saved_state.write(self.envs[row], state, self.config.id)
+
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
-        if task is not None:
+        if task is not None and self.spec.task is None:
             raise ValueError(f"{self.config.id} has no task vector; call reset without `task`")
         if mask is not None and not self._now:
             raise ValueError("the first reset must reset every env; call reset without `mask`")
         rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask.numpy())
-        fresh = self._reset_rows(rows, seed)
+        fresh = self._reset_rows(rows, seed, task)
         self._now = fresh if mask is None else replace_rows(self._now, rows, fresh)
         return self._now
 
@@ -126,12 +150,13 @@ class Gym(VecEnv):
             except (TypeError, ValueError) as error:
                 raise wrong_step(self.config.id, result) from error
             self._write(rows, row, obs)
-            for key in SUCCESS:
-                if key in info:
-                    success[row] = info[key]
-                    self._knows_success = True
+            won = self.succeeded(row, over, info)
+            if won is not None:
+                success[row] = won
+                self._knows_success = True
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
+        following |= self.added(np.arange(n))
         self._now = self._finish_step(following, terminated | truncated)
         return Step(
             obs=self._now,
@@ -153,7 +178,7 @@ class Gym(VecEnv):
     def get_state(self) -> Tensors:
         if not self._now:
             raise ValueError("call reset() before get_state()")
-        world = [saved_state.read(env, self.config.id) for env in self.envs]
+        world = [self.read_one(row) for row in range(self.num_envs)]
         stacked = {key: np.stack([row[key] for row in world]) for key in world[0]}
         state = {key: torch.from_numpy(value) for key, value in stacked.items()}
         # The observation cannot be recomputed: the simulator state has already advanced.
@@ -164,9 +189,7 @@ class Gym(VecEnv):
         for row, env in enumerate(self.envs):
             if not self._now:
                 env.reset()
-            saved_state.write(
-                env, {key: value[row] for key, value in world.items()}, self.config.id
-            )
+            self.write_one(row, {key: value[row] for key, value in world.items()})
         self._now = {name: state[f"obs/{name}"].clone() for name in self.spec.obs}
         return self._now
 
@@ -198,14 +221,17 @@ class Gym(VecEnv):
         rows = np.flatnonzero(ended)
         return replace_rows(following, rows, self._reset_rows(rows, None))
 
-    def _reset_rows(self, rows: np.ndarray, seed: int | None) -> Tensors:
+    def _reset_rows(
+        self, rows: np.ndarray, seed: int | None, task: Tensor | None = None
+    ) -> Tensors:
         arrays = self._arrays(len(rows))
         for place, row in enumerate(rows):
             begin = None if seed is None and self._now else row_noise(seed, int(row))
-            obs = reset_observation(self.config.id, self.envs[row], begin)
+            obs = self.begin_one(int(row), begin, task)
             self._check_dtypes(obs)
             self._write(arrays, place, obs)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        fresh = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return fresh | self.added(rows)
 
     def _check_dtypes(self, obs: Any) -> None:
         """Check the types of the first observation: conversions cost little, but a wrong type may

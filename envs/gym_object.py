@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 
 from embodied.core.build import ConfigError
-from embodied.envs.gym_errors import PREFIX
+from embodied.envs.spaces import PREFIX
 
 
 def register(given: gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]) -> str:

@@ -12,8 +12,11 @@ same words. One word gives two uniform numbers, or two normal ones (Box and Mull
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,6 +28,7 @@ GOLDEN = _signed(0x9E3779B97F4A7C15)
 A = _signed(0xBF58476D1CE4E5B9)
 B = _signed(0x94D049BB133111EB)
 UNIT = 2.0**-32
+WORD = (1 << 64) - 1
 
 
 class RowRng:
@@ -37,7 +41,7 @@ class RowRng:
 
     def seed(self, seed: int, rows: Tensor) -> None:
         """Seed the generators of `rows` [n] (int64): env i from (seed, i) only."""
-        key = torch.full_like(rows, _signed(seed & ((1 << 64) - 1)))
+        key = torch.full_like(rows, _signed(seed & WORD))
         key = mixed(mixed(key) + (rows + 1) * GOLDEN)
         self.state[rows] = torch.stack([key, torch.zeros_like(key)], 1)
 
@@ -93,3 +97,22 @@ def _open(half: Tensor) -> Tensor:
     """Signed 32-bit numbers, as floats, to (0, 1], in place; the least is 2^-25, so that its
     logarithm is finite."""
     return half.mul_(UNIT).add_(0.5 + 2.0**-25)
+
+
+def pack(generator: np.random.Generator) -> NDArray[np.int64]:
+    """A PCG64 generator as six int64 words: two 128-bit numbers, and the half word it keeps."""
+    state: Any = generator.bit_generator.state
+    wide = (state["state"]["state"], state["state"]["inc"])
+    words = [part for number in wide for part in (number & WORD, number >> 64)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
+
+
+def unpack(generator: np.random.Generator, words: NDArray[np.int64]) -> None:
+    """Continue `generator` from what `pack` returned."""
+    low, high, inc_low, inc_high, has, kept = (int(word) for word in words.view(np.uint64))
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
+        "has_uint32": has,
+        "uinteger": kept,
+    }

@@ -14,6 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
 from embodied.core.env import NotSavable
+from embodied.envs.row_rng import pack, unpack
 
 Arrays = dict[str, NDArray[Any]]
 STATELESS = (OrderEnforcing, PassiveEnvChecker)
@@ -40,7 +41,6 @@ DERIVED = (
     ),
     *("cacc", "cfrc_int", "cfrc_ext", "sensordata"),
 )
-WORD = (1 << 64) - 1
 
 
 def read(env: Env, name: str) -> Arrays:
@@ -125,22 +125,3 @@ def _read_classic(world: Any) -> Arrays:
     state = np.asarray(world.state)
     # float32 arithmetic and float64 arithmetic part after one step: the precision is state, too.
     return {"state": state.astype(np.float64), "single": np.array(state.dtype == np.float32)}
-
-
-def pack(generator: np.random.Generator) -> NDArray[np.int64]:
-    """A PCG64 generator as six int64 words: two 128-bit numbers, and the half word it keeps."""
-    state: Any = generator.bit_generator.state
-    wide = (state["state"]["state"], state["state"]["inc"])
-    words = [part for number in wide for part in (number & WORD, number >> 64)]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)
-
-
-def unpack(generator: np.random.Generator, words: NDArray[np.int64]) -> None:
-    """Continue `generator` from what `pack` returned."""
-    low, high, inc_low, inc_high, has, kept = (int(word) for word in words.view(np.uint64))
-    generator.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
-        "has_uint32": has,
-        "uinteger": kept,
-    }

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from embodied.core.bounds import Number
+from embodied.core.build import require_allowed
 from embodied.core.env import NotFinite, require_finite
+from embodied.core.errors import ContractError, ContractWarning
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
-from embodied.envs.process.worker.names import flat_name
+from embodied.envs.process.worker.memory import flat_name
 
 Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name
 
@@ -110,27 +114,24 @@ class Actions:
             self._start = int(space.start)
             self._dtype = space.dtype or np.dtype(np.int64)
         elif isinstance(space, spaces.Box):
-            self._take_box(space, name)
+            if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+                raise ValueError(
+                    f"{name}: the action space {space} has infinite bounds; "
+                    "wrap it in gymnasium.wrappers.RescaleAction or ClipAction with finite ones"
+                )
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            self.leaf = Leaf((int(np.prod(space.shape)),), "float32", -1.0, 1.0)
+            self._shape = space.shape
+            self._dtype = space.dtype or np.dtype(np.float32)
+            self._same = bool((low == -1).all() and (high == 1).all())
+            self._low, self._high = space.low, space.high
+            self._middle = ((low + high) / 2).astype(self._dtype)
+            self._half = ((high - low) / 2).astype(self._dtype)
         else:
             raise ValueError(
                 f"{name}: actions of type {type(space).__name__} are not supported; "
                 "wrap the environment so that they are one Box or Discrete"
             )
-
-    def _take_box(self, space: spaces.Box, name: str) -> None:
-        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise ValueError(
-                f"{name}: the action space {space} has infinite bounds; "
-                "wrap it in gymnasium.wrappers.RescaleAction or ClipAction with finite ones"
-            )
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        self.leaf = Leaf((int(np.prod(space.shape)),), "float32", -1.0, 1.0)
-        self._shape = space.shape
-        self._dtype = space.dtype or np.dtype(np.float32)
-        self._same = bool((low == -1).all() and (high == 1).all())
-        self._low, self._high = space.low, space.high
-        self._middle = ((low + high) / 2).astype(self._dtype)
-        self._half = ((high - low) / 2).astype(self._dtype)
 
     def native(self, action: Tensor) -> np.ndarray:
         """Policy actions [B, A] (or int64 [B]) as the environment's own array [B, *shape].
@@ -197,3 +198,80 @@ def replace_rows(rows: Tensors, index: np.ndarray, values: Tensors) -> Tensors:
     """A copy of `rows` in which rows `index` [n] are `values` [n, ...]."""
     where = torch.from_numpy(index.astype(np.int64))
     return {key: value.index_copy(0, where, values[key]) for key, value in rows.items()}
+
+
+RETURNED = "obs, reward, terminated, truncated, info"
+PREFIX = "python/"
+"""Of ids that stand for objects of a Python program (`embodied.envs.gym`)."""
+
+
+def require_known_id(name: str, kwargs: Mapping[str, Any]) -> None:
+    """ConfigError if `gymnasium.make(name, **kwargs)` would import a module that is not in an
+    allowed package; adapters of older versions take another id in `env_id`."""
+    for text in (name, str(kwargs.get("env_id", ""))):
+        module, colon, _ = text.partition(":")
+        if colon:
+            require_allowed(module, f"the module of the environment {text}")
+
+
+def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
+    """The observation of a reset; ContractError where `reset` is not as in Gymnasium."""
+    try:
+        result: Any = env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ContractError(
+            f"{name}: {error}: write def reset(self, seed=None, options=None)"
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError(f"{name}: reset returned {_what(result)}: write return obs, info")
+    return result[0]
+
+
+def wrong_step(name: str, result: Any) -> ContractError:
+    """The message about what `step` returned and could not be stored."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        return ContractError(f"{name}: step returned {_what(result)}: write return {RETURNED}")
+    reward, *flags = result[1:4]
+    if np.size(reward) == 1 and np.ndim(reward):
+        return ContractError(
+            f"{name}: reward is of shape {list(np.shape(reward))}, should be a number: "
+            "write reward.item()"
+        )
+    if np.ndim(reward) or not isinstance(reward, int | float | np.number):
+        return ContractError(f"{name}: reward is {_what(reward)}, should be a number")
+    shown = ", ".join(map(_what, flags))
+    return ContractError(f"{name}: terminated, truncated are {shown}; both should be bool")
+
+
+def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) -> ContractError:
+    """The message about an observation that has not the shape of the declared space."""
+    return ContractError(
+        f"{name}: the observation {leaf} is {_what(value)}, observation_space says {list(shape)}"
+    )
+
+
+def warn_of_dtypes(name: str, space: Any, entries: Sequence[Entry], obs: Any) -> None:
+    """A line for each array in `obs` that is converted, as it has not the type of its Box."""
+    for entry in entries:
+        box = entry.pick(space)
+        value = entry.pick(obs)
+        if not isinstance(box, gymnasium.spaces.Box) or not isinstance(value, np.ndarray):
+            continue
+        if value.dtype != box.dtype:
+            warnings.warn(
+                f"{name}: the observation {entry.name} is {value.dtype}, observation_space says "
+                f"{box.dtype}: write .astype(np.{box.dtype})",
+                ContractWarning,
+                stacklevel=2,
+            )
+
+
+def _what(value: Any) -> str:
+    """`an array [3]`, `4 values`, `None`."""
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values"
+    if isinstance(value, np.ndarray):
+        return f"an array {list(value.shape)}"
+    return "None" if value is None else type(value).__name__

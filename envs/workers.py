@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodied.core.children import safe_path
 
@@ -97,6 +98,43 @@ def receive_all(parts: Sequence[Any]) -> list[Any]:
     if first is not None:
         raise first
     return answers
+
+
+class WorkerPool:
+    """Parallel envs, those from `bounds[i]` in `parts[i]`, which has the methods of `Worker`."""
+
+    bounds: list[tuple[int, int]]
+    parts: Sequence[Any]
+
+    def call(self, method: str) -> list[Any]:
+        """The results of `method` of every part."""
+        for part in self.parts:
+            part.send(method)
+        return receive_all(self.parts)
+
+    def read(self) -> dict[str, NDArray[Any]]:
+        """The state of all envs, arrays [n, ...]."""
+        states = self.call("read")
+        return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
+
+    def write(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore a state of `read`."""
+        for part, (low, high) in zip(self.parts, self.bounds, strict=True):
+            part.send("write", {key: value[low:high] for key, value in state.items()})
+        receive_all(self.parts)
+
+    def ask(self, method: str, row: int, *more: Any) -> Any:
+        """Call `method` of the part that has env `row`."""
+        count = self.bounds[-1][1]
+        if not 0 <= row < count:
+            raise ValueError(f"there is no env {row}; envs are 0 to {count - 1}")
+        number = next(n for n, (low, high) in enumerate(self.bounds) if low <= row < high)
+        self.parts[number].send(method, row - self.bounds[number][0], *more)
+        return self.parts[number].receive()
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
 
 
 def _serve(

@@ -23,7 +23,7 @@ from embodied.compose import PACKAGED, compose, options
 from embodied.core import checkpoint, tensors
 from embodied.core.build import ConfigError, resolve
 from embodied.core.policy import Policy, PolicyWrapper
-from embodied.envs.process.interpreter import interpreter
+from embodied.envs.process.env import interpreter
 from embodied.training.logger import read_metrics
 from tests.builders import wait_until
 from tests.tiers import once_per_option

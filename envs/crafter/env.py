@@ -21,10 +21,9 @@ from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.crafter.events import happened
+from embodied.envs.crafter.picture import Kind, fields
 from embodied.envs.crafter.pool import Pool, Settings
-from embodied.envs.crafter.rules import ACHIEVEMENTS, ACTIONS
-from embodied.envs.crafter.view import Kind, fields
+from embodied.envs.crafter.rules import ACHIEVEMENTS, ACTIONS, happened
 
 TASK = "survive, and unlock as many of the 22 achievements as you can"
 

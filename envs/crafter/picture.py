@@ -10,25 +10,18 @@ Without noise n acts per pixel, so the night version of each tile is stored next
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from random import Random
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from embodied.envs.crafter.rules import (
-    HIGH,
-    ITEM_ROWS,
-    ITEMS,
-    LOOKS,
-    MATERIALS,
-    MOST,
-    PACKAGE,
-    STRIDE,
-    WIDE,
-)
-from embodied.envs.crafter.world import World
+from embodied.envs.crafter import rules
+from embodied.envs.crafter.player import World
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -46,7 +39,7 @@ class Painter:
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
-        self.shape = (WIDE * unit, HIGH * unit)
+        self.shape = (rules.WIDE * unit, rules.HIGH * unit)
         tiles = _tiles(unit)
         self._day = tiles.astype(np.float64)
         self._night = _tint(_colour(tiles.reshape(-1, unit, 3), PALE), NIGHT).reshape(tiles.shape)
@@ -59,11 +52,11 @@ class Painter:
         """The view above the inventory [9 unit, 9 unit, 3], y before x. `grain` holds the random
         bits of the noise, two words a pixel; it is only read in the dark."""
         player = world.player
-        left = player.x - WIDE // 2
-        top = player.y - HIGH // 2
-        window = slice(left, left + WIDE), slice(top, top + HIGH)
+        left = player.x - rules.WIDE // 2
+        top = player.y - rules.HIGH // 2
+        window = slice(left, left + rules.WIDE), slice(top, top + rules.HIGH)
         ground, look = (
-            np.frombuffer(layer, np.uint8).reshape(STRIDE, STRIDE)[window]
+            np.frombuffer(layer, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
             for layer in (world.cells, world.look)
         )
         light = world.light
@@ -92,15 +85,15 @@ class Painter:
 
     def _inventory(self, counts: list[int]) -> Pixels:
         unit = self.unit
-        tiles = np.zeros((ITEM_ROWS * WIDE, unit, unit, 3), np.uint8)
+        tiles = np.zeros((rules.ITEM_ROWS * rules.WIDE, unit, unit, 3), np.uint8)
         tiles[: len(counts)] = self._items[np.arange(len(counts)), counts]
-        rows = tiles.reshape(ITEM_ROWS, WIDE, unit, unit, 3).transpose(0, 3, 1, 2, 4)
-        return rows.reshape(ITEM_ROWS * unit, WIDE * unit, 3)
+        rows = tiles.reshape(rules.ITEM_ROWS, rules.WIDE, unit, unit, 3).transpose(0, 3, 1, 2, 4)
+        return rows.reshape(rules.ITEM_ROWS * unit, rules.WIDE * unit, 3)
 
 
 def picture(world: World) -> Pixels:
     """The image that the package observes: [64, 64, 3], with the noise drawn by the game."""
-    painter = painter_of(SIZE // WIDE)
+    painter = painter_of(SIZE // rules.WIDE)
     out = np.zeros((SIZE, SIZE, 3), np.uint8)
     drawn = painter.paint(world, world.grain)
     out[: drawn.shape[0], : drawn.shape[1]] = drawn
@@ -110,7 +103,7 @@ def picture(world: World) -> Pixels:
 def portrait(world: World, width: int, height: int) -> Pixels:
     """The same for people, in the middle of [height, width, 3]; noise of its own, nothing drawn
     from the world's generator."""
-    unit = max(1, min(width, height) // WIDE)
+    unit = max(1, min(width, height) // rules.WIDE)
     painter = painter_of(unit)
     bits = 64 * painter.shape[0] * painter.shape[1]
     drawn = painter.paint(world, Random(world.clock).getrandbits(bits))[:height, :width]
@@ -142,7 +135,7 @@ def _tint(pixels: Pixels, colour: NDArray[np.int64]) -> Floats:
 
 def _texture(name: str, size: int) -> Pixels:
     """One of the package's images, x before y, [size, size, 3 or 4]."""
-    pixels = np.asarray(Image.open(PACKAGE / "assets" / f"{name}.png")).transpose(1, 0, 2)
+    pixels = np.asarray(Image.open(rules.PACKAGE / "assets" / f"{name}.png")).transpose(1, 0, 2)
     image = Image.fromarray(np.ascontiguousarray(pixels))
     return np.asarray(image.resize((size, size), resample=Image.Resampling.NEAREST))
 
@@ -159,8 +152,8 @@ def _over(texture: Pixels, canvas: Pixels) -> Pixels:
 def _tiles(unit: int) -> Pixels:
     """Every creature on every ground [1 + materials, looks, u, u, 3]."""
     grey = np.full((unit, unit, 3), 127, np.uint8)
-    grounds = [grey, *(_texture(name, unit)[..., :3] for name in MATERIALS)]
-    looks = [None, *(_texture(name, unit) for name in LOOKS[1:])]
+    grounds = [grey, *(_texture(name, unit)[..., :3] for name in rules.MATERIALS)]
+    looks = [None, *(_texture(name, unit) for name in rules.LOOKS[1:])]
     return np.stack(
         [
             np.stack([_over(x, ground) if x is not None else ground for x in looks])
@@ -171,7 +164,7 @@ def _tiles(unit: int) -> Pixels:
 
 def _item_tiles(unit: int) -> Pixels:
     """Every item with every count [items, 1 + most, u, u, 3]; a count of 0 is black."""
-    tiles = np.zeros((len(ITEMS), 1 + max(MOST), unit, unit, 3), np.uint8)
+    tiles = np.zeros((len(rules.ITEMS), 1 + max(rules.MOST), unit, unit, 3), np.uint8)
     icon = int(0.8 * unit)
     digit = int(0.6 * unit)
     edge = int(0.1 * unit)
@@ -180,10 +173,77 @@ def _item_tiles(unit: int) -> Pixels:
         return tiles
     icon_at = slice(edge, edge + icon)
     digit_at = slice(inset, inset + digit)
-    for item, name in enumerate(ITEMS):
-        for count in range(1, 1 + MOST[item]):
+    for item, name in enumerate(rules.ITEMS):
+        for count in range(1, 1 + rules.MOST[item]):
             tile = tiles[item, count]
             tile[icon_at, icon_at] = _over(_texture(name, icon), tile[icon_at, icon_at])
             number = _texture(str(count), digit)
             tile[digit_at, digit_at] = _over(number, tile[digit_at, digit_at])
     return tiles
+
+
+Kind = Literal["symbols", "inventory", "image"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One observation: shape, type, and the meaning of its values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    high: float | tuple[float, ...]
+    unit: str = ""
+    names: tuple[str, ...] = ()
+
+
+FIELDS: Mapping[Kind, Mapping[str, Field]] = {
+    "symbols": {
+        "symbols": Field((rules.HIGH, rules.WIDE), "uint8", len(rules.SYMBOLS) - 1, "symbol"),
+        "facing": Field((1,), "uint8", len(rules.WAYS) - 1, "symbol"),
+        "body": Field((2,), "float32", 1.0, "", ("sleeping", "daylight")),
+    },
+    "inventory": {
+        "inventory": Field((len(rules.ITEMS),), "float32", max(rules.MOST), "", rules.ITEMS)
+    },
+    "image": {"image": Field((SIZE, SIZE, 3), "uint8", 255)},
+}
+_SYMBOL_OF_LOOK = np.array(
+    [
+        rules.SYMBOL["ripe plant"]
+        if name == "plant-ripe"
+        else rules.SYMBOL[name.split("-")[0] or "nothing"]
+        for name in rules.LOOKS
+    ],
+    np.uint8,
+)
+
+
+def fields(kinds: tuple[Kind, ...]) -> dict[str, Field]:
+    """The observations for `kinds`, by name."""
+    return {name: field for kind in kinds for name, field in FIELDS[kind].items()}
+
+
+def seen(world: World) -> NDArray[np.uint8]:
+    """The 7 x 9 cells in view as symbols, from the top row; creatures hide the ground."""
+    player = world.player
+    left = player.x - rules.WIDE // 2
+    top = player.y - rules.HIGH // 2
+    window = slice(left, left + rules.WIDE), slice(top, top + rules.HIGH)
+    ground = np.frombuffer(world.cells, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
+    look = np.frombuffer(world.look, np.uint8).reshape(rules.STRIDE, rules.STRIDE)[window]
+    return np.where(look, _SYMBOL_OF_LOOK[look], ground).T
+
+
+def observe(world: World, rows: Mapping[str, NDArray], row: int) -> None:
+    """Write env `row`'s observations into the arrays in `rows`, by name."""
+    for name, array in rows.items():
+        if name == "symbols":
+            array[row] = seen(world)
+        elif name == "facing":
+            array[row] = rules.WAYS.index(world.player.way)
+        elif name == "body":
+            array[row] = world.player.sleeping, world.light
+        elif name == "inventory":
+            array[row] = world.player.inventory
+        else:
+            array[row] = picture(world)

@@ -10,18 +10,113 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.envs.crafter import state as crafter_state
-from embodied.envs.crafter.picture import portrait
-from embodied.envs.crafter.player import DRINK, ENERGY, FOOD, HEALTH
-from embodied.envs.crafter.rules import ACHIEVEMENTS, HIGH, ITEMS, SYMBOL, SYMBOLS, WAYS, WIDE
-from embodied.envs.crafter.view import Kind, fields, observe, seen
-from embodied.envs.crafter.world import World
-from embodied.envs.workers import Worker, receive_all, split
+from embodied.envs.crafter import rules
+from embodied.envs.crafter.picture import Kind, fields, observe, portrait, seen
+from embodied.envs.crafter.player import (
+    DRINK,
+    ENERGY,
+    FOOD,
+    HEALTH,
+    PLAYER,
+    Player,
+    Thing,
+    World,
+    daylight,
+)
+from embodied.envs.workers import Worker, WorkerPool, receive_all, split
+
+Arrays = dict[str, NDArray]
+
+MANY = rules.SIDE * rules.SIDE  # a cell holds one thing
+NOBODY = -1
+NO_CHUNK = 255
+VITALS = ("hunger", "thirst", "fatigue", "recover")
+
+
+def read(world: World) -> Arrays:
+    """Everything that continues `world` exactly. Leaves:
+
+    `cells`; `things` [4096, 6] in the order of their turns (kind, cell, health, clock, way, place
+    in its chunk; kind -1: none); `chunks` [36] in the order in which they were first entered;
+    `generator` [625]; `inventory`; `achieved`; `vitals`; `numbers`; `age`, the steps that count for
+    the time limit (`numbers` has the time of day).
+    """
+    player = world.player
+    rank = {thing: place for things in world.chunks.values() for place, thing in enumerate(things)}
+    things = np.full((MANY, 6), NOBODY, np.int32)
+    for row, t in enumerate(world.things):
+        way = rules.WAYS.index(t.way) if t.way else NOBODY
+        things[row] = t.kind, t.at, t.health, t.clock, way, rank[t]
+    chunks = np.full(len(rules.CHUNK_CELLS), NO_CHUNK, np.uint8)
+    chunks[: len(world.chunks)] = list(world.chunks)
+    clock = (world.seed, world.episode, world.clock, world.before, player.before, player.sleeping)
+    return {
+        "cells": np.frombuffer(world.cells, np.uint8).copy(),
+        "things": things,
+        "chunks": chunks,
+        "generator": np.array(world.generator.getstate()[1], np.int64),
+        "inventory": np.array(player.inventory, np.int64),
+        "achieved": np.array(player.achieved, np.int64),
+        "vitals": np.array([getattr(player, name) for name in VITALS]),
+        "numbers": np.array(clock, np.int64),
+        "age": np.array(world.clock - world.began),
+    }
+
+
+def write(world: World, state: Arrays) -> None:
+    """Restore into `world` the state from `read`."""
+    world.cells = bytearray(state["cells"].astype(np.uint8).tobytes())
+    if len(world.cells) != rules.CELLS:
+        raise ValueError(
+            f"a Crafter map must have {rules.CELLS} cells (border included), got {len(world.cells)}"
+        )
+    world.set_random((3, tuple(state["generator"].tolist()), None))
+    world.empty()
+    numbers = state["numbers"].tolist()
+    world.seed, world.episode, world.clock, world.before, health, sleeping = numbers
+    # Older states have no age: their episodes began with the first day.
+    world.began = world.clock - int(state["age"]) if "age" in state else 0
+    world.light = daylight(world.clock)
+    lines = [line for line in state["things"].tolist() if line[0] != NOBODY]
+    made = [_thing(line) for line in lines]
+    player = made[0]
+    if not isinstance(player, Player):
+        raise ValueError("the first object of a Crafter game must be the player")
+    world.player = player
+    player.inventory[:] = state["inventory"].tolist()
+    player.achieved[:] = state["achieved"].tolist()
+    for name, value in zip(VITALS, state["vitals"].tolist(), strict=True):
+        setattr(player, name, value)
+    player.before = health
+    player.sleeping = bool(sleeping)
+    world.unlocked = [count > 0 for count in player.achieved]
+    for thing in made:
+        world.add(thing)
+    order = [chunk for chunk in state["chunks"].tolist() if chunk != NO_CHUNK]
+    world.chunks = {chunk: {} for chunk in order}
+    for _, thing in sorted(zip(lines, made, strict=True), key=lambda pair: pair[0][5]):
+        world.chunks[rules.CHUNK_OF[thing.at]][thing] = None
+
+
+def _thing(line: list[int]) -> Thing:
+    kind, at, health, clock, way, _ = line
+    direction = rules.WAYS[way] if way != NOBODY else 0
+    if kind == PLAYER:
+        player = Player(at)
+        player.way = direction
+        return player
+    thing = Thing(kind, at, direction)
+    thing.health = health
+    thing.clock = clock
+    return thing
+
 
 VITAL = (HEALTH, FOOD, DRINK, ENERGY)
-FACING: dict[int, str] = dict(zip(WAYS, ("left", "right", "up", "down"), strict=True))
+FACING: dict[int, str] = dict(zip(rules.WAYS, ("left", "right", "up", "down"), strict=True))
 # The cell in front, from the middle of the view: (down, right).
-AHEAD: dict[int, tuple[int, int]] = dict(zip(WAYS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True))
+AHEAD: dict[int, tuple[int, int]] = dict(
+    zip(rules.WAYS, ((0, -1), (0, 1), (-1, 0), (1, 0)), strict=True)
+)
 
 
 def words(world: World) -> str:
@@ -29,10 +124,10 @@ def words(world: World) -> str:
     player = world.player
     view = seen(world)
     down, right = AHEAD[player.way]
-    ahead = SYMBOLS[view[HIGH // 2 + down, WIDE // 2 + right]]
-    vitals = ", ".join(f"{ITEMS[i]} {player.inventory[i]}/9" for i in VITAL)
-    has = [f"{n} {ITEMS[i]}" for i, n in enumerate(player.inventory) if n and i not in VITAL]
-    done = [name for name, count in zip(ACHIEVEMENTS, player.achieved, strict=True) if count]
+    ahead = rules.SYMBOLS[view[rules.HIGH // 2 + down, rules.WIDE // 2 + right]]
+    vitals = ", ".join(f"{rules.ITEMS[i]} {player.inventory[i]}/9" for i in VITAL)
+    has = [f"{n} {rules.ITEMS[i]}" for i, n in enumerate(player.inventory) if n and i not in VITAL]
+    done = [name for name, count in zip(rules.ACHIEVEMENTS, player.achieved, strict=True) if count]
     state = "asleep" if player.sleeping else "awake"
     return "\n".join(
         [
@@ -46,19 +141,19 @@ def words(world: World) -> str:
 
 def _near(view: np.ndarray) -> str:
     """The nearest of every kind, the nearest kind first, and how many there are in view."""
-    down = np.arange(HIGH)[:, None] - HIGH // 2 + np.zeros_like(view, np.int64)
-    right = np.arange(WIDE) - WIDE // 2 + np.zeros_like(view, np.int64)
+    down = np.arange(rules.HIGH)[:, None] - rules.HIGH // 2 + np.zeros_like(view, np.int64)
+    right = np.arange(rules.WIDE) - rules.WIDE // 2 + np.zeros_like(view, np.int64)
     distance = np.abs(down) + np.abs(right)
     found: list[tuple[int, str]] = []
     for kind in np.unique(view).tolist():
-        if kind in (SYMBOL["player"], SYMBOL["nothing"]):
+        if kind in (rules.SYMBOL["player"], rules.SYMBOL["nothing"]):
             continue
         here = np.where(view == kind, distance, 99)
         row, column = divmod(int(here.argmin()), here.shape[1])
         where = _way(int(down[row, column]), int(right[row, column]))
         count = int((view == kind).sum())
         more = f" ({count} in view)" if count > 1 else ""
-        found.append((int(here.min()), f"{SYMBOLS[kind]} {where}{more}"))
+        found.append((int(here.min()), f"{rules.SYMBOLS[kind]} {where}{more}"))
     return _listed([text for _, text in sorted(found)])
 
 
@@ -71,7 +166,6 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items) if items else "nothing"
 
 
-Arrays = dict[str, NDArray]
 ALIGN = 64  # bytes; every array begins on a cache line of its own
 
 
@@ -94,7 +188,7 @@ def layout(settings: Settings) -> dict[str, tuple[tuple[int, ...], str]]:
         "action": ((), "int64"),
         "reward": ((), "float32"),
         **flags,
-        "unlocked": ((len(ACHIEVEMENTS),), "bool"),
+        "unlocked": ((len(rules.ACHIEVEMENTS),), "bool"),
         **{f"{side}/{name}": what for side in ("obs", "next") for name, what in seen.items()},
     }
 
@@ -139,7 +233,7 @@ class Rows:
 
     def read(self) -> Arrays:
         """The state of all games, arrays [n, ...]."""
-        states = [crafter_state.read(self.worlds[row]) for row in sorted(self.worlds)]
+        states = [read(self.worlds[row]) for row in sorted(self.worlds)]
         return {key: np.stack([state[key] for state in states]) for key in states[0]}
 
     def write(self, state: Arrays) -> None:
@@ -147,7 +241,7 @@ class Rows:
         for row in range(len(self.arrays["action"])):
             if row not in self.worlds:
                 self.worlds[row] = World(0, self.settings.length)
-            crafter_state.write(self.worlds[row], {k: v[row] for k, v in state.items()})
+            write(self.worlds[row], {k: v[row] for k, v in state.items()})
 
     def draw(self, row: int, width: int, height: int) -> NDArray[np.uint8]:
         return portrait(self.worlds[row], width, height)
@@ -156,7 +250,7 @@ class Rows:
         return words(self.worlds[row])
 
 
-class Pool:
+class Pool(WorkerPool):
     """`count` envs over `workers` processes (0: this process). `arrays` [count, ...] are shared:
     write `action`, call `step`, read the other arrays."""
 
@@ -183,33 +277,7 @@ class Pool:
         receive_all(self.parts)
 
     def step(self) -> None:
-        for part in self.parts:
-            part.send("step")
-        receive_all(self.parts)
-
-    def read(self) -> Arrays:
-        for part in self.parts:
-            part.send("read")
-        states = receive_all(self.parts)
-        return {key: np.concatenate([state[key] for state in states]) for key in states[0]}
-
-    def write(self, state: Arrays) -> None:
-        for part, (low, high) in zip(self.parts, self.bounds, strict=True):
-            part.send("write", {key: value[low:high] for key, value in state.items()})
-        receive_all(self.parts)
-
-    def ask(self, method: str, row: int, *more: Any) -> Any:
-        """Call `draw` or `tell` for one env."""
-        count = len(self.arrays["action"])
-        if not 0 <= row < count:
-            raise ValueError(f"there is no env {row}; envs are 0 to {count - 1}")
-        number = next(n for n, (low, high) in enumerate(self.bounds) if low <= row < high)
-        self.parts[number].send(method, row - self.bounds[number][0], *more)
-        return self.parts[number].receive()
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        self.call("step")
 
 
 class _Local:

@@ -25,10 +25,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import cartesian_delta, fr3, joint_delta
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_delta import JointDelta
-from embodied.envs.fr3 import joint_model
-from embodied.envs.fr3.base import TaskInstance, mocaps
-from embodied.envs.fr3.scene import compile_scene
-from embodied.envs.fr3.tasks.channel import path_length
+from embodied.envs.fr3.base import TaskInstance, compile_scene, mocaps, write_joints
+from embodied.envs.fr3.tasks.goal import path_length
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats, MujocoVecEnv, Outcome, Rows
 
@@ -92,7 +90,7 @@ class Fr3Contact(MujocoVecEnv):
         if not self.what.touch:
             raise ConfigError(f"env.task: {config.task} has no touch sensors; use channel")
         model = compile_scene(self.what, pictures=False)
-        joint_model.write(model, {"stiffness": config.stiffness, "damping": config.damping})
+        write_joints(model, {"stiffness": config.stiffness, "damping": config.damping})
         self.controller = JointDelta(
             joint_delta.Config(dt=self.dt, speed=config.speed, lead=config.lead)
         )

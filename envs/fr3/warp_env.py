@@ -27,12 +27,10 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finit
 from embodied.core.tensors import Tensors, where
 from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
-from embodied.envs.fr3.base import DT, RenderScene, TaskInstance, addresses, mocaps
-from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.base import DT, RenderScene, TaskInstance, addresses, compile_scene, mocaps
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.cameras import Cameras
-from embodied.envs.mujoco.warp_batch import WarpBatch
-from embodied.envs.mujoco.warp_import import tell_about_compiling
+from embodied.envs.mujoco.warp_batch import WarpBatch, tell_about_compiling
 from embodied.envs.row_rng import RowRng
 from embodied.envs.spaces import Ranges
 

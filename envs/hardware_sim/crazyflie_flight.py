@@ -1,7 +1,7 @@
 """Quadrotor physics behind CRTP over UDP: the simulated Crazyflie's body and radio.
 
 The firmware's rules are in `embodied.real_robot.emulators.crazyflie.firmware`; the flight
-controller is that of `embodied.envs.quadrotor.cascade_controller`. Time is real as far as the
+controller is that of `embodied.envs.quadrotor.dynamics`. Time is real as far as the
 machine keeps up.
 """
 
@@ -20,8 +20,7 @@ from embodied.core.build import ConfigError, nearest
 from embodied.embodiments.crazyflie import GRAVITY, VEHICLES
 from embodied.envs.hardware_sim.crazyflie import Config
 from embodied.envs.hardware_sim.crazyflie_onboard import Onboard
-from embodied.envs.quadrotor.cascade_controller import Pilot
-from embodied.envs.quadrotor.dynamics import numbers
+from embodied.envs.quadrotor.dynamics import Pilot, numbers
 from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
 from embodied.real_robot.emulators.crazyflie.firmware import Firmware, Measured
 from embodied.real_robot.emulators.crazyflie.server import Server

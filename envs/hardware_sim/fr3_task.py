@@ -13,10 +13,14 @@ import mujoco
 import numpy as np
 
 from embodied.embodiments import fr3
-from embodied.envs.fr3 import joint_model
-from embodied.envs.fr3.base import TaskInstance, addresses, mocaps
-from embodied.envs.fr3.joint_model import JointValues
-from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.base import (
+    JointValues,
+    TaskInstance,
+    addresses,
+    compile_scene,
+    mocaps,
+    write_joints,
+)
 from embodied.envs.fr3.tasks.task import View
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.spaces import Ranges
@@ -49,7 +53,7 @@ class TaskWorld(World):
     def compile(self) -> mujoco.MjModel:
         """The scene that policies were trained in."""
         model = compile_scene(self.task, pictures=False)
-        joint_model.write(model, self.arm)
+        write_joints(model, self.arm)
         self.free = addresses(model, self.task)
         self.markers = mocaps(model, self.task)
         return model

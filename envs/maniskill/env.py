@@ -22,8 +22,7 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, horizon_of, task_text
 from embodied.envs.maniskill.observations import leaves
-from embodied.envs.maniskill.pool import Pool
-from embodied.envs.maniskill.rows import Batch, Rows
+from embodied.envs.maniskill.pool import Batch, Pool, Rows
 from embodied.envs.spaces import Actions
 
 Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]

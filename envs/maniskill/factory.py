@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from embodied.envs.gym_errors import require_known_id
+from embodied.envs.spaces import require_known_id
 
 SOFTWARE = Path("/usr/share/vulkan/icd.d/lvp_icd.json")
 CHOSEN = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")

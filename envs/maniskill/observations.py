@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embodied.core.spec import POINTS, Leaf
 from embodied.core.tensors import Tensors
-from embodied.envs.process.worker.names import flat_name
+from embodied.envs.process.worker.memory import flat_name
 
 SKIPPED = ("sensor_param",)
 
@@ -34,7 +34,9 @@ def flat(observation: Any, cameras: tuple[str, ...] = ()) -> Tensors:
         if path[0] != "pointcloud":
             obs[flat_name(("_".join(path),), "")] = _plain(value)
     if isinstance(observation, dict) and "pointcloud" in observation:
-        obs["points"] = _cloud(observation["pointcloud"])
+        parts = observation["pointcloud"]
+        seen = parts["xyzw"][..., 3:] > 0
+        obs["points"] = torch.cat([parts["xyzw"][..., :3], parts["rgb"] / 255], -1).float() * seen
     return obs
 
 
@@ -44,11 +46,6 @@ def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], T
             yield from _walk(part, (*path, key.strip("_")))
     else:
         yield path, torch.as_tensor(node)
-
-
-def _cloud(parts: dict[str, Tensor]) -> Tensor:
-    seen = parts["xyzw"][..., 3:] > 0
-    return torch.cat([parts["xyzw"][..., :3], parts["rgb"] / 255], -1).float() * seen
 
 
 def _plain(value: Tensor) -> Tensor:

@@ -24,8 +24,7 @@ from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.maze.batch_levels import BatchLevels
-from embodied.envs.maze.levels import MazeLevels
-from embodied.envs.maze.render import drawing, words
+from embodied.envs.maze.levels import MazeLevels, drawing, words
 from embodied.envs.row_rng import RowRng
 
 EMPTY, WALL, GOAL = 0, 1, 2
@@ -71,7 +70,15 @@ class Maze(VecEnv):
         self.batch = BatchLevels(self.levels, self.device)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
         self.held_out_names = self.levels.held_out_names
-        self.spec = self._spec()
+        view = self.config.view
+        levels = self.levels
+        obs = {
+            "view": Leaf((view, view), "uint8", low=0, high=GOAL, unit=SYMBOL),
+            "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
+        }
+        task = Leaf((levels.size,), low=0.0, high=1.0, unit="level", names=levels.names)
+        text = "find the goal of the maze"
+        self.spec = Spec(obs, Leaf((), "int64", low=0, high=GO), DT, task, text)
         n = config.num_envs
         device = self.device
         self.every = torch.arange(n, device=device)
@@ -82,29 +89,15 @@ class Maze(VecEnv):
         self.cells = torch.full((n, self.width**2), WALL, dtype=torch.uint8, device=device)
         self.strides = torch.tensor([y * self.width + x for y, x in WAYS], device=device)
         self.turns = torch.tensor(TURNS, device=device)
-        self.looks = self._first_obs(config.view)
+        # [4, V * V]: how far each cell of the view is from the agent's, by facing.
+        ahead = torch.arange(config.view - 1, -1, -1, device=self.device)[:, None]
+        aside = (torch.arange(config.view, device=self.device) - config.view // 2)[None]
+        right = self.strides.roll(-1)
+        self.looks = (ahead * self.strides[:, None, None] + aside * right[:, None, None]).flatten(1)
         numbers = torch.zeros(4, n, dtype=torch.int64, device=device)
         self.place, self.goal, self.facing, self.age = numbers
         self.begun = False
         self.given = False
-
-    def _spec(self) -> Spec:
-        view = self.config.view
-        levels = self.levels
-        obs = {
-            "view": Leaf((view, view), "uint8", low=0, high=GOAL, unit=SYMBOL),
-            "facing": Leaf((1,), "uint8", low=0, high=3, unit=SYMBOL),
-        }
-        task = Leaf((levels.size,), low=0.0, high=1.0, unit="level", names=levels.names)
-        text = "find the goal of the maze"
-        return Spec(obs, Leaf((), "int64", low=0, high=GO), DT, task, text)
-
-    def _first_obs(self, view: int) -> Tensor:
-        """[4, V * V]: how far each cell of the view is from the agent's, by facing."""
-        ahead = torch.arange(view - 1, -1, -1, device=self.device)[:, None]
-        aside = (torch.arange(view, device=self.device) - view // 2)[None]
-        right = self.strides.roll(-1)
-        return (ahead * self.strides[:, None, None] + aside * right[:, None, None]).flatten(1)
 
     def expect_given_tasks(self) -> None:
         """Expect that `reset(task=...)` follows each end of an episode: `step` draws no levels."""

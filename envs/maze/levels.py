@@ -6,21 +6,248 @@ heading in quarters (right, down, left, up). Start and goal are never walls; a g
 moved to the next cell. Every vector in the unit cube is therefore a level.
 
 Used by minimax-regret teachers: Dennis et al., 2020; Parker-Holder et al., 2022.
+
+Held-out evaluation mazes are hand-made, or labyrinths from a fixed seed: a labyrinth has exactly
+one path between any two of its cells (randomised depth-first search). The literature's zero-shot
+evaluation mazes of 13 x 13 cells (`zero_shot.yaml`) are maps of Dennis et al. (2020) and Jiang et
+al. (2021), as evaluated by JaxUED (Coward et al., 2024). `SixteenRooms2` is SixteenRoomsFewerDoors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
-from embodied.envs.maze.held_out import mazes
-from embodied.envs.maze.render import drawing
-from embodied.envs.maze.shortest_paths import distances
-from embodied.envs.maze.zero_shot import SIDE, zero_shot
+SIDE = 13
+HEADINGS = ">v<^"  # 0 to 3
+
+
+@dataclass(frozen=True)
+class Published:
+    """`walls` [13, 13] (bool); `start` and `goal` are cells (row * 13 + column)."""
+
+    name: str
+    walls: NDArray[np.bool_]
+    start: int
+    goal: int
+    facing: int
+
+
+def zero_shot() -> list[Published]:
+    """The eight mazes, then those rotations and reflections that are other mazes (`NAME_1` ...)."""
+    maps = yaml.safe_load(Path(__file__).with_name("zero_shot.yaml").read_text())
+    published = [_read(name, lines.split()) for name, lines in maps.items()]
+    mazes = {_layout(maze): maze for maze in published}
+    for maze in published:
+        for number in range(1, 8):
+            other = _turned(maze, number % 4, number > 3)
+            mazes.setdefault(_layout(other), replace(other, name=f"{maze.name}_{number}"))
+    return list(mazes.values())
+
+
+def _turned(maze: Published, quarters: int, mirrored: bool) -> Published:
+    """Turned to the left by `quarters` of a turn, then mirrored left to right."""
+    cells = np.rot90(np.arange(SIDE**2).reshape(SIDE, SIDE), quarters)
+    facing = (maze.facing - quarters) % 4
+    if mirrored:
+        cells = cells[:, ::-1]
+        facing = (2 - facing) % 4
+    place = np.argsort(cells.ravel())  # where each cell goes
+    walls = maze.walls.ravel()[cells]
+    return Published(maze.name, walls, int(place[maze.start]), int(place[maze.goal]), facing)
+
+
+def _layout(maze: Published) -> tuple[bytes, int, int]:
+    return maze.walls.tobytes(), maze.start, maze.goal
+
+
+def _read(name: str, lines: list[str]) -> Published:
+    text = "".join(lines)
+    start = next(at for at, mark in enumerate(text) if mark in HEADINGS)
+    walls = np.array([[mark == "#" for mark in line] for line in lines])
+    return Published(name, walls, start, text.index("G"), HEADINGS.index(text[start]))
+
+
+Walls = NDArray[np.bool_]
+LABYRINTHS = 20
+
+
+@dataclass(frozen=True)
+class Maze:
+    """`walls` [S, S], by row and column; `start` and `goal` are cells (row * S + column)."""
+
+    name: str
+    walls: Walls
+    start: int
+    goal: int
+
+
+def mazes(side: int, random: np.random.Generator) -> list[Maze]:
+    """The hand-made mazes in both directions, then the labyrinths from a free cell to the farthest
+    one.
+    """
+    hand = [corridors(side), comb(side), four_rooms(side), rings(side), pillars(side)]
+    back = [Maze(f"{maze.name}_back", maze.walls, maze.goal, maze.start) for maze in hand]
+    dug = [labyrinth(side, random, f"labyrinth_{i}") for i in range(LABYRINTHS)]
+    return hand + back + dug
+
+
+def corridors(side: int) -> Maze:
+    """One long way, to and fro."""
+    walls = np.zeros((side, side), bool)
+    walls[1::2] = True
+    for turn, row in enumerate(range(1, side, 2)):
+        walls[row, 0 if turn % 2 else side - 1] = False
+    return Maze("corridors", walls, 0, _farthest(walls, 0))
+
+
+def comb(side: int) -> Maze:
+    """Dead ends side by side, open along the lowest row."""
+    walls = np.zeros((side, side), bool)
+    walls[:-1, 1::2] = True
+    return Maze("comb", walls, 0, side - 1 - (side + 1) % 2)
+
+
+def four_rooms(side: int) -> Maze:
+    walls = np.zeros((side, side), bool)
+    middle = side // 2
+    walls[middle] = walls[:, middle] = True
+    near = middle // 2
+    far = (middle + 1 + side) // 2
+    for place in (near, far):
+        walls[middle, place] = walls[place, middle] = False
+    return Maze("four_rooms", walls, 0, side * side - 1)
+
+
+def rings(side: int) -> Maze:
+    """Rings around the middle, each with one gap, above and below in turn."""
+    row, column = np.indices((side, side))
+    depth = np.minimum(np.minimum(row, column), side - 1 - np.maximum(row, column))
+    walls = depth % 2 == 1
+    for turn, ring in enumerate(range(1, (side + 1) // 2, 2)):
+        walls[side - 1 - ring if turn % 2 else ring, side // 2] = False
+    middle = side // 2
+    walls[middle, middle] = False
+    return Maze("rings", walls, side * side - 1, middle * side + middle)
+
+
+def pillars(side: int) -> Maze:
+    """Single blocks in a lattice."""
+    walls = np.zeros((side, side), bool)
+    walls[1::2, 1::2] = True
+    end = side - 1 - (side + 1) % 2
+    return Maze("pillars", walls, 0, end * side + end)
+
+
+def labyrinth(side: int, random: np.random.Generator, name: str = "labyrinth") -> Maze:
+    walls = np.ones((side, side), bool)
+    rooms = np.arange(0, side, 2)
+    here = (int(random.choice(rooms)), int(random.choice(rooms)))
+    walls[here] = False
+    path = [here]
+    while path:
+        row, column = path[-1]
+        ahead = [(row + dy, column + dx) for dy, dx in ((0, 2), (2, 0), (0, -2), (-2, 0))]
+        new = [(y, x) for y, x in ahead if 0 <= y < side and 0 <= x < side and walls[y, x]]
+        if not new:
+            path.pop()
+            continue
+        y, x = new[int(random.integers(len(new)))]
+        walls[y, x] = walls[(y + row) // 2, (x + column) // 2] = False
+        path.append((y, x))
+    start = int(random.choice(np.flatnonzero(~walls)))
+    return Maze(name, walls, start, _farthest(walls, start))
+
+
+def _farthest(walls: Walls, start: int) -> int:
+    """A cell that takes the most steps to get to."""
+    return int(distances(walls[None], np.array([start])).argmax())
+
+
+def distances(
+    walls: NDArray[np.bool_], start: NDArray[np.int64], goal: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Steps [n, S, S] from `start` [n] (cells) to every cell, -1 where there is no way; all levels
+    are flooded together, one step further each time. With `goal` [n] only until all of those that
+    can be reached are: cells further away may be -1 too."""
+    n, side, _ = walls.shape
+    steps = np.full((n, side, side), -1)
+    edge = np.zeros((n, side, side), bool)
+    edge.reshape(n, -1)[np.arange(n), start] = True
+    unseen = ~walls & ~edge
+    step = 0
+    rows = np.arange(n)
+    while edge.any():
+        steps[edge] = step
+        if goal is not None and (steps.reshape(n, -1)[rows, goal] >= 0).all():
+            break
+        wave = np.zeros_like(edge)
+        wave[:, 1:] |= edge[:, :-1]
+        wave[:, :-1] |= edge[:, 1:]
+        wave[:, :, 1:] |= edge[:, :, :-1]
+        wave[:, :, :-1] |= edge[:, :, 1:]
+        edge = wave & unseen
+        unseen &= ~edge
+        step += 1
+    return steps
+
+
+CELL = 16  # pixels
+GROUND = (244, 241, 234)
+WALL = (58, 66, 82)
+LINE = (228, 223, 212)
+GOAL = (46, 150, 92)
+AGENT = (196, 66, 42)
+NAMES = ("right", "down", "left", "up")
+ARROWS = ">v<^"
+
+
+def drawing(
+    walls: NDArray[np.bool_], goal: int, agent: tuple[int, int], facing: int
+) -> NDArray[np.uint8]:
+    """[16 (S + 2), 16 (S + 2), 3]: the maze and the wall around it; the agent (row, column) is a
+    triangle that points where it looks."""
+    side = len(walls)
+    cells = np.full((side, side, 3), GROUND, np.uint8)
+    cells[walls] = WALL
+    cells[divmod(goal, side)] = GOAL
+    picture = cells.repeat(CELL, 0).repeat(CELL, 1)
+    open_ = (picture != WALL).any(2)
+    lines = np.zeros_like(open_)
+    lines[::CELL] = lines[:, ::CELL] = True
+    picture[lines & open_ & (picture == GROUND).all(2)] = LINE
+    top = agent[0] * CELL
+    left = agent[1] * CELL
+    picture[top : top + CELL, left : left + CELL][triangle(facing)] = AGENT
+    frame = np.empty((picture.shape[0] + 2 * CELL, picture.shape[1] + 2 * CELL, 3), np.uint8)
+    frame[:] = WALL
+    frame[CELL:-CELL, CELL:-CELL] = picture
+    return frame
+
+
+def triangle(facing: int) -> NDArray[np.bool_]:
+    """[16, 16]: a triangle that points right, down, left or up."""
+    down, across = (np.indices((CELL, CELL)) + 0.5) / CELL
+    right = (across > 0.15) & (abs(down - 0.5) < 0.4 * (0.9 - across) / 0.75)
+    return np.rot90(right, -int(facing))
+
+
+def words(walls: NDArray[np.bool_], goal: int, agent: tuple[int, int], facing: int) -> str:
+    """The map, one character a cell, and where the agent stands."""
+    side = len(walls)
+    rows = [["#" if wall else "." for wall in row] for row in walls]
+    rows[goal // side][goal % side] = "G"
+    rows[agent[0]][agent[1]] = ARROWS[facing]
+    top = "#" * (side + 2)
+    lines = [top, *(f"#{''.join(row)}#" for row in rows), top]
+    where = f"row {agent[0]}, column {agent[1]}, looking {NAMES[facing]}"
+    return "\n".join([*lines, f"You are at {where}; G is the goal."])
 
 
 class Plan(Protocol):

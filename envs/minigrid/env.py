@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.tensors import Tensors
-from embodied.envs.minigrid.events import happened
+from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.settings import Config
 from embodied.envs.minigrid.subgoals import Guide
 

@@ -3,11 +3,18 @@
 The state of an env is MuJoCo's full integration state (warm start and controls included), a
 generator, a clock, a task vector and the `memory` arrays of the subclass. Finished envs are reset
 inside `step` from their own generator, after the true successor state was read.
+
+`DataPool` adds the contact forces that `mujoco.batch` leaves out: `Batch.step` does not call
+`mj_rnePostConstraint`. With a Runge-Kutta integrator no sensor can replace it, because sensors are
+evaluated at the first of the four stages, not at the last. `mj_step` releases the GIL, so one
+thread per core on plain `MjData` is as fast.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +29,106 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv, require_finit
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, each
 from embodied.envs.mujoco.cameras import Cameras
+from embodied.envs.row_rng import pack, unpack
 
 Floats = NDArray[np.float64]
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION.value
+VIEWS = {
+    "qpos": mujoco.mjtState.mjSTATE_QPOS.value,
+    "qvel": mujoco.mjtState.mjSTATE_QVEL.value,
+    "ctrl": mujoco.mjtState.mjSTATE_CTRL.value,
+}
+
+
+class DataPool:
+    """The part of `mujoco.batch.Batch` that `MujocoVecEnv` uses, with `outputs` filled every call.
+
+    `state` [B, n] holds the integration states; `qpos`, `qvel`, `ctrl` are writable views of it.
+    Each name in `outputs` becomes an attribute [B, ...]; after `step` they lag the state by a
+    substep as with `mj_step`. `cfrc_ext` is that of `mj_rnePostConstraint` after `step`, and zero
+    after `forward`, as no contact has been felt yet.
+    """
+
+    qpos: Floats
+    qvel: Floats
+    ctrl: Floats
+
+    def __init__(
+        self, model: mujoco.MjModel, rows: int, threads: int, outputs: Sequence[str]
+    ) -> None:
+        self.model = model
+        self._outputs = tuple(outputs)
+        self.state = np.zeros((rows, mujoco.mj_stateSize(model, STATE)))
+        self._datas = [mujoco.MjData(model) for _ in range(min(threads, rows))]
+        self._threads = ThreadPoolExecutor(len(self._datas), "mujoco")
+        for name, part in VIEWS.items():
+            # The columns of `state` that hold one component: marked in one row, found by the mark.
+            marked = np.zeros(self.state.shape[1])
+            picked = np.ones(mujoco.mj_stateSize(self.model, part))
+            data = mujoco.MjData(self.model)
+            mujoco.mj_setState(self.model, data, np.zeros_like(marked), STATE)
+            mujoco.mj_setState(self.model, data, picked, part)
+            mujoco.mj_getState(self.model, data, marked, STATE)
+            columns = np.flatnonzero(marked)
+            setattr(self, name, self.state[:, columns[0] : columns[-1] + 1])
+        for name in self._outputs:
+            shape = getattr(self._datas[0], name).shape
+            setattr(self, name, np.zeros((rows, *shape)))
+        self.reset(np.arange(rows))
+
+    def reset(self, rows: NDArray[np.intp], stage: int = 0) -> None:
+        """Put `rows` at the model's defaults; derived quantities wait for `forward`."""
+        data = self._datas[0]
+        mujoco.mj_resetData(self.model, data)
+        fresh = np.empty(self.state.shape[1])
+        mujoco.mj_getState(self.model, data, fresh, STATE)
+        self.state[rows] = fresh
+
+    def forward(self, rows: NDArray[np.intp]) -> None:
+        """Compute derived quantities of `rows` at their states."""
+
+        def advance(data: mujoco.MjData) -> None:
+            mujoco.mj_forward(self.model, data)
+            data.cfrc_ext[:] = 0.0
+
+        self._run(rows.tolist(), advance)
+
+    def step(self, nstep: int, stage: int = 0) -> None:
+        """Advance every row by `nstep` substeps, then compute its contact forces."""
+
+        def advance(data: mujoco.MjData) -> None:
+            mujoco.mj_step(self.model, data, nstep=nstep)
+            mujoco.mj_rnePostConstraint(self.model, data)
+
+        self._run(list(range(len(self.state))), advance)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def _run(self, rows: list[int], advance: Callable[[mujoco.MjData], None]) -> None:
+        # One iterator shared by all threads balances the load.
+        todo = iter(rows)
+        others = [
+            self._threads.submit(self._serve, data, todo, advance) for data in self._datas[1:]
+        ]
+        self._serve(self._datas[0], todo, advance)
+        for other in others:
+            other.result()
+
+    def _serve(
+        self, data: mujoco.MjData, todo: Iterator[int], advance: Callable[[mujoco.MjData], None]
+    ) -> None:
+        pairs = [(getattr(self, name), getattr(data, name)) for name in self._outputs]
+        for row in todo:
+            mujoco.mj_setState(self.model, data, self.state[row], STATE)
+            advance(data)
+            mujoco.mj_getState(self.model, data, self.state[row], STATE)
+            for kept, value in pairs:
+                kept[row] = value
+
+
 Rows = NDArray[np.intp]
-WORD = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -179,7 +282,7 @@ class MujocoVecEnv(VecEnv):
             "physics": self.batch.state,
             "count": self.count,
             "task": self.task,
-            "generator": np.stack([_pack(generator) for generator in self.generators]),
+            "generator": np.stack([pack(generator) for generator in self.generators]),
             **{f"memory/{key}": value for key, value in self.memory.items()},
         }
         kept = {key: torch.from_numpy(np.array(value)) for key, value in state.items()}
@@ -192,13 +295,7 @@ class MujocoVecEnv(VecEnv):
         self.count[:] = arrays["count"]
         self.task[:] = arrays["task"]
         for row, words in enumerate(arrays["generator"]):
-            low, high, inc_low, inc_high, has, kept = (int(word) & WORD for word in words.tolist())
-            self.generators[row].bit_generator.state = {
-                "bit_generator": "PCG64",
-                "state": {"state": low | high << 64, "inc": inc_low | inc_high << 64},
-                "has_uint32": has,
-                "uinteger": kept,
-            }
+            unpack(self.generators[row], words)
         for key, value in self.memory.items():
             value[:] = arrays[f"memory/{key}"]
         self.retask(np.arange(self.num_envs))
@@ -296,11 +393,3 @@ def _replaced(obs: Tensors, rows: Rows, fresh: Tensors) -> Tensors:
 
 def _generator(seed: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, row]))
-
-
-def _pack(generator: np.random.Generator) -> NDArray[np.int64]:
-    """A PCG64 generator as six int64 words (two 128-bit numbers, the kept half-word)."""
-    state = generator.bit_generator.state
-    wide = [state["state"]["state"], state["state"]["inc"]]
-    words = [part for number in wide for part in (number & WORD, number >> 64)]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], np.uint64).view(np.int64)

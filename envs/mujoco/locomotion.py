@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.spec import Leaf, Spec
-from embodied.envs.mujoco.batch_env import MujocoVecEnv, Outcome, Rows, action_leaf
-from embodied.envs.mujoco.data_pool import DataPool
+from embodied.envs.mujoco.batch_env import DataPool, MujocoVecEnv, Outcome, Rows, action_leaf
 
 Floats = NDArray[np.float64]
 Range = tuple[float, float]

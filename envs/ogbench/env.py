@@ -2,7 +2,7 @@
 
 The package's environments as they are: rewards are 0 once all is done and -1 for each thing that is
 not (`cube-single`: -1 or 0), success ends the episode. With `play` an episode is play data instead:
-see `embodied.envs.ogbench.play`.
+see `embodied.envs.ogbench.task`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from embodied.envs import gym
-from embodied.envs.ogbench.play import Play
-from embodied.envs.ogbench.task import Task
+from embodied.envs.ogbench.task import Play, Task
 
 assert ogbench  # imported for the ids that it registers
 

@@ -3,18 +3,40 @@
 The package steps twice with unseeded random actions while it resets a manipulation scene, and the
 solver's start and the contact forces of these steps reach the first observation. Here they are
 cleared. Each env has a generator of its own behind `numpy.random`, which the package uses too.
+
+Play: an oracle moves what is there to one random target after another. Source: OGBench (Park et
+al., 2025), appendix on data collection, `play`: an episode of 1,001 steps in a random scene, the
+plan oracle of the package with its own correlated noise (0.1, smoothed by 0.5), a new target
+whenever it is done. Rewards and ends are those of a single task, computed by the package
+(`relabel_dataset`) from the state before the step.
+
+Differences. A step at the task's goal ends an episode (terminated, as the published data's masks
+say) and the play goes on: such episodes have one step. In `scene` an episode is cut when the cube
+leaves the part of the table that can be seen; the authors draw it again. The oracle's action is the
+observation `privileged/demonstrator`, so an episode can also be played by another policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import mujoco
 import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 from ogbench.manipspace.envs.manipspace_env import ManipSpaceEnv
+from ogbench.manipspace.oracles.plan.button_plan import ButtonPlanOracle
+from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
+from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
+from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
+from ogbench.relabel_utils import relabel_dataset
+
+from embodied.core.build import ConfigError
+from embodied.core.spec import DEMONSTRATOR
 
 
 class Task(gymnasium.Env[Any, Any]):
@@ -90,3 +112,110 @@ class NumpyRandom:
         finally:
             self._state = np.random.get_state()
             np.random.set_state(outside)
+
+
+STEPS = 1001
+KINDS = {"cube": ["cube"], "puzzle": ["button"], "scene": ["cube", "button", "drawer", "window"]}
+ORACLES: dict[str, Any] = {
+    "cube": CubePlanOracle,
+    "button": ButtonPlanOracle,
+    "drawer": DrawerPlanOracle,
+    "window": WindowPlanOracle,
+}
+STACK = {"single": (0.0, 0.0), "double": (0.0, 0.25), "triple": (0.05, 0.35), "quad": (0.1, 0.5)}
+CUBE = slice(14, 17)  # position of the first cube in `qpos`
+
+
+class Play(gymnasium.Env[Any, Any]):
+    """Play data in the scene of the single task `name`."""
+
+    def __init__(self, name: str, horizon: int | None = None) -> None:
+        self.name = name
+        self.kind = name.split("-")[0]
+        if self.kind not in KINDS:
+            raise ConfigError(f"env.play=true: OGBench has no oracle for {name}; play=false")
+        options = {"disable_env_checker": True, "terminate_at_goal": False}
+        self.scene: Any = gymnasium.make(
+            name.split("-singletask")[0] + "-v0",
+            mode="data_collection",
+            max_episode_steps=horizon or STEPS,
+            **options,
+        )
+        self.drawn = NumpyRandom()
+        # The facts that `relabel_dataset` reads of a task; its goals do not change, so one reset is
+        # enough.
+        task = gymnasium.make(name, **options)
+        with self.drawn.used():
+            task.reset()
+        self.task = SimpleNamespace(unwrapped=task.unwrapped, reset=lambda: None)
+        closed = {"gripper_always_closed": True} if self.kind == "puzzle" else {}
+        self.oracles = {key: ORACLES[key](env=self.scene, **closed) for key in KINDS[self.kind]}
+        self.oracle: Any = None
+        self.metadata = self.scene.metadata
+        self.action_space = self.scene.action_space
+        parts = {"state": self.scene.observation_space, DEMONSTRATOR: self.action_space}
+        self.observation_space = spaces.Dict(parts)
+        self._goes_on = False
+
+    @property
+    def dt(self) -> float:
+        """Seconds per step."""
+        return float(self.scene.unwrapped.control_timestep())
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The next episode; after a success the play goes on from where it is."""
+        super().reset(seed=seed)
+        if self._goes_on and seed is None:
+            self._goes_on = False
+            return self._obs, {}
+        if seed is not None:
+            self.drawn.seed(seed)
+        with self.drawn.used():
+            state, info = self.scene.reset(seed=seed)
+            low, high = next((v for k, v in STACK.items() if k in self.name), (0.5, 0.5))
+            self.stack = np.random.uniform(low, high)
+            self._begin(state, info)
+        self._goes_on = False
+        return self._observed(state, info), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        state, _, _, late, info = self.scene.step(action)
+        # Reward of the task in a state, and whether it is solved there.
+        buttons = info.get("prev_button_states")
+        row: dict[str, Any] = {"qpos": info["prev_qpos"][None]}
+        if buttons is not None:
+            row["button_states"] = np.asarray(buttons)[None]
+        relabel_dataset(self.name, self.task, row)
+        reward = float(row["rewards"][0])
+        solved = bool(row["masks"][0] == 0)
+        if self.oracle.done:
+            with self.drawn.used():
+                _, info = self.scene.unwrapped.set_new_target(p_stack=self.stack)
+                self._begin(state, info)
+        late = late or (self.kind == "scene" and _is_hidden(info["qpos"][CUBE]))
+        self._goes_on = solved and not late
+        return self._observed(state, info), reward, solved, late, {"success": solved}
+
+    def _begin(self, state: Any, info: dict[str, Any]) -> None:
+        """The oracle of the target begins its plan."""
+        self.oracle = self.oracles[info["privileged/target_task"]]
+        self.oracle.reset(state, info)
+
+    def _observed(self, state: Any, info: dict[str, Any]) -> dict[str, Any]:
+        action = np.clip(self.oracle.select_action(state, info), -1, 1)
+        self._obs = {"state": state, DEMONSTRATOR: action.astype(np.float32)}
+        return self._obs
+
+    def render(self) -> Any:
+        return self.scene.render()
+
+    def close(self) -> None:
+        self.scene.close()
+
+
+def _is_hidden(cube: NDArray[Any]) -> bool:
+    """Whether the camera cannot see the cube (m): behind an edge, and not in the drawer."""
+    _, y, z = cube
+    return bool(y >= 0.29 or (y <= -0.3 and not 0.06 <= z <= 0.08))

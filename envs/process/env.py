@@ -4,11 +4,32 @@ The worker (`embodied.envs.process.worker`) resets and steps rows when it is tol
 resets ended rows in the same step, and saves states. A state is, for every row, the seed of its
 episode and the actions since: it is restored by playing them again, and compared with the
 observation that was saved. Backends that cannot step single rows raise NotSavable.
+
+The channel's answers are JSON and arrays of sizes that were agreed on before: nothing that the
+worker sends can run code here.
+
+Mjlab: the tasks of mjlab (locomotion, manipulation on MuJoCo Warp) in a process of their own.
+
+Source: mjlab (Zakka et al., 2025). It pins another MuJoCo than this project, so it lives in a
+virtual environment of its own: `sh scripts/apart.sh mjlab`.
+
+Robosuite: tasks of robosuite (Zhu et al., 2020) in a process of their own.
+
+It needs another numpy than this project: `sh scripts/apart.sh robosuite`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +37,142 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.envs.process.channel import Channel, WorkerError
+from embodied.envs.process.worker.memory import Layout, mapped, total
+
+HERE = Path(__file__).parent
+# Only the package `worker` is found there: other names would hide modules of the other Python.
+START = """
+import sys
+sys.path.insert(0, sys.argv.pop())
+import worker.main
+del sys.path[0]
+worker.main.main()
+"""
+LONGEST = 1 << 20  # bytes of an answer
+SHARED = Path("/dev/shm")
+
+
+class WorkerError(RuntimeError):
+    """The worker process failed, ended, did not answer in time, or answered nonsense."""
+
+
+class Channel:
+    """One worker process. `timeout` (s) is how long an answer may take."""
+
+    def __init__(self, python: str, timeout: float) -> None:
+        self.python = python
+        self.timeout = timeout
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        command = [python, "-I", "-c", START, str(HERE)]
+        pipe = subprocess.PIPE
+        try:
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said)
+        except OSError as error:
+            raise ConfigError(
+                f"env.python: cannot start {python} ({error.strerror}); env.python=PATH"
+            ) from error
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self.process.stdout, selectors.EVENT_READ)
+        self._rest = b""
+        self._file: str | None = None
+
+    def share(self, layout: Layout) -> dict[str, NDArray[Any]]:
+        """Map arrays of `layout` into both processes."""
+        folder = SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
+        handle, path = tempfile.mkstemp(prefix="embodied_env_", dir=folder)
+        self._file = path
+        os.truncate(handle, total(layout))
+        os.close(handle)
+        self.ask({"memory": path, "layout": [list(each) for each in layout]})
+        arrays = mapped(path, layout)
+        self._unlink()  # both have it open; the memory goes with the processes
+        return arrays
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer; WorkerError."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise self._ended() from error
+        assert self.process.stdout is not None
+        while b"\n" not in self._rest:
+            if len(self._rest) > LONGEST:
+                raise WorkerError("the worker's answer is too long")
+            if not self._ready.select(self.timeout):
+                raise WorkerError(f"the worker did not answer in {self.timeout:g} s; env.timeout=")
+            part = self.process.stdout.read(LONGEST)
+            if part == b"":
+                raise self._ended()
+            self._rest += part or b""
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise WorkerError(f"the worker answered no JSON: {line[:100]!r}") from error
+        if not isinstance(answer, dict):
+            raise WorkerError(f"the worker answered no JSON object: {line[:100]!r}")
+        if "error" in answer:
+            raise WorkerError(str(answer["error"])[:2000])
+        return answer
+
+    def close(self) -> None:
+        """End the worker; it is killed after 5 s."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                # A worker that has died leaves a request that cannot be flushed.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._ready.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._said.close()
+        self._unlink()
+
+    def _ended(self) -> WorkerError:
+        code = self.process.wait()
+        self._said.seek(0)
+        lines = self._said.read()[-4000:].decode(errors="replace").strip().splitlines()
+        last = f"; it said: {lines[-1]}" if lines else ""
+        return WorkerError(f"the worker process ended (exit code {code}){last}")
+
+    def _unlink(self) -> None:
+        if self._file is not None:
+            Path(self._file).unlink(missing_ok=True)
+            self._file = None
+
+
+def interpreter(apart: str, given: str = "") -> str:
+    """The Python of the virtual environment `apart`: `given`, else the one that the variable
+    EMBODIED_<APART>_PYTHON names, else .venv-<apart>/bin/python; this one if `apart` is empty, too.
+    ConfigError if it does not exist.
+    """
+    if not apart:
+        return given or sys.executable
+    variable = os.environ.get(f"EMBODIED_{apart.upper()}_PYTHON", "")
+    path = given or variable or f".venv-{apart}/bin/python"
+    if not Path(path).exists():
+        raise ConfigError(f"{apart} is not here ({path} does not exist); {install(apart)}")
+    return str(Path(path).absolute())
+
+
+def install(apart: str) -> str:
+    """The advice for an environment that cannot start."""
+    if not apart:
+        return "env.python=PATH names the interpreter that has it"
+    return f"install it with: sh scripts/apart.sh {apart}"
+
 
 DTYPES = ("float32", "uint8", "int64")
 MOST_LEAVES = 256
@@ -223,3 +375,112 @@ def _leaf(data: Mapping[str, Any]) -> Leaf:
     if data["dtype"] == "int64":
         low, high = (None if bound is None else int(bound) for bound in (low, high))
     return Leaf(shape, data["dtype"], low, high)
+
+
+@dataclass(frozen=True)
+class GymnasiumConfig:
+    """Settings of a Gymnasium environment in another interpreter."""
+
+    id: str  # for `gymnasium.make`
+    num_envs: Count = 1  # parallel environments
+    apart: str = ""  # virtual environment .venv-<apart> that has it (`scripts/apart.sh`)
+    python: str = ""  # another interpreter that has it (both empty: this one)
+    module: str = ""  # imported there first, to register ids
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for `gymnasium.make`
+    horizon: Count | None = None  # replaces the environment's time limit (steps)
+    dt: Positive | None = None  # replaces its control period (s)
+    timeout: Positive = 120.0  # longest wait for an answer, s
+    text: str = ""  # task instruction as a sentence
+
+
+class GymnasiumProcess(ProcessEnv):
+    """Box, Discrete and Dict observations; bounded Box or Discrete actions."""
+
+    def __init__(self, config: GymnasiumConfig) -> None:
+        super().__init__(
+            "gymnasium_rows",
+            {key: getattr(config, key) for key in ("id", "module", "horizon")}
+            | {"kwargs": dict(config.kwargs)},
+            num_envs=config.num_envs,
+            python=interpreter(config.apart, config.python),
+            timeout=config.timeout,
+            name=config.id,
+            install=install(config.apart),
+            text=config.text,
+        )
+        if config.dt is not None:
+            self.spec = replace(self.spec, dt=config.dt)
+
+
+MJLAB = "mjlab"
+
+
+@dataclass(frozen=True)
+class MjlabConfig:
+    """Settings of an mjlab task."""
+
+    task: str  # an id of mjlab
+    num_envs: Count = 16  # parallel environments
+    python: str = ""  # interpreter that has it (empty: EMBODIED_MJLAB_PYTHON, .venv-mjlab)
+    device: str = "auto"  # of the simulation: auto, cpu or cuda:N
+    action_scale: Positive = 1.0  # mjlab's action for an action of 1 here
+    play: bool = False  # its settings for playing (no noise)
+    motion: str = ""  # motion file of a tracking task
+    horizon: Count | None = None  # replaces the time limit (steps)
+    timeout: Positive = 900.0  # longest wait, s (kernels are compiled at the first start)
+
+
+class Mjlab(ProcessEnv):
+    """Observations: mjlab's group `actor` as `state`, `critic` as `critic/state`, others by name.
+
+    mjlab has one random generator for all rows: episodes depend on the seed, and on the other rows.
+    Its state cannot be saved (NotSavable).
+    """
+
+    def __init__(self, config: MjlabConfig) -> None:
+        names = ("task", "device", "action_scale", "play", "motion", "horizon")
+        super().__init__(
+            "mjlab_rows",
+            {name: getattr(config, name) for name in names},
+            num_envs=config.num_envs,
+            python=interpreter(MJLAB, config.python),
+            timeout=config.timeout,
+            name=f"mjlab {config.task}",
+            install=install(MJLAB),
+            text=config.task,
+        )
+
+
+ROBOSUITE = "robosuite"
+
+
+@dataclass(frozen=True)
+class RobosuiteConfig:
+    """Settings of a robosuite task."""
+
+    task: str  # Lift, PickPlaceCan, NutAssemblySquare, ...
+    num_envs: Count = 1  # parallel environments
+    robot: str = "Panda"  # robosuite's name of the arm
+    shaped: bool = False  # dense reward
+    horizon: Count = 400  # time limit (steps of 50 ms)
+    python: str = ""  # interpreter that has it (empty: EMBODIED_ROBOSUITE_PYTHON, .venv-robosuite)
+    timeout: Positive = 120.0  # longest wait for an answer, s
+    text: str = ""  # task instruction as a sentence
+
+
+class Robosuite(ProcessEnv):
+    """The task's state in robomimic's names; actions: a change of the tool's pose (5 cm, 0.5 rad)
+    and the gripper. A success terminates an episode.
+    """
+
+    def __init__(self, config: RobosuiteConfig) -> None:
+        super().__init__(
+            "robosuite_rows",
+            {name: getattr(config, name) for name in ("task", "robot", "shaped", "horizon")},
+            num_envs=config.num_envs,
+            python=interpreter(ROBOSUITE, config.python),
+            timeout=config.timeout,
+            name=f"robosuite {config.task}",
+            install=install(ROBOSUITE),
+            text=config.text,
+        )

@@ -6,17 +6,98 @@
 A state is [17, B]: position p (m, world), attitude q (w, x, y, z; body to world), velocity v (m/s,
 world), angular velocity omega (rad/s, body), rotor speeds u (fractions of the maximum). All
 functions are pure and never synchronise with the device.
+
+The pilot turns position or velocity set-points into rotor commands. It has the structure of a
+flight controller, with our own gains (not those of the firmware):
+
+    v* = clip(k_p (p* - p)) + v_ff,   a* = k_v (v* - v),   the thrust's axis along a* + g e_z,
+    omega* = k_a (axis error),   tau = J k_r (omega* - omega)
+
+Motor lag is compensated by commands that lead the desired speed, so motors appear `QUICK`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embodied.embodiments.crazyflie import GRAVITY, Vehicle
+from embodied.core.build import nearest
+from embodied.embodiments.crazyflie import GRAVITY, VEHICLES, Vehicle
+from embodied.envs.fr3.tasks.task import Parameter
+
+MULTIPLIED = {
+    "mass": (0,),
+    "inertia": (1, 2, 3),
+    "thrust": (4, 5, 6),
+    "torque": (7,),
+    "lag": (8, 9),
+}
+"""Task parameters that multiply numbers of a vehicle, and which of `numbers` these are."""
+NAMES = ("blend", *MULTIPLIED, "disturbance")
+
+
+class Vehicles:
+    """Columns of vehicle numbers [10, n] from task vectors [D, n] in [0, 1].
+
+    ValueError where a vehicle or a range is not known.
+    """
+
+    def __init__(
+        self,
+        vehicle: str,
+        other: str,
+        ranges: Mapping[str, tuple[float, float]],
+        device: torch.device,
+    ) -> None:
+        self.parameters = tuple(
+            Parameter(name, *_checked(name, *bounds), unit="") for name, bounds in ranges.items()
+        )
+        self._index = {parameter.name: i for i, parameter in enumerate(self.parameters)}
+        self._low = torch.tensor([p.low for p in self.parameters], device=device)[:, None]
+        self._span = torch.tensor([p.high - p.low for p in self.parameters], device=device)[:, None]
+        self._first = numbers(_named(vehicle)).to(device)
+        self._way = numbers(_named(other)).to(device) - self._first
+        self.ends = (self._first, self._way)
+
+    def native(self, task: Tensor) -> Tensor:
+        """Task parameters [D, n] in their own units."""
+        return self._low + task * self._span
+
+    def made(self, task: Tensor) -> tuple[Tensor, Tensor]:
+        """The vehicles [10, n], and what multiplies the disturbance [n]."""
+        values = self.native(task)
+        n = task.shape[1]
+        made = self._first.expand(-1, n).clone()
+        if "blend" in self._index:
+            made += values[self._index["blend"]] * self._way
+        for name, places in MULTIPLIED.items():
+            if name in self._index:
+                made[places[0] : places[-1] + 1] *= values[self._index[name]]
+        stirred = task.new_ones(n)
+        if "disturbance" in self._index:
+            stirred = values[self._index["disturbance"]]
+        return made, stirred
+
+
+def _named(name: str) -> Vehicle:
+    if name not in VEHICLES:
+        raise ValueError(f"unknown vehicle {name!r}{nearest(name, VEHICLES)}")
+    return VEHICLES[name]
+
+
+def _checked(name: str, low: float, high: float) -> tuple[float, float]:
+    if name not in NAMES:
+        raise ValueError(f"ranges: unknown parameter {name!r}{nearest(name, NAMES)}")
+    least = 0.0 if name in ("blend", "disturbance") else 1e-3
+    if not least <= low <= high or (name == "blend" and high > 1):
+        raise ValueError(f"ranges: {name}=[{low:g}, {high:g}] is not a valid range for it")
+    return low, high
+
 
 SIZES = [3, 4, 3, 3, 4]
 """Rows of a state: place, attitude, velocity, turn rate, rotor speeds."""
@@ -179,3 +260,81 @@ def tilted(axis: Tensor, share: Tensor) -> Tensor:
         angle = angle - miss / (1 - angle.cos()).clamp(min=1e-6)
     half = angle / 2
     return torch.cat([half.cos()[None], axis / axis.norm(dim=0) * half.sin()])
+
+
+QUICK = 0.03
+"""Time constant that the motors seem to have while they are not at their ends, s."""
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Of place (1/s), velocity (1/s), attitude (1/s), turn rate (1/s), heading (1/s); most speed
+    (m/s), acceleration (m/s^2) and turn rate of the heading (rad/s)."""
+
+    place: float = 2.0
+    velocity: float = 4.0
+    attitude: float = 8.0
+    rate: float = 25.0
+    heading: float = 2.0
+    speed: float = 1.0
+    acceleration: float = 4.0
+    turning: float = 2.0
+
+
+class Pilot:
+    """Cascaded controller of vehicles of one kind; states are those of
+    `embodied.envs.quadrotor.dynamics` [17, B]."""
+
+    def __init__(self, vehicle: Vehicle, device: torch.device, gains: Gains | None = None) -> None:
+        self.vehicle = vehicle
+        self.gains = Gains() if gains is None else gains
+        self.physics = Physics(vehicle, device)
+        mixer = torch.tensor(vehicle.mixer, device=device)
+        mixer[3] *= vehicle.torque
+        self.unmix = torch.linalg.inv(mixer)
+        self.inertia = torch.tensor(vehicle.inertia, device=device)[:, None]
+        self.up = torch.tensor([0.0, 0.0, GRAVITY], device=device)[:, None]
+
+    def towards(self, state: Tensor, place: Tensor, ahead: Tensor) -> Tensor:
+        """The acceleration [3, B] towards `place` [3, B], which moves at `ahead` (m/s)."""
+        most = self.gains.speed
+        wanted = (self.gains.place * (place - state[:3])).clamp(-most, most) + ahead
+        return self.along(state, wanted)
+
+    def along(self, state: Tensor, velocity: Tensor) -> Tensor:
+        """The acceleration [3, B] towards the velocity `velocity` [3, B]."""
+        most = self.gains.acceleration
+        return (self.gains.velocity * (velocity - state[7:10])).clamp(-most, most)
+
+    def heading(self, state: Tensor) -> Tensor:
+        """Yaw [B], rad."""
+        w, x, y, z = state[3:7]
+        return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+    def turn_to(self, state: Tensor, yaw: Tensor) -> Tensor:
+        """The turn rate [B] (rad/s) that leads to heading `yaw` [B], the short way."""
+        apart = yaw - self.heading(state)
+        apart = torch.remainder(apart + math.pi, 2 * math.pi) - math.pi
+        return (self.gains.heading * apart).clamp(-self.gains.turning, self.gains.turning)
+
+    def __call__(self, state: Tensor, acceleration: Tensor, turning: Tensor) -> Tensor:
+        """Commands [4, B] in [-1, 1] for an acceleration [3, B] (m/s^2) and a turn rate about the
+        drone's own vertical [B] (rad/s)."""
+        gains = self.gains
+        vehicle = self.vehicle
+        rotation = self.physics.turn(state).view(3, 3, -1)
+        force = acceleration + self.up
+        # The thrust's axis as the drone sees it: its first two parts are the error.
+        wanted = torch.einsum("ijb,ib->jb", rotation, force / force.norm(dim=0))
+        rates = torch.stack([-gains.attitude * wanted[1], gains.attitude * wanted[0], turning])
+        omega = state[10:13]
+        torque = self.inertia * gains.rate * (rates - omega)
+        torque = torque + torch.linalg.cross(omega, self.inertia * omega, dim=0)
+        lift = vehicle.mass * (force * rotation[:, 2]).sum(0)
+        pulls = self.unmix @ torch.cat([lift[None], torque])
+        c0, c1, c2 = vehicle.thrust
+        square = c1 * c1 + 4 * c2 * (pulls.clamp(min=c0) - c0)
+        speeds = ((square.sqrt() - c1) / (2 * c2)).clamp(0, 1)
+        apart = speeds - state[13:]
+        lag = torch.where(apart > 0, vehicle.rise, vehicle.fall) / QUICK
+        return 2 * (state[13:] + lag.clamp(min=1) * apart).clamp(0, 1) - 1

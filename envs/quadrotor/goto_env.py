@@ -1,7 +1,7 @@
 """QuadrotorGoto: flies to a goal by velocity commands for a position set-point, batched.
 
 The setting of a drone that is commanded over a radio: its firmware flies it (simulated by
-`embodied.envs.quadrotor.cascade_controller`), the policy moves the set-point, which the drone
+`embodied.envs.quadrotor.dynamics`), the policy moves the set-point, which the drone
 follows with lag. Observations have the names of the real robot interface, so a trained policy can
 be deployed without changes.
 
@@ -25,8 +25,7 @@ from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import RATE, VEHICLES
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
-from embodied.envs.quadrotor.cascade_controller import Pilot
-from embodied.envs.quadrotor.dynamics import Body, numbers
+from embodied.envs.quadrotor.dynamics import Body, Pilot, numbers
 from embodied.envs.row_rng import RowRng
 
 NAMES = (

@@ -16,7 +16,7 @@ struct Settings {
     double mixer[MOTORS * MOTORS];
     double vehicle[10], way[10];  // the parameters `numbers`, and from these to the other vehicle's
     double low[MOST], span[MOST];
-    int64_t kinds[MOST];  // of the task parameters, by their place in `vehicles.NAMES`
+    int64_t kinds[MOST];  // of the task parameters, by their place in `dynamics.NAMES`
     int64_t parameters, horizon, history;
 };
 

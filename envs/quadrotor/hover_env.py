@@ -22,10 +22,9 @@ from embodied.core.env import NotFinite, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, MOTORS, RATE, VEHICLES
-from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
+from embodied.envs.quadrotor.dynamics import Body, Physics, Vehicles, numbers, tilted
 from embodied.envs.quadrotor.native_hover import Flown, NativeHover, obstacle
 from embodied.envs.quadrotor.rewards import TARGET, hover
-from embodied.envs.quadrotor.vehicles import Vehicles
 from embodied.envs.row_rng import RowRng
 
 STATE = (
@@ -93,7 +92,18 @@ class Quadrotor(VecEnv):
         self.vehicles = Vehicles(config.vehicle, config.other, config.ranges, self.device)
         self.parameters = self.vehicles.parameters
         self.vehicle = VEHICLES[config.vehicle]
-        self.spec = self._spec()
+        past = [f"{m}_{age}" for age in range(self.config.history, 0, -1) for m in MOTORS]
+        obs = {
+            "state": Leaf((SEEN + len(past),), names=(*STATE, *past)),
+            "critic/state": Leaf((KNOWN,), names=STATE + HIDDEN),
+        }
+        task = None
+        if self.parameters:
+            names = tuple(parameter.name for parameter in self.parameters)
+            task = Leaf((len(names),), low=0.0, high=1.0, names=names)
+            obs["privileged/vehicle"] = Leaf((len(names),), names=names)
+        act = Leaf((len(MOTORS),), low=-1.0, high=1.0, names=MOTORS)
+        self.spec = Spec(obs, act, dt=1 / RATE, task=task, text="hover at the target")
         n = config.num_envs
         device = self.device
         self.physics = Physics(self.vehicle, device)
@@ -120,20 +130,6 @@ class Quadrotor(VecEnv):
         if not self.config.native or self.config.compile:
             return f"native={self.config.native}, compile={self.config.compile}".lower()
         return obstacle(self.device)
-
-    def _spec(self) -> Spec:
-        past = [f"{m}_{age}" for age in range(self.config.history, 0, -1) for m in MOTORS]
-        obs = {
-            "state": Leaf((SEEN + len(past),), names=(*STATE, *past)),
-            "critic/state": Leaf((KNOWN,), names=STATE + HIDDEN),
-        }
-        task = None
-        if self.parameters:
-            names = tuple(parameter.name for parameter in self.parameters)
-            task = Leaf((len(names),), low=0.0, high=1.0, names=names)
-            obs["privileged/vehicle"] = Leaf((len(names),), names=names)
-        act = Leaf((len(MOTORS),), low=-1.0, high=1.0, names=MOTORS)
-        return Spec(obs, act, dt=1 / RATE, task=task, text="hover at the target")
 
     def reset(
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None

@@ -1,7 +1,7 @@
 """The hover environment in native code (hover.cpp): on a CPU the PyTorch code of `Quadrotor`, which
 is the reference, spends its time between the operations.
 
-Both draw the same random numbers and agree to rounding (tests/envs/test_native_quadrotor.py).
+Both draw the same random numbers and agree to rounding (tests/envs/test_quadrotor.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.core.env import NotFinite
 from embodied.core.tensors import Tensors
 from embodied.embodiments.crazyflie import BOX, GRAVITY, Vehicle
-from embodied.envs.quadrotor.vehicles import NAMES, Vehicles
+from embodied.envs.quadrotor.dynamics import NAMES, Vehicles
 from embodied.envs.row_rng import RowRng
 from embodied.nn import native
 

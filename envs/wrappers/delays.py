@@ -15,11 +15,10 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Number
 from embodied.core.build import ConfigError
-from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.env import StateRoles, VecEnv
 from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import Wrapper
-from embodied.envs.wrappers.stack import Lags, Past, chosen
+from embodied.envs.wrappers.stack import EpisodeWrapper, Lags, Past, chosen
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class SeeLateConfig:
     names: tuple[str, ...] | None = None  # delayed leaves (null: all but privileged ones)
 
 
-class ObservationDelay(Wrapper):
+class ObservationDelay(EpisodeWrapper):
     """Delays observations; before the delay has passed, the first observation of the episode is
     returned.
     """
@@ -43,30 +42,17 @@ class ObservationDelay(Wrapper):
         self.lags = Lags(self, config.low, config.high)
         self.past = Past(self, chosen(env.spec, config.names, "ObservationDelay"), config.high + 1)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.rows(mask)
-        if seed is not None:
-            self.lags.seed(seed, rows)
-        obs = self.env.reset(seed, task, mask)
-        self._begin(obs, rows)
-        return self.transform_obs(obs)
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
+        self.lags.seed(seed, rows)
 
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
-        self.past.push(step.next_obs)
-        following = obs = self.transform_obs(step.next_obs)
-        if step.ended.any():
-            self._begin(step.obs, step.ended)
-            obs = self.transform_obs(step.obs)
-        return replace(step, obs=obs, next_obs=following)
+    def see(self, obs: Tensors) -> None:
+        self.past.push(obs)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         lag = self.memory["lag"]
         return {**obs, **{name: self.past.at(name, lag) for name in self.past.names}}
 
-    def _begin(self, obs: Tensors, rows: Tensor) -> None:
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
         self.lags.draw(rows)
         self.past.restart(obs, rows)
 
@@ -84,7 +70,7 @@ class ActLateConfig:
     show: bool = False  # observe the pending actions
 
 
-class ActionDelay(Wrapper):
+class ActionDelay(EpisodeWrapper):
     """Applies each action some steps after it was sent."""
 
     memory_roles = StateRoles(generators={"generator": None})
@@ -104,30 +90,19 @@ class ActionDelay(Wrapper):
         self.idle: Tensors = {"action": first.to(getattr(torch, act.dtype))}
         self.past = Past(self, ("action",), config.high + 1)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.rows(mask)
-        if seed is not None:
-            self.lags.seed(seed, rows)
-        self._begin(rows)
-        return self.transform_obs(self.env.reset(seed, task, mask))
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
+        self.lags.seed(seed, rows)
 
-    def step(self, action: Tensor) -> Step:
+    def send(self, action: Tensor) -> Tensor:
         self.past.push({"action": action})
-        step = self.env.step(self.past.at("action", self.memory["lag"]))
-        following = obs = self.transform_obs(step.next_obs)
-        if step.ended.any():
-            self._begin(step.ended)
-            obs = self.transform_obs(step.obs)
-        return replace(step, obs=obs, next_obs=following)
+        return self.past.at("action", self.memory["lag"])
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         if "sent" not in self.spec.obs or "sent" in self.env.spec.obs:
             return obs
         return {**obs, "sent": self.memory["past/action"][:, : self.config.high].flatten(1)}
 
-    def _begin(self, rows: Tensor) -> None:
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
         self.lags.draw(rows)
         self.past.restart(self.idle, rows)
 
@@ -140,7 +115,7 @@ class StackConfig:
     names: tuple[str, ...] | None = None  # stacked leaves (null: all but privileged ones)
 
 
-class FrameStack(Wrapper):
+class FrameStack(EpisodeWrapper):
     """Stacks leaves over time, oldest first: images along channels [H, W, k C], all others as [k,
     ...]. At the start of an episode the first observation is repeated.
     """
@@ -151,21 +126,11 @@ class FrameStack(Wrapper):
         super().__init__(env, env.spec.with_obs(**leaves))
         self.past = Past(self, names, config.frames)
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        obs = self.env.reset(seed, task, mask)
-        self.past.restart(obs, self.rows(mask))
-        return self.transform_obs(obs)
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        self.past.restart(obs, rows)
 
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
-        self.past.push(step.next_obs)
-        following = obs = self.transform_obs(step.next_obs)
-        if step.ended.any():
-            self.past.restart(step.obs, step.ended)
-            obs = self.transform_obs(step.obs)
-        return replace(step, obs=obs, next_obs=following)
+    def see(self, obs: Tensors) -> None:
+        self.past.push(obs)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         return {**obs, **{name: self._history(name) for name in self.past.names}}

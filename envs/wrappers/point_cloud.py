@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import POINTS, Leaf
-from embodied.envs.mujoco import depth_points
+from embodied.envs.mujoco import cameras
 from embodied.envs.mujoco.cameras import Cameras
 
 Scenes = Iterable[tuple[mujoco.MjModel, mujoco.MjData]]
 
 
 @dataclass(frozen=True)
-class Config(depth_points.Config):
+class Config(cameras.Config):
     """Settings of a point cloud from rendered cameras.
 
     `by`: open3d makes one cloud at a time, torch a batch, cuda a batch on the GPU.
@@ -60,9 +60,7 @@ class Clouds(Cameras):
                 eye = self.pinhole(model, data, name, size, size)
                 matrix = torch.from_numpy(eye.matrix)
                 pose = torch.from_numpy(eye.pose)
-                parts.append(
-                    depth_points.unproject(depth[None], matrix[None], pose[None])[0].numpy()
-                )
+                parts.append(cameras.unproject(depth[None], matrix[None], pose[None])[0].numpy())
                 if self.config.colour:
                     picture = self.picture(model, data, name, size, size)
                     colours.append(picture.reshape(-1, 3) / 255)
@@ -75,9 +73,9 @@ class Clouds(Cameras):
     ) -> NDArray[np.float32]:
         config = self.config
         if config.by == "open3d":
-            return np.stack([depth_points.cloud(*one, config) for one in clouds])
+            return np.stack([cameras.cloud(*one, config) for one in clouds])
         device = "cuda" if config.by == "cuda" else "cpu"
         points = torch.from_numpy(np.stack([one for one, _ in clouds])).to(device)
         colours = [colour for _, colour in clouds if colour is not None]
         shades = torch.from_numpy(np.stack(colours)).to(device) if colours else None
-        return depth_points.thinned(points, shades, config).cpu().numpy()
+        return cameras.thinned(points, shades, config).cpu().numpy()

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError, Node, build, nearest
-from embodied.core.env import VecEnv
+from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Spec, hidden
 from embodied.core.tensors import Tensors, each, where
 from embodied.core.wrapper import Wrapper
 from embodied.envs.row_rng import RowRng
+
+
+class EpisodeWrapper(Wrapper):
+    """Base class of wrappers whose memory begins anew with every episode."""
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        rows = self.rows(mask)
+        if seed is not None:
+            self.seed_rows(seed, rows)
+        obs = self.env.reset(seed, task, mask)
+        self.begin(obs, rows)
+        return self.transform_obs(obs)
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(self.send(action))
+        self.see(step.next_obs)
+        following = obs = self.transform_obs(step.next_obs)
+        if step.ended.any():
+            self.begin(step.obs, step.ended)
+            obs = self.transform_obs(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
+        """Seed the generators of `rows` [B] (bool); default: there are none."""
+
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        """Start episodes in `rows` [B] (bool), whose first observations are in `obs`."""
+        raise NotImplementedError
+
+    def send(self, action: Tensor) -> Tensor:
+        """The action that is applied for `action`; default: the same."""
+        return action
+
+    def see(self, obs: Tensors) -> None:
+        """Take note of the successors of a step; default: nothing."""
 
 
 class Lags:

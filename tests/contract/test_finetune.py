@@ -17,6 +17,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.learners.learner import Learner
 from embodied.policies.steering.steered import Steered
+from tests.builders import make_policy, transitions
 
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
 NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
@@ -26,13 +27,14 @@ SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
 
 
+def make_base(kind: str = "flow.Flow") -> Policy:
+    return make_policy(f"generative.{kind}", SPEC, chunk=4, width=16)
+
+
 def make(name: str) -> PolicyWrapper:
     """The wrapper of configs/finetune/NAME.yaml around a small base policy."""
-    torch.manual_seed(0)
     node = NODES[name]
-    kind = "diffusion.Diffusion" if "Diffusion" in node["_target_"] else "flow.Flow"
-    small = {"chunk": 4, "width": 16}
-    base = build({"_target_": f"embodied.policies.generative.{kind}", **small}, Policy, spec=SPEC)
+    base = make_base("diffusion.Diffusion" if "Diffusion" in node["_target_"] else "flow.Flow")
     return resolve(node["_target_"], PolicyWrapper).wrap(
         base, node, *[INNER] * (name in WITH_INNER)
     )
@@ -63,11 +65,7 @@ def test_the_trained_part_is_put_back(wrapped: PolicyWrapper) -> None:
 @pytest.mark.parametrize("name", NODES)
 def test_it_says_whether_it_needs_an_inner_policy(name: str) -> None:
     kind = resolve(NODES[name]["_target_"], PolicyWrapper)
-    base = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
-        Policy,
-        spec=SPEC,
-    )
+    base = make_base()
     wrong = [] if name in WITH_INNER else [INNER]
     with pytest.raises(ConfigError, match="policy="):
         kind.wrap(base, NODES[name], *wrong)
@@ -105,18 +103,8 @@ def test_the_base_is_frozen(steered: Policy) -> None:
     spec = steered.inner.spec
     node = {"_target_": "embodied.learners.off_policy.sac.Sac", "batch_size": 8, "hidden": [16]}
     learner = build(node, Learner, policy=steered.inner, spec=spec)
-    rows = {
-        **{
-            f"{p}/{k}": torch.randn(8, *v.shape)
-            for p in ("obs", "next_obs")
-            for k, v in spec.obs.items()
-        },
-        "action": torch.rand(8, spec.act.size) * 2 - 1,
-        "reward": torch.ones(8),
-        "discount": torch.full((8,), 0.9),
-    }
     inner = [p.clone() for p in steered.inner.parameters()]
-    learner.update(rows)
+    learner.update(transitions(8, spec))
     assert all(torch.equal(before[k], v) for k, v in steered.base.state_dict().items())
     assert any(
         not torch.equal(a, b) for a, b in zip(inner, steered.inner.parameters(), strict=True)
@@ -140,12 +128,7 @@ def test_actions_stay_in_the_box_and_follow_the_inner_policy(steered: Policy) ->
 
 def test_a_residual_begins_as_its_base() -> None:
     """Same noise, no correction: the base's own chunk, step by step, bit for bit."""
-    torch.manual_seed(0)
-    base = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
-        Policy,
-        spec=SPEC,
-    )
+    base = make_base()
     node = {"_target_": "embodied.policies.steering.residual.Residual", "scale": 0.1}
     residual = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER)
     obs = {"state": torch.randn(2, 5)}
@@ -159,12 +142,7 @@ def test_a_residual_begins_as_its_base() -> None:
 
 
 def test_latent_is_the_base_at_the_chosen_noise() -> None:
-    torch.manual_seed(0)
-    base = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16},
-        Policy,
-        spec=SPEC,
-    )
+    base = make_base()
     node = {"_target_": "embodied.policies.steering.dsrl.Dsrl", "bound": 1.5}
     latent = resolve(node["_target_"], PolicyWrapper).wrap(base, node, INNER | {"zero_head": False})
     obs = {"state": torch.randn(2, 5)}

@@ -22,7 +22,7 @@ from embodied.envs.gym import Config, Gym
 from embodied.envs.maniskill import observations
 from embodied.envs.process.env import checked_spec
 from embodied.envs.process.worker import gymnasium_rows
-from embodied.envs.process.worker.names import grouped
+from embodied.envs.process.worker.memory import grouped
 from embodied.envs.spaces import entries
 
 MARKS = ("privileged", "critic")

@@ -23,7 +23,7 @@ from embodied.core.env import NotSavable, StateRoles, VecEnv
 from embodied.core.env_contract import errors_in_one_line, random_actions
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.envs.wrappers.time_limit import LimitConfig, TimeLimit
+from embodied.envs.wrappers.episodes import LimitConfig, TimeLimit
 from embodied.teachers.resets import reset_distribution
 from embodied.teachers.resets.reset_distribution import (
     ResetDistribution,
@@ -57,6 +57,7 @@ BY_OTHERS = (
 STEPS = 6  # of a recorded episode
 WORD = 2**24
 LONG = 100  # steps of an episode that goes on after a state was taken over
+FEW = 30  # the same where pictures are rendered
 COUNTS: dict[str, dict[str, set[int]]] = {
     "": {
         "physics": {0},  # seconds of MuJoCo, which nothing reads
@@ -213,7 +214,8 @@ def continued(env: VecEnv, state: Tensors) -> list[tuple[Tensors, torch.Tensor]]
     """Observations and rewards [1] of env 0 from `state` on, until its first episode ends."""
     env.set_state(tt.each(state, torch.clone))
     seen = []
-    for action in random_actions(env, LONG, seed=3):
+    drawn = any(leaf.is_image or leaf.is_points for leaf in env.spec.obs.values())
+    for action in random_actions(env, FEW if drawn else LONG, seed=3):
         step = env.step(action)
         if step.ended[0]:
             break

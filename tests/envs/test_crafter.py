@@ -6,7 +6,6 @@ import collections
 import math
 import os
 import signal
-import warnings
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,9 @@ from embodied.core.actor import Actor  # noqa: E402
 from embodied.core.build import ConfigError, build  # noqa: E402
 from embodied.core.env import Step  # noqa: E402
 from embodied.envs.crafter.env import Config, Crafter, row_seed, score  # noqa: E402
-from embodied.envs.crafter.life import COW, KINDS, PLANT, RIPE, Thing  # noqa: E402
-from embodied.envs.crafter.maps import make  # noqa: E402
-from embodied.envs.crafter.noise import Noise  # noqa: E402
-from embodied.envs.crafter.picture import picture  # noqa: E402
+from embodied.envs.crafter.maps import Noise, make  # noqa: E402
+from embodied.envs.crafter.picture import picture, seen  # noqa: E402
+from embodied.envs.crafter.player import COW, KINDS, PLANT, RIPE, Thing, World  # noqa: E402
 from embodied.envs.crafter.pool import words  # noqa: E402
 from embodied.envs.crafter.rules import (  # noqa: E402
     ACHIEVEMENTS,
@@ -38,8 +36,6 @@ from embodied.envs.crafter.rules import (  # noqa: E402
     TABLE,
     place,
 )
-from embodied.envs.crafter.view import seen  # noqa: E402
-from embodied.envs.crafter.world import World  # noqa: E402
 
 DO = ACTIONS.index("do")
 
@@ -236,7 +232,7 @@ def test_a_saved_world_goes_on_exactly_also_elsewhere() -> None:
 def test_other_states_of_a_chunk_are_saved_too() -> None:
     """Who came to a chunk first decides who leaves it: the order survives."""
     world, copy = World(5), World(6)
-    from embodied.envs.crafter import state as crafter_state
+    from embodied.envs.crafter import pool as crafter_state
 
     first, second = Thing(COW, place(1, 1)), Thing(COW, place(13, 1))
     for thing in (first, second):
@@ -336,16 +332,3 @@ def test_nothing_of_a_map_is_shared() -> None:
     one, two = make(9), make(9)
     one.cells[place(0, 0)] = 0
     assert two.cells[place(0, 0)] != 0
-
-
-def test_gymnasium_s_checker_passes() -> None:
-    pytest.importorskip("gymnasium")
-    from gymnasium.utils.env_checker import check_env
-
-    from embodied.envs.adapters.gymnasium_env import GymView
-
-    every = ("symbols", "inventory", "image")
-    env = Crafter(Config(num_envs=1, workers=0, observe=every))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_env(GymView(env), skip_render_check=True)

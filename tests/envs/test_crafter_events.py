@@ -9,8 +9,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
 from embodied.envs.crafter.env import Config, Crafter
-from embodied.envs.crafter.events import happened
-from embodied.envs.crafter.rules import ITEMS, SYMBOL
+from embodied.envs.crafter.rules import ITEMS, SYMBOL, happened
 
 
 def seen(ahead: str = "grass", sleeping: bool = False, **items: int) -> Tensors:

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from embodied.core.tensors import Tensors
-from embodied.envs.toy.drive import CLOCKS, EVENTS, Config, Drive
-from embodied.envs.toy.drive_road import Obstacles
-from embodied.envs.toy.drive_traffic import FAR, conflict, desired_speed, nearest
+from embodied.envs.toy.drive import (
+    CLOCKS,
+    EVENTS,
+    FAR,
+    Config,
+    Drive,
+    Obstacles,
+    conflict,
+    desired_speed,
+    nearest,
+)
 
 
 class Reference:

@@ -105,20 +105,6 @@ def test_an_action_and_its_impedance_belong_together() -> None:
     assert torch.allclose(half - env.setpoints, 0.5 * (wanted - env.setpoints), atol=1e-6)
 
 
-def test_its_state_is_exact() -> None:
-    env, other = tank(6, push=15.0), tank(6, push=15.0)
-    env.reset(0)
-    random = torch.Generator().manual_seed(3)
-    for _ in range(30):
-        env.step(2 * torch.rand(6, 3, generator=random) - 1)
-    seen = other.set_state(env.get_state())
-    assert seen["tank"].equal(env.transform_obs({})["tank"])
-    for _ in range(30):
-        action = 2 * torch.rand(6, 3, generator=random) - 1
-        one, two = env.step(action), other.step(action)
-        assert all(one.next_obs[name].equal(two.next_obs[name]) for name in one.next_obs)
-
-
 def test_it_needs_springs() -> None:
     other = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
     with pytest.raises(ConfigError, match="impedance-controlled"):

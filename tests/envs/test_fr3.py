@@ -1,4 +1,6 @@
-"""The FR3 tasks: determinism, exact save and restore, true successors, success and bad input."""
+"""The FR3 tasks: success, rewards, bad input; randomised quantities are in the model and matter."""
+
+from __future__ import annotations
 
 from typing import Literal
 
@@ -7,7 +9,8 @@ import pytest
 import torch
 
 from embodied.core.actor import Actor
-from embodied.core.env import NotFinite, Step
+from embodied.core.build import ConfigError
+from embodied.core.env import NotFinite
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.fr3.tasks import TASKS
 from embodied.policies.scripted import fr3
@@ -23,13 +26,6 @@ def elsewhere(tmp_path, monkeypatch) -> None:
 def actions(count: int, rows: int, size: int = 4) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.rand(rows, size, generator=generator) * 2 - 1 for _ in range(count)]
-
-
-def same(a: Step, b: Step) -> bool:
-    pairs = [(a.reward, b.reward), (a.terminated, b.terminated), (a.truncated, b.truncated)]
-    pairs += [(a.obs[key], b.obs[key]) for key in a.obs]
-    pairs += [(a.next_obs[key], b.next_obs[key]) for key in a.next_obs]
-    return all(torch.equal(x, y) for x, y in pairs)
 
 
 OPEN = {"can_distance": (0.2, 0.26)}  # detour, with both ways open
@@ -93,52 +89,6 @@ def test_doing_nothing_never_pays() -> None:
         assert paid == 0.0, task
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_same_seed_same_rows_whatever_their_number(task: str) -> None:
-    few, many = (
-        Fr3(Config(task=task, num_envs=2, horizon=10)),
-        Fr3(Config(task=task, num_envs=5, horizon=10, threads=1)),
-    )
-    few_obs, many_obs = few.reset(seed=7), many.reset(seed=7)
-    assert torch.equal(few_obs["state"], many_obs["state"][:2])
-    for action in actions(25, 5):
-        one, other = few.step(action[:2]), many.step(action)
-        assert torch.equal(one.obs["state"], other.obs["state"][:2])
-        assert torch.equal(one.next_obs["state"], other.next_obs["state"][:2])
-    assert not torch.equal(few.reset(seed=8)["state"], few_obs["state"])
-
-
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_state_continues_bit_for_bit_across_resets(task: str) -> None:
-    env = Fr3(Config(task=task, num_envs=4, horizon=15))
-    env.reset(seed=1)
-    plan = actions(50, 4)
-    for action in plan[:12]:
-        env.step(action)
-    state = env.get_state()
-    went = [env.step(action) for action in plan[12:]]
-    assert any(step.truncated.any() for step in went)
-    fresh = Fr3(Config(task=task, num_envs=4, horizon=15, seed=99))
-    for again in (env, fresh):
-        obs = again.set_state(state)
-        assert torch.equal(obs["state"], state["obs/state"])
-        assert all(same(a, again.step(action)) for a, action in zip(went, plan[12:], strict=True))
-
-
-def test_successor_of_an_ended_row_is_the_state_before_its_reset() -> None:
-    short, long = (Fr3(Config(num_envs=3, horizon=h)) for h in (6, 60))
-    assert torch.equal(short.reset(seed=2)["state"], long.reset(seed=2)["state"])
-    for action in actions(6, 3):
-        cut, on = short.step(action), long.step(action)
-    assert cut.truncated.all() and not on.ended.any()
-    assert torch.equal(cut.next_obs["state"], on.next_obs["state"])
-    assert not torch.equal(cut.obs["state"], cut.next_obs["state"])
-    # The reset rows begin at rest, as far from their targets as a reset puts them.
-    at = short.spec.obs["state"].names.index("dq1")
-    assert (cut.obs["state"][:, at : at + 7] == 0).all()
-    assert short.count.tolist() == [0, 0, 0]
-
-
 def test_task_vector_is_obeyed_for_one_episode() -> None:
     env = Fr3(Config(num_envs=2, horizon=5))
     task = torch.tensor([[0.0, 1.0, 0.5, 0.5, 0.5], [1.0, 0.0, 0.5, 0.5, 0.5]])
@@ -154,14 +104,6 @@ def test_task_vector_is_obeyed_for_one_episode() -> None:
     assert not torch.allclose(torch.from_numpy(env.task), task.double())
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         env.reset(task=task + 1)
-
-
-def test_reset_of_some_rows_leaves_the_others() -> None:
-    env = Fr3(Config(num_envs=3))
-    env.reset(seed=0)
-    before = env.step(actions(1, 3)[0]).obs["state"]
-    after = env.reset(seed=5, mask=torch.tensor([False, True, False]))["state"]
-    assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
 
 
 def test_ranges_change_the_task_and_unknown_ones_are_named() -> None:
@@ -220,3 +162,113 @@ def test_description_names_the_numbers() -> None:
         env.reset(seed=0)
         assert "tool is at x" in env.describe() or "The tool is at x" in env.describe()
         assert env.spec.text
+
+
+EVERYTHING = {
+    "friction": (0.5, 1.5),
+    "mass": (0.5, 2.0),
+    "gain": (0.8, 1.2),
+    "damping": (0.8, 1.2),
+    "camera": (-0.05, 0.05),
+    "camera_turn": (-0.1, 0.1),
+    "light": (0.2, 1.0),
+    "colour": (-0.3, 0.3),
+}
+
+
+def made(**settings: object) -> Fr3:
+    return Fr3(Config(num_envs=2, threads=1, **settings))  # pyright: ignore[reportArgumentType]
+
+
+def test_fields_are_what_was_drawn() -> None:
+    env, plain = made(randomize=EVERYTHING, reveal=True), made()
+    obs = env.reset(3)
+    own = len(plain.parameters)
+    assert env.spec.task is not None and env.spec.task.size == own + 5 + 3 + 3 + 3
+    assert torch.equal(obs["privileged/random"], torch.from_numpy(env.task[:, own:]).float())
+    cube, table = env.model.body("cube").id, env.model.geom("table").id
+    for _ in range(3):
+        native, batch = env.native(np.arange(2)), env.batch
+        for row in range(2):
+            param = {name: value[row] for name, value in native.items()}
+            assert batch.expand("body_mass")[row, cube] == pytest.approx(0.08 * param["mass"])
+            friction = batch.expand("geom_friction")[row]
+            assert friction[table, 0] == pytest.approx(0.8 * param["friction"])
+            expected = param["cube_friction"] * param["friction"]
+            assert friction[env.model.geom("cube").id, 0] == pytest.approx(expected)
+            assert batch.expand("actuator_gainprm")[row, 0, 0] == pytest.approx(
+                2000 * param["gain"]
+            )
+            bias = batch.expand("actuator_biasprm")[row, 0]
+            assert bias[1] == pytest.approx(-2000 * param["gain"])
+            assert bias[2] == pytest.approx(-100 * param["damping"])
+        env.reset()
+    assert np.ptp(env.native(np.arange(2))["mass"]) > 0
+
+
+def test_mass_is_felt() -> None:
+    """Free fall does not know the mass; what a given force does to the cube does."""
+    env = made(randomize={"mass": (0.5, 2.0)})
+    task = torch.full((2, env.task.shape[1]), 0.5)
+    task[:, -1] = torch.tensor([0.0, 1.0])
+    env.reset(0, task=task)
+    free, cube = env._free["cube"], env.model.body("cube").id
+    env.batch.qpos[:, free + 2] = 0.5
+    env.batch.xfrc_applied[:, cube, 2] = 0.08 * 9.81
+    env.batch.step(nstep=10)
+    # a = F / m - g: m is half and twice 0.08 kg, so it is +g and -g / 2.
+    speed = env.batch.qvel[:, env.model.joint("cube").dofadr[0] + 2]
+    np.testing.assert_allclose(speed, np.array([9.81, -9.81 / 2]) * 10 * 0.0025, rtol=1e-3)
+
+
+def test_a_hand_can_be_slow() -> None:
+    """35 N close a finger of damping 10 x 70 with 35 / 700 = 0.05 m/s."""
+    env = made(randomize={"hand": (1.0, 70.0)})
+    task = torch.full((2, env.task.shape[1]), 0.5)
+    task[:, -1] = torch.tensor([0.0, 1.0])
+    env.reset(0, task=task)
+    close = torch.tensor([[0.0, 0.0, 0.0, -1.0]]).expand(2, -1)
+    widths = []
+    for _ in range(9):
+        env.step(close)
+        widths.append(env.view(np.arange(2)).width)
+    quick, slow = np.diff(np.stack(widths)[3:7], axis=0).mean(0) / env.spec.dt
+    assert quick == pytest.approx(-0.2, rel=0.1), "as fast as it is led"
+    assert slow == pytest.approx(-0.1, rel=0.1)
+
+
+def test_pictures_follow() -> None:
+    env = made(task="reach", randomize={"light": (0.2, 1.0), "camera": (-0.05, 0.05)})
+    task = torch.full((2, env.task.shape[1]), 0.5)
+    names = env.spec.task.names if env.spec.task else ()
+    task[0, names.index("light")], task[1, names.index("light")] = 0.0, 1.0
+    task[1, names.index("camera_x")] = 1.0
+    env.reset(0, task=task)
+    place = env.model.camera("front").pos
+    models = []
+    for row in range(2):
+        model, _ = env.scene(row)
+        models.append((model.camera("front").pos.copy(), model.light_diffuse.copy()))
+    np.testing.assert_allclose(models[0][0], place, atol=1e-12)
+    np.testing.assert_allclose(models[1][0], place + np.array([0.05, 0, 0]), atol=1e-12)
+    np.testing.assert_allclose(models[0][1], 0.2 * models[1][1], rtol=1e-6)
+    dark, bright = (env.render(row, 64, 64).float().mean() for row in range(2))
+    assert dark < 0.8 * bright
+    env.close()
+
+
+def test_wrong_settings_are_one_line() -> None:
+    with pytest.raises(ConfigError, match='did you mean "friction"'):
+        made(randomize={"fricton": (0.5, 1.0)})
+    with pytest.raises(ConfigError, match=r"must be \[low, high\]"):
+        made(randomize={"mass": (2.0, 1.0)})
+    with pytest.raises(ConfigError, match="above 0"):
+        made(randomize={"mass": (0.0, 1.0)})
+
+
+def test_objects_can_be_hidden() -> None:
+    env, open_ = made(objects="privileged"), made()
+    obs, seen = env.reset(2), open_.reset(2)
+    assert torch.equal(obs["privileged/state"], seen["state"])
+    assert torch.equal(obs["state"], seen["state"][:, :21])
+    assert not any("cube" in name for name in env.spec.obs["state"].names)

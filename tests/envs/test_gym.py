@@ -132,45 +132,6 @@ def test_ended_rows_begin_again_and_keep_their_true_successor() -> None:
     assert step.log["success"].tolist() == [True, False]
 
 
-def test_horizon_truncates() -> None:
-    env = Gym(Config("Pendulum-v1", horizon=2))
-    env.reset(seed=0)
-    assert not env.step(torch.zeros(1, 1)).ended.any()
-    step = env.step(torch.zeros(1, 1))
-    assert step.truncated.all() and not step.terminated.any()
-
-
-def test_rows_depend_on_seed_and_number_only() -> None:
-    few, many = Gym(Config("Pendulum-v1", 2)), Gym(Config("Pendulum-v1", 4))
-    a, b = few.reset(seed=9)["state"], many.reset(seed=9)["state"]
-    assert torch.equal(a, b[:2]) and not torch.equal(b[0], b[1])
-    assert not torch.equal(few.reset()["state"], a)
-    assert torch.equal(few.reset(seed=9)["state"], a)
-
-
-@pytest.mark.parametrize(
-    "name", ["HalfCheetah-v5", "Ant-v5", "Reacher-v5", "CartPole-v1", "MountainCarContinuous-v0"]
-)
-def test_saved_rows_continue_exactly(name: str) -> None:
-    env, other = Gym(Config(name, 2, horizon=60)), Gym(Config(name, 2, horizon=60))
-    generator = torch.Generator().manual_seed(2)
-    env.reset(seed=1)
-    for _ in range(37):
-        env.step(push(env, generator))
-    saved = env.get_state()
-    restored = other.set_state(saved)
-    assert torch.equal(restored["state"], saved["obs/state"])
-    ends = 0
-    for _ in range(100):
-        action = push(env, generator)
-        left, right = env.step(action), other.step(action)
-        assert torch.equal(left.obs["state"], right.obs["state"])
-        assert torch.equal(left.next_obs["state"], right.next_obs["state"])
-        assert torch.equal(left.reward, right.reward) and torch.equal(left.ended, right.ended)
-        ends += int(left.ended.sum())
-    assert ends >= 2, "the clock and the starts after it have to agree, too"
-
-
 def test_unknown_worlds_cannot_be_saved() -> None:
     env = Gym(Config("Counter-v0"))
     env.reset()

@@ -13,12 +13,10 @@ import yaml
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
-from embodied.envs.fr3 import joint_model
+from embodied.envs.fr3.base import read_joints, write_joints
 from embodied.envs.fr3.env import Config as World
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.sysid.fit import Config, Identified, identify
-from embodied.envs.sysid.simulate import nominal
-from embodied.envs.sysid.traces import Trace, cut, read_traces
+from embodied.envs.sysid.fit import Config, Identified, Trace, cut, identify, nominal, read_traces
 from embodied.real_robot.ipc.messages import Mode, state_record
 
 TRUE = {
@@ -36,7 +34,7 @@ QUICK = Config(most=6, rounds=6)
 def moved(seconds: float, width: float = 0.45, still: float = 1e-5) -> Trace:
     """Sums of three sines sent to an arm with the TRUE values, DELAY late, measured with noise."""
     model = nominal()
-    joint_model.write(model, {name: value.tolist() for name, value in TRUE.items()})
+    write_joints(model, {name: value.tolist() for name, value in TRUE.items()})
     data, random = mujoco.MjData(model), np.random.default_rng(0)
     rate, phase = random.uniform(0.3, 1.6, (3, 7)), random.uniform(0, 2 * np.pi, (3, 7))
     each = np.full(7, width / 3)
@@ -74,20 +72,10 @@ def test_what_was_changed_is_found_again(found: Identified) -> None:
     assert found.known["stiffness"][moving].all()
     assert found.known["friction"][moving].all()
     assert found.known["delay"].all()
-
-
-def test_errors_where_nothing_was_fitted_fall_to_the_noise(found: Identified) -> None:
-    moving = np.arange(7) != STILL
-    assert (found.before[moving] > 2e-3).all()
-    assert (found.after < 3e-4).all()
-
-
-def test_a_joint_that_hardly_moved_says_nothing_of_its_friction(found: Identified) -> None:
-    assert not found.known["friction"][STILL]
-    assert not found.known["damping"][STILL]
-
-
-def test_deviations_cover_what_is_true(found: Identified) -> None:
+    # Errors fall to the noise; the joint that hardly moved says nothing of its friction.
+    assert (found.before[moving] > 2e-3).all() and (found.after < 3e-4).all()
+    assert not found.known["friction"][STILL] and not found.known["damping"][STILL]
+    # Deviations cover what is true.
     for name, value in TRUE.items():
         known = found.known[name]
         far = np.abs(found.value[name] - value) / found.deviation[name]
@@ -150,7 +138,7 @@ def test_the_command_writes_a_world_that_can_be_stepped(
     assert "friction of joint 7" in out.read_text()
     assert node.pop("_target_") == "embodied.envs.fr3.env.Fr3"
     world = Fr3(World(**{**node, "num_envs": 2, "threads": 1}))
-    got = joint_model.read(world.model)
+    got = read_joints(world.model)
     for name, value in found.arm.items():
         np.testing.assert_allclose(got[name], value, atol=1e-4)
     world.reset(0)
@@ -185,4 +173,4 @@ def test_mistakes_are_one_line(
 )
 def test_an_arm_that_cannot_be(arm: dict[str, list[float]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        joint_model.write(nominal(), arm)
+        write_joints(nominal(), arm)

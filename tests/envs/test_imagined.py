@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.checks.check import run_checks
-from embodied.checks.env import CHECKS, EnvSubject
 from embodied.cli import main
 from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
@@ -28,14 +26,6 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def made(given: dict[str, str], **settings: Any) -> VecEnv:
     node = {"_target_": "embodied.envs.imagined.Imagined", **given, **settings}
     return build(node, VecEnv)
-
-
-def test_the_contract(given: dict[str, str]) -> None:
-    node = {"_target_": "embodied.envs.imagined.Imagined", **given, "horizon": 9}
-    results = [*run_checks(CHECKS, EnvSubject(node))]
-    assert [r for r in results if r.kind == "wrong"] == []
-    skipped = [r.says for r in results if r.kind == "skipped"]
-    assert len(skipped) == 1 and "Gymnasium" in skipped[0]
 
 
 def test_steps_are_those_of_the_system(given: dict[str, str]) -> None:

@@ -74,26 +74,6 @@ def test_spec_agrees_with_gymnasium(name: str) -> None:
     assert env.reset(seed=0)["state"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["Ant-v5", "Hopper-v5"])
-def test_saved_rows_continue_exactly(name: str) -> None:
-    env, other = Locomotion(Config(name, 3)), Locomotion(Config(name, 3))
-    generator = torch.Generator().manual_seed(1)
-
-    def action() -> torch.Tensor:
-        return torch.rand((3, env.spec.act.size), generator=generator) * 2 - 1
-
-    env.reset(seed=5)
-    for _ in range(17):
-        env.step(action())
-    other.reset(seed=99)
-    other.set_state(env.get_state())
-    for _ in range(120):
-        push = action()
-        left, right = env.step(push), other.step(push)
-        assert torch.equal(left.obs["state"], right.obs["state"])
-        assert torch.equal(left.reward, right.reward)
-
-
 def test_rows_do_not_depend_on_the_number_of_threads() -> None:
     one, two = (Locomotion(Config("Ant-v5", 5, threads=threads)) for threads in (1, 2))
     assert torch.equal(one.reset(seed=0)["state"], two.reset(seed=0)["state"])

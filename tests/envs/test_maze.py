@@ -8,9 +8,7 @@ import torch
 
 from embodied.envs.maze.batch_levels import BatchLevels
 from embodied.envs.maze.env import GO, LEFT, RIGHT, Config, Maze
-from embodied.envs.maze.held_out import mazes
-from embodied.envs.maze.levels import MazeLevels, Plans
-from embodied.envs.maze.shortest_paths import distances
+from embodied.envs.maze.levels import MazeLevels, Plans, distances, mazes, spell
 from embodied.evaluation.task_grid import TaskGridEval
 
 SIDE = 5
@@ -254,18 +252,6 @@ def test_labyrinths_have_one_way() -> None:
         assert (steps[~maze.walls] >= 0).all() and steps.reshape(-1)[maze.goal] == steps.max()
 
 
-def test_rows_do_not_depend_on_each_other() -> None:
-    few, many = Maze(Config(num_envs=2)), Maze(Config(num_envs=5))
-    few.reset(3)
-    many.reset(3)
-    assert np.array_equal(few.task, many.task[:2])
-    mask = torch.tensor([False, True, False, False, False])
-    before = many.task.clone()
-    many.reset(mask=mask)
-    assert np.array_equal(before[[0, 2, 3, 4]], many.task[[0, 2, 3, 4]])
-    assert not np.array_equal(before[1], many.task[1])
-
-
 def test_what_is_no_level_is_refused(world: Maze) -> None:
     with pytest.raises(ValueError, match="first reset"):
         world.reset(mask=torch.tensor([False]))
@@ -302,3 +288,64 @@ def test_it_can_be_seen_and_told(world: Maze) -> None:
     text = world.describe(0)
     assert "#^#G..#" in text.replace("\n", "") or "##.#G..#" in text.replace("\n", "")
     assert "row 2, column 0, looking up" in text
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def space() -> MazeLevels:
+    return MazeLevels(5, 8)
+
+
+def spelled(space: MazeLevels, walls: list[int], start: int, goal: int) -> np.ndarray:
+    plan = np.zeros(25, bool)
+    plan[walls] = True
+    at = (np.array([value]) for value in (start, goal, 0))
+    return space.encode(Plans(plan.reshape(1, 5, 5), *at))
+
+
+def test_words_by_hand(space: MazeLevels) -> None:
+    """Goal, start, walls in rising order, then nothing (25)."""
+    words = space.spell(spelled(space, [13, 2, 7], start=20, goal=4))
+    assert words.tolist() == [[4, 20, 2, 7, 13, 25, 25, 25, 25, 25]]
+    assert (space.words, space.length, space.marks) == (26, 10, 2)
+    crowded = space.decode(spelled(space, list(range(5, 20)), 0, 1))
+    assert spell(crowded, 10).tolist() == [[1, 0, 5, 6, 7, 8, 9, 10, 11, 12]]
+
+
+def test_there_and_back(space: MazeLevels) -> None:
+    """Everything but which way one looks at first."""
+    levels = space.random(200, rng())
+    again = space.built(space.spell(levels), rng(1))
+    assert np.array_equal(again[:, :-1], levels[:, :-1])
+    assert len(np.unique(again[:, -1])) == 4
+
+
+def test_any_words_are_a_level_with_a_way(space: MazeLevels) -> None:
+    words = rng().integers(26, size=(500, 10))
+    levels = space.built(words, rng(1))
+    assert space.fit(levels).all() and len(np.unique(levels, axis=0)) > 490
+
+
+def test_the_wall_that_would_close_the_way_is_not_put(space: MazeLevels) -> None:
+    """Start in a corner, walls on both sides of it: the second of them is left out."""
+    words = np.array([[24, 0, 1, 5, 12, 25, 25, 25, 25, 25]])
+    assert np.flatnonzero(space.built(words, rng())[0, :25]).tolist() == [1, 12]
+    words = np.array([[24, 0, 5, 1, 12, 25, 25, 25, 25, 25]])
+    assert np.flatnonzero(space.built(words, rng())[0, :25]).tolist() == [5, 12]
+
+
+def test_walls_twice_or_on_start_and_goal_are_nothing(space: MazeLevels) -> None:
+    words = np.array([[24, 0, 12, 12, 0, 24, 12, 25, 25, 25]])
+    plans = space.decode(space.built(words, rng()))
+    assert np.flatnonzero(plans.walls[0]).tolist() == [12]
+    assert plans.goal[0] == 24 and plans.start[0] == 0
+    same = space.decode(space.built(np.array([[3, 3] + [25] * 8]), rng()))
+    assert same.start[0] == 3 and same.goal[0] == 4
+
+
+def test_a_held_out_maze_is_never_built(space: MazeLevels) -> None:
+    levels = space.built(space.spell(space.held_out), rng())
+    assert space.fit(levels).all()

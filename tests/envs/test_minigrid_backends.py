@@ -13,7 +13,7 @@ from embodied.core.env import NotSavable
 pytest.importorskip("minigrid")
 pytest.importorskip("envpool")
 
-from embodied.envs.minigrid import state as minigrid_state
+from embodied.envs.minigrid import gym_rows as minigrid_state
 from embodied.envs.minigrid.describe import COLOURS, KINDS
 from embodied.envs.minigrid.env import Config, MiniGrid
 from embodied.envs.minigrid.envpool_rows import symbols_of

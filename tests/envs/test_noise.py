@@ -12,7 +12,9 @@ from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.wrappers.observation_noise import Config, ObservationNoise
+from embodied.envs.gym import Config as GymConfig
+from embodied.envs.gym import Gym
+from embodied.envs.wrappers.observations import Config, ObservationNoise, Partial, PartialConfig
 from embodied.policies.scripted.fr3 import TRAITS, WORDS
 from embodied.policies.scripted.fr3_delayed import Config as PatientConfig
 from embodied.policies.scripted.fr3_delayed import DelayedLift
@@ -55,23 +57,6 @@ def test_the_bias_stays_for_an_episode() -> None:
     assert np.abs(again[:200] - first[:200]).min() > 0
 
 
-def test_rows_are_their_own_and_come_back() -> None:
-    env = made(3, deviation={"cube": 0.001})
-    runs = []
-    for _ in range(2):
-        env.reset(5)
-        mask = torch.tensor([False, True, False])
-        steps = [env.step(torch.zeros(3, 4)).obs["state"] for _ in range(2)]
-        env.reset(mask=mask)
-        runs.append(torch.stack([*steps, env.step(torch.zeros(3, 4)).obs["state"]]))
-    assert torch.equal(*runs)
-    state = env.get_state()
-    ahead = env.step(torch.zeros(3, 4)).obs["state"]
-    env.reset(1)
-    env.set_state(state)
-    assert torch.equal(env.step(torch.zeros(3, 4)).obs["state"], ahead)
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -109,3 +94,24 @@ def test_the_script_raises_once_the_hand_holds() -> None:
     assert up[0.080] == up[0.0540] == pytest.approx(0.0, abs=1e-6)
     # Half of full speed, times the 0.8 of a middling trait.
     assert up[0.0525] == up[0.040] == pytest.approx(0.4, abs=0.01)
+
+
+def test_columns() -> None:
+    env, whole = Gym(GymConfig("CartPole-v1", 2)), Gym(GymConfig("CartPole-v1", 2))
+    partial = Partial(PartialConfig({"state": (2, 0)}), env)
+    assert partial.spec.obs["state"].shape == (2,)
+    assert partial.spec.act == whole.spec.act
+    seen, all_of_it = partial.reset(seed=3), whole.reset(seed=3)
+    assert torch.equal(seen["state"], all_of_it["state"][:, [2, 0]])
+    for _ in range(30):  # poles fall: rows begin again
+        action = torch.ones(2, dtype=torch.int64)
+        one, other = partial.step(action), whole.step(action)
+        assert torch.equal(one.obs["state"], other.obs["state"][:, [2, 0]])
+        assert torch.equal(one.next_obs["state"], other.next_obs["state"][:, [2, 0]])
+        assert torch.equal(one.terminated, other.terminated)
+
+
+@pytest.mark.parametrize("elements", [{"stat": (0,)}, {"state": (4,)}, {"state": ()}])
+def test_what_is_not_there_is_refused(elements: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ConfigError, match="Partial"):
+        Partial(PartialConfig(elements), Gym(GymConfig("CartPole-v1", 1)))

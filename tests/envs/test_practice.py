@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -190,14 +191,21 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
 SHORT = state_machine.Config(window=3, radius=0.5, timeout=6, recovery=2, tries=2)
 
 
+def corridor(
+    states: state_machine.Config = SHORT, num_envs: int = 1, **settings: Any
+) -> tuple[ResetFreeWrapper, Corridor]:
+    world = Corridor(CorridorConfig(num_envs))
+    env = ResetFreeWrapper(Config(states, **settings), world)
+    env.reset(0)
+    return env, world
+
+
 def push(env: VecEnv, *actions: float) -> list[Step]:
     return [env.step(torch.full((env.num_envs, 1), a)) for a in actions]
 
 
 def test_there_and_back_and_nobody_puts_it_back() -> None:
-    world = Corridor(CorridorConfig())
-    env = ResetFreeWrapper(Config(SHORT), world)
-    env.reset(0)
+    env, world = corridor()
     steps = push(env, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 1.0)
     assert [s.terminated.item() for s in steps] == [0, 0, 1, 0, 0, 1, 0]
     assert steps[2].next_obs["state"].tolist() == [[3.0, 3.0]], "the goal that it had"
@@ -207,9 +215,7 @@ def test_there_and_back_and_nobody_puts_it_back() -> None:
 
 
 def test_what_is_stuck_frees_itself_and_that_is_not_learned_from() -> None:
-    world = Corridor(CorridorConfig())
-    env = ResetFreeWrapper(Config(SHORT, primitive=script(-1.0)), world)
-    env.reset(0)
+    env, world = corridor(primitive=script(-1.0))
     steps = push(env, 0.0, 0.0, 0.0)
     assert [s.truncated.item() for s in steps] == [False, False, True]
     assert steps[2].next_obs["state"].tolist() == [[0.0, 3.0]]
@@ -220,9 +226,7 @@ def test_what_is_stuck_frees_itself_and_that_is_not_learned_from() -> None:
 
 def test_actions_change_by_so_much_at_most() -> None:
     """0.5 a step: 0 -> 0.5 -> 1.0 -> 0.5 -> 0.0, and the rollout learns from what was done."""
-    world = Corridor(CorridorConfig())
-    env = ResetFreeWrapper(Config(replace(SHORT, window=9), slew=0.5), world)
-    env.reset(0)
+    env, _ = corridor(states=replace(SHORT, window=9), slew=0.5)
     steps = push(env, 9.0, 1.0, -1.0, -1.0)
     assert [s.log["executed"].item() for s in steps] == [0.5, 1.0, 0.5, 0.0]
     assert steps[-1].next_obs["state"][0, 0] == 2.0, "0.5 + 1 + 0.5 + 0"
@@ -240,9 +244,7 @@ def test_actions_change_by_so_much_at_most() -> None:
 
 def test_the_bound_goes_on_from_what_the_primitive_did() -> None:
     """In its own row; the other row's last action is its own."""
-    world = Corridor(CorridorConfig(num_envs=2))
-    env = ResetFreeWrapper(Config(SHORT, primitive=script(-1.0), slew=0.25), world)
-    env.reset(0)
+    env, _ = corridor(primitive=script(-1.0), slew=0.25, num_envs=2)
     actions = torch.tensor([[0.0], [1.0]])
     steps = [env.step(actions) for _ in range(3)]
     assert steps[2].truncated.tolist() == [True, False]
@@ -295,9 +297,7 @@ def test_somebody_drives_free_what_is_stuck_for_good(capsys: pytest.CaptureFixtu
 
 
 def test_what_nobody_can_mend_is_asked_for() -> None:
-    world = Corridor(CorridorConfig())
-    env = ResetFreeWrapper(Config(SHORT), world)
-    env.reset(0)
+    env, world = corridor()
     step = push(env, -1.0, -1.0, -1.0)[-1]
     assert step.truncated.item() and step.log["manual"].item() and world.resets == 2
     assert step.obs["state"].tolist() == [[0.0, 3.0]]
@@ -307,9 +307,7 @@ def test_what_nobody_can_mend_is_asked_for() -> None:
 
 def test_the_way_back_may_have_a_script() -> None:
     """The learner sees the way to 3 only; somebody else walks back, three steps each time."""
-    world = Corridor(CorridorConfig())
-    env = ResetFreeWrapper(Config(SHORT, played={"0": script(1.0)}), world)
-    env.reset(0)
+    env, world = corridor(played={"0": script(1.0)})
     steps = push(env, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     assert [s.terminated.item() for s in steps] == [0, 0, 1, 0, 0, 1]
     assert steps[2].obs["state"].tolist() == [[0.0, 3.0]]
@@ -344,9 +342,7 @@ def test_others_wait_while_one_frees_itself() -> None:
 
 
 def test_free_resets_are_what_it_is_compared_with() -> None:
-    world = Corridor(CorridorConfig())
-    env = ResetFreeWrapper(Config(SHORT, resets="free", primitive=script(-1.0)), world)
-    env.reset(0)
+    env, world = corridor(resets="free", primitive=script(-1.0))
     steps = push(env, 0.0, 0.0, 0.0)
     assert steps[2].truncated.item() and steps[2].obs["state"].tolist() == [[0.0, 3.0]]
     assert world.resets == 2 and world.taken == 3

@@ -12,8 +12,7 @@ import yaml
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
-from embodied.envs.process.interpreter import interpreter
-from embodied.envs.process.robosuite_env import Config, Robosuite
+from embodied.envs.process.env import Robosuite, RobosuiteConfig, interpreter
 from embodied.policies.scripted.robosuite import angle, frame, wrapped
 
 QUARTER = torch.tensor([[0.0, 0.0, 0.5**0.5, 0.5**0.5]])  # about z, x y z w
@@ -25,7 +24,7 @@ def lift() -> Iterator[Robosuite]:
         python = interpreter("robosuite")
     except ConfigError as reason:
         pytest.skip(str(reason))
-    env = Robosuite(Config("Lift", 2, horizon=60, python=python))
+    env = Robosuite(RobosuiteConfig("Lift", 2, horizon=60, python=python))
     yield env
     env.close()
 
@@ -101,4 +100,4 @@ def test_mistakes_are_one_line(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EMBODIED_ROBOSUITE_PYTHON", raising=False)
     with pytest.raises(ConfigError, match=r"install it with: sh scripts/apart\.sh robosuite"):
-        Robosuite(Config("Lift"))
+        Robosuite(RobosuiteConfig("Lift"))

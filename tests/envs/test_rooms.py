@@ -1,4 +1,4 @@
-"""Rooms: what is seen, noise and its switch, darkness, and what a room is worth."""
+"""Rooms: what is seen, noise and its switch, darkness, a room's worth. Two gaps: what is wall."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.envs.maze.shortest_paths import distances
+from embodied.envs.maze.levels import distances
 from embodied.envs.toy.rooms import DARK, EMPTY, NOISE, SWITCH, WALL, Config, Rooms
+from embodied.envs.toy.two_gap import Config as GapConfig
+from embodied.envs.toy.two_gap import TwoGap, inside, moved
 
 LEFT, RIGHT, GO = (torch.full((1,), act) for act in range(3))
 
@@ -103,3 +105,24 @@ def test_settings_that_make_no_sense() -> None:
     env.reset(0)
     with pytest.raises(ValueError, match="integers from 0 to 2"):
         env.step(torch.full((1,), 3))
+
+
+def test_a_closed_gap_is_wall() -> None:
+    place = torch.tensor([[0.5, 0.25], [0.5, 0.75], [0.5, 0.5], [0.2, 0.25]])
+    assert inside(place).tolist() == [False, False, True, False]
+    assert inside(place, (0.75,)).tolist() == [True, False, True, False]
+
+
+def test_the_point_stops_at_it() -> None:
+    """From x = 0.43 a step of 0.05 would end at 0.48, inside the closed lower gap."""
+    place, stride = torch.tensor([[0.43, 0.25], [0.43, 0.75]]), torch.tensor([[0.05, 0.0]] * 2)
+    assert torch.allclose(moved(place, stride, (0.75,))[:, 0], torch.tensor([0.43, 0.48]))
+
+
+def test_the_world_closes_it() -> None:
+    for gaps, x in (((0.25, 0.75), 0.48), ((0.75,), 0.43)):
+        env = TwoGap(GapConfig(num_envs=1, gaps=gaps))
+        env.reset(0)
+        env.place = torch.tensor([[0.43, 0.25]])
+        seen = env.step(torch.tensor([[1.0, 0.0]])).next_obs["state"]
+        assert abs(seen[0, 0].item() - x) < 1e-6

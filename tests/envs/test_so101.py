@@ -9,6 +9,7 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.embodiments import so101
 from embodied.envs.so101 import NEAR, RANGES, Config, So101
+from embodied.evaluation.evaluate import evaluate
 from embodied.policies.scripted.fr3 import Config as ScriptConfig
 from embodied.policies.scripted.fr3 import Scripted
 
@@ -17,16 +18,8 @@ def test_a_script_reaches_the_goals() -> None:
     """In the arm's own kinematics, with servos half and twice as stiff as the model's."""
     env = So101(Config(num_envs=64))
     script = Scripted(ScriptConfig(task="reach", quality=1.0, step=0.015, sides=0), env.spec)
-    torch.manual_seed(0)
-    obs, carry = env.reset(0), script.initial(64)
-    ended, won = torch.zeros(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
-    while not ended.all():
-        action, carry = script.act(obs, carry, script.sample_noise(64))
-        step = env.step(action[:, 0])
-        won |= step.terminated & ~ended
-        ended |= step.terminated | step.truncated
-        obs = step.obs
-    assert won.float().mean() > 0.9
+    won = evaluate(script, env, 64, seed=0).success
+    assert won is not None and won.float().mean() > 0.9
 
 
 def test_joints_turn_as_far_as_the_arms() -> None:

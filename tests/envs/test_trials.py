@@ -120,22 +120,6 @@ def test_given_tasks_and_seeds() -> None:
     assert torch.equal(env.env.task, drawn) and len(set(drawn.flatten().tolist())) == 4
 
 
-def test_its_state_can_be_saved() -> None:
-    env = arms()
-    env.reset(1)
-    env.step(torch.ones(4, dtype=torch.int64))
-    state = env.get_state()
-
-    def onward() -> list[Tensor]:
-        steps = [env.step(torch.ones(4, dtype=torch.int64)) for _ in range(4)]
-        return [torch.cat([step.reward, step.obs["last_reward"][:, 0]]) for step in steps]
-
-    expected = onward()
-    env.reset(2)
-    env.set_state(state)
-    assert all(map(torch.equal, onward(), expected))
-
-
 def test_a_level_is_a_task_too() -> None:
     env = Trials(Config(2), Maze(MazeConfig(side=5, blocks=3, horizon=3, num_envs=2)))
     env.reset(0)

@@ -17,7 +17,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
-from embodied.envs.wrappers import action_repeat, delays, nan_guard, sparse_success, time_limit
+from embodied.envs.wrappers import delays, episodes, nan_guard
 from embodied.envs.wrappers.stack import Wrapped
 
 
@@ -79,7 +79,7 @@ def shown(obs: Tensors) -> list[float]:
 
 
 def test_time_limit() -> None:
-    env = time_limit.TimeLimit(time_limit.LimitConfig(2), Counter(Config(horizon=3)))
+    env = episodes.TimeLimit(episodes.LimitConfig(2), Counter(Config(horizon=3)))
     assert shown(env.reset(0)) == [10, 110]
     env.step(zero())
     step = env.step(zero())
@@ -90,7 +90,7 @@ def test_time_limit() -> None:
     step = env.step(zero())
     assert step.truncated.all(), "a reset by hand begins the count again, in its row"
     # An episode that ends by itself in its last step is not truncated as well.
-    env = time_limit.TimeLimit(time_limit.LimitConfig(3), Counter(Config(horizon=3)))
+    env = episodes.TimeLimit(episodes.LimitConfig(3), Counter(Config(horizon=3)))
     env.reset(0)
     steps = [env.step(zero()) for _ in range(3)]
     assert steps[2].terminated.tolist() == [True, False]
@@ -111,7 +111,7 @@ def test_sparse_success() -> None:
             no = torch.zeros_like(late)
             return Step(self.see(), following, 7.0 + zero()[:, 0], no, late, {"success": success})
 
-    env = sparse_success.SparseSuccess(sparse_success.Config(), GoesOn(Config(horizon=3)))
+    env = episodes.SparseSuccess(episodes.SparseConfig(), GoesOn(Config(horizon=3)))
     env.reset(0)
     step = env.step(zero())
     assert step.reward.tolist() == [0, 0] and not step.ended.any()
@@ -123,7 +123,7 @@ def test_sparse_success() -> None:
     # Row 0 has succeeded again meanwhile; row 1 meets its time limit after 3 + 1 + 2 steps.
     assert env.step(zero()).truncated.tolist() == [False, True]
     # Success in the step that ends the episode anyway: once, and terminated.
-    env = sparse_success.SparseSuccess(sparse_success.Config(), Counter(Config(horizon=1)))
+    env = episodes.SparseSuccess(episodes.SparseConfig(), Counter(Config(horizon=1)))
     env.reset(0)
     step = env.step(zero())
     assert step.terminated.tolist() == [True, False] and shown(step.obs) == [20, 111]
@@ -134,7 +134,7 @@ def test_sparse_success_needs_an_environment_that_reports_it() -> None:
         def step(self, action: torch.Tensor) -> Step:
             return replace(super().step(action), log={})
 
-    env = sparse_success.SparseSuccess(sparse_success.Config(), Silent(Config()))
+    env = episodes.SparseSuccess(episodes.SparseConfig(), Silent(Config()))
     env.reset(0)
     with pytest.raises(ConfigError, match="does not report success"):
         env.step(zero())
@@ -142,7 +142,7 @@ def test_sparse_success_needs_an_environment_that_reports_it() -> None:
 
 def test_action_repeat() -> None:
     """Horizons 4 and 5, three times each: rows end in the first and second of the second three."""
-    env = action_repeat.ActionRepeat(action_repeat.RepeatConfig(3, 0.5), Counter(Config()))
+    env = episodes.ActionRepeat(episodes.RepeatConfig(3, 0.5), Counter(Config()))
     assert env.spec.dt == pytest.approx(0.3)
     env.reset(0)
     step = env.step(zero())
@@ -224,8 +224,8 @@ wrappers:
   - {_target_: embodied.envs.wrappers.delays.ActionDelay, low: 0, high: 2, show: true}
   - {_target_: embodied.envs.wrappers.delays.ObservationDelay, low: 0, high: 3}
   - {_target_: embodied.envs.wrappers.delays.FrameStack, frames: 2}
-  - {_target_: embodied.envs.wrappers.action_repeat.ActionRepeat, times: 2}
-  - {_target_: embodied.envs.wrappers.time_limit.TimeLimit, steps: 3}
+  - {_target_: embodied.envs.wrappers.episodes.ActionRepeat, times: 2}
+  - {_target_: embodied.envs.wrappers.episodes.TimeLimit, steps: 3}
 """)
 
 
@@ -268,7 +268,7 @@ def test_wrong_settings_are_one_line() -> None:
             "0 <= low <= high",
         ),
         (
-            {"_target_": "embodied.envs.wrappers.time_limit.TimeLimit", "stepps": 9},
+            {"_target_": "embodied.envs.wrappers.episodes.TimeLimit", "stepps": 9},
             'did you mean "steps"',
         ),
     ]

@@ -17,22 +17,21 @@ from torch import Tensor
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
+from embodied.core.env_contract import random_actions
 from tests.golden import fingerprint
 
+ROBOSUITE = ("robosuite_can", "robosuite_lift", "robosuite_square")
+OGBENCH = ("antmaze", "cube", "puzzle", "scene")
 # Why these are not recorded.
 SKIPPED: dict[str, str] = {
     "gym": "any Gymnasium id",
     "mjlab": "needs an environment of its own",
-    **dict.fromkeys(
-        ("pusht", "robosuite_can", "robosuite_lift", "robosuite_square"),
-        "needs an environment of its own",
-    ),
-    **dict.fromkeys(
-        ("ogbench_antmaze", "ogbench_cube", "ogbench_puzzle", "ogbench_scene"),
-        "needs an extra that is not in `all`",
-    ),
-    "robot": "needs a robot: one row that no seed decides",
-    "robot_shuttle": "needs a robot: one row that no seed decides",
+    "pusht": "needs an environment of its own",
+    **{
+        f"robosuite_{name}": "needs an environment of its own" for name in ("can", "lift", "square")
+    },
+    **{f"ogbench_{name}": "needs an extra that is not in `all`" for name in OGBENCH},
+    **dict.fromkeys(("robot", "robot_shuttle"), "needs a robot: one row that no seed decides"),
 }
 # Settings that must not depend on the machine.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -57,22 +56,12 @@ def make(stem: str) -> VecEnv:
     return build(node | {"num_envs": ROWS} | SETTINGS.get(stem, {}), VecEnv)
 
 
-def actions(env: VecEnv) -> list[Tensor]:
-    """Random actions within the bounds."""
-    random = torch.Generator().manual_seed(SEED)
-    shape, high = (STEPS, env.num_envs, *env.spec.act.shape), env.spec.act.high
-    if env.spec.act.dtype == "int64":
-        assert isinstance(high, int | float)
-        return list(torch.randint(int(high) + 1, shape, generator=random))
-    return list(torch.rand(shape, generator=random) * 2 - 1)
-
-
 def played(env: VecEnv) -> dict[str, list[Tensor]]:
     """Everything that comes out, by name, in the order of time."""
     seen: dict[str, list[Tensor]] = defaultdict(list)
     for name, value in env.reset(seed=SEED).items():
         seen[f"obs/{name}"].append(value.clone())
-    for action in actions(env):
+    for action in random_actions(env, STEPS, SEED):
         step = env.step(action)
         for key, leaves in {"obs": step.obs, "next_obs": step.next_obs}.items():
             for name, value in leaves.items():

@@ -22,7 +22,7 @@ from embodied.core.text import encode, text_leaf
 from embodied.envs.fr3 import env as fr3_env
 from embodied.envs.fr3.base import TaskInstance
 from embodied.envs.fr3.env import Fr3
-from embodied.envs.fr3.language import layout, objects
+from embodied.envs.fr3.language import instructions
 from embodied.envs.fr3.language.instructions import INSTRUCTIONS, LEAF, NAMES, TOKENS, chosen
 from embodied.envs.fr3.tasks.task import (
     Flags,
@@ -68,17 +68,21 @@ class Tabletop(Task):
     """The scene of the language tasks; its parameter chooses among the instructions `numbers`."""
 
     text = ""
-    free = objects.MOVABLE
-    markers = objects.FIXED
+    free = instructions.MOVABLE
+    markers = instructions.FIXED
     names = (
-        *(f"{name}_{axis}" for name in (*objects.MOVABLE, *objects.FIXED) for axis in "xyz"),
-        *(f"{name}_{part}" for name in objects.BLOCKS for part in ("cos_4yaw", "sin_4yaw")),
-        *objects.JOINTS,
+        *(
+            f"{name}_{axis}"
+            for name in (*instructions.MOVABLE, *instructions.FIXED)
+            for axis in "xyz"
+        ),
+        *(f"{name}_{part}" for name in instructions.BLOCKS for part in ("cos_4yaw", "sin_4yaw")),
+        *instructions.JOINTS,
         *(f"plate_from_{axis}" for axis in "xyz"),
     )
     terms: ClassVar[Mapping[str, Term]] = {}
     weights: ClassVar[Mapping[str, float]] = {}
-    draws = layout.DRAWS
+    draws = instructions.DRAWS
     front = ((1.30, -0.62, 0.78), (0.47, 0.02, 0.05), 32.0)
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
@@ -86,19 +90,19 @@ class Tabletop(Task):
         self.parameters = (Parameter("instruction", 0.0, float(len(numbers)), ""),)
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        objects.add_objects(spec)
+        instructions.add_objects(spec)
 
     def start(self, param: Params, draws: Floats) -> Start:
-        begun = layout.initial(draws)
+        begun = instructions.initial(draws)
         place = np.minimum(param["instruction"].astype(int), len(self.numbers) - 1)
         begun.memory["number"] = self.numbers[place].astype(np.float64)
         return begun
 
     def observe(self, view: View) -> Floats:
-        places = [view.place[name] for name in (*objects.MOVABLE, *objects.FIXED)]
-        yaw = 4 * np.stack([yaw_of(view.turn[name]) for name in objects.BLOCKS], 1)
+        places = [view.place[name] for name in (*instructions.MOVABLE, *instructions.FIXED)]
+        yaw = 4 * np.stack([yaw_of(view.turn[name]) for name in instructions.BLOCKS], 1)
         facing = np.stack([np.cos(yaw), np.sin(yaw)], 2).reshape(len(yaw), -1)
-        joints = np.stack([view.joint[name] for name in objects.JOINTS], 1)
+        joints = np.stack([view.joint[name] for name in instructions.JOINTS], 1)
         return np.concatenate([*places, facing, joints, view.memory["plate_from"]], 1)
 
     def success(self, view: View) -> Flags:
@@ -150,8 +154,8 @@ class LanguageTasks(Fr3):
             )
         )
         self.name = "fr3_tasks"
-        at = [self.model.joint(name).qposadr[0] for name in objects.JOINTS]
-        self._joints = dict(zip(objects.JOINTS, map(int, at), strict=True))
+        at = [self.model.joint(name).qposadr[0] for name in instructions.JOINTS]
+        self._joints = dict(zip(instructions.JOINTS, map(int, at), strict=True))
 
     def instance(self, more: tuple[Parameter, ...]) -> TaskInstance:
         return TaskInstance(Tabletop(self._numbers), "sparse", {}, more)

@@ -1,12 +1,7 @@
-"""Tasks of the FR3 environment, one module per task."""
+"""Tasks of the FR3 environment by name."""
 
-from embodied.envs.fr3.tasks.channel import Channel
-from embodied.envs.fr3.tasks.course import Course
-from embodied.envs.fr3.tasks.detour import Detour
-from embodied.envs.fr3.tasks.insert import Insert
-from embodied.envs.fr3.tasks.lift import Lift
-from embodied.envs.fr3.tasks.push import Push
-from embodied.envs.fr3.tasks.reach import Reach
+from embodied.envs.fr3.tasks.goal import Channel, Course, Reach
+from embodied.envs.fr3.tasks.objects import Detour, Insert, Lift, Push
 from embodied.envs.fr3.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {

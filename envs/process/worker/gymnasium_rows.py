@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from .names import flat_name
+from .memory import flat_name
 
 SUCCESS = ("success", "is_success")
 

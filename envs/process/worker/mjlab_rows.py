@@ -12,7 +12,7 @@ from mjlab.envs import ManagerBasedRlEnv
 from mjlab.tasks.registry import list_tasks, load_env_cfg
 from mjlab.utils.random import seed_rng
 
-from .names import grouped
+from .memory import grouped
 
 
 class Rows:

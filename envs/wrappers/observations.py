@@ -4,6 +4,12 @@
 
 for elements e of a vector by name; m is drawn once per episode. The error of a relative element
 `A_from_B` follows from those of A and B, as on a robot that computes it from both.
+
+Partial: keeps only selected elements of an observation (partial observability).
+
+    seen = o[elements]
+
+An environment without velocities is the usual test of memory (Hausknecht and Stone, 2015).
 """
 
 from __future__ import annotations
@@ -15,12 +21,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import NonNegative
+from embodied.core.bounds import CountOrZero, NonNegative
 from embodied.core.build import ConfigError, nearest
 from embodied.core.env import StateRoles, Step, VecEnv
+from embodied.core.spec import Bound, Leaf
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.row_rng import RowRng
+from embodied.envs.wrappers.stack import EpisodeWrapper
 
 STEM = re.compile(r"(_[xyz]|\d+)$")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
@@ -39,7 +47,7 @@ class Config:
     leaf: str = "state"  # the observation that gets it
 
 
-class ObservationNoise(Wrapper):
+class ObservationNoise(EpisodeWrapper):
     """Policies and demonstrators observe the noise; reward and success are computed without it."""
 
     memory_roles = StateRoles(generators={"generator": None})
@@ -68,37 +76,25 @@ class ObservationNoise(Wrapper):
         self.memory["bias"] = torch.zeros(env.num_envs, len(self.names), device=env.device)
         self.memory["noise"] = torch.zeros_like(self.memory["bias"])
 
-    def reset(
-        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensors:
-        rows = self.rows(mask).nonzero().flatten()
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
         self.streams.state = self.memory["generator"]
-        if seed is not None:
-            self.streams.seed(seed ^ (self.depth << 40), rows)
-        obs = self.env.reset(seed, task, mask)
-        self._begin(rows)
-        return self.transform_obs(obs)
+        self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
 
-    def step(self, action: Tensor) -> Step:
-        self.streams.state = self.memory["generator"]
-        step = self.env.step(action)
+    def see(self, obs: Tensors) -> None:
         self.memory["noise"] = self._noise(None) * self.deviation
-        following = obs = self.transform_obs(step.next_obs)
-        if step.ended.any():
-            self._begin(step.ended.nonzero().flatten())
-            obs = self.transform_obs(step.obs)
-        return replace(step, obs=obs, next_obs=following)
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         off = (self.memory["bias"] + self.memory["noise"]) @ self.mixing
         return {**obs, self.leaf: obs[self.leaf] + off}
 
-    def _begin(self, rows: Tensor) -> None:
-        """Another bias, and other noise, for the episodes that begin in `rows` [n]."""
-        self.memory["bias"][rows] = self._noise(rows) * self.bias
-        self.memory["noise"][rows] = self._noise(rows) * self.deviation
+    def begin(self, obs: Tensors, rows: Tensor) -> None:
+        """Another bias, and other noise, for the episodes that begin."""
+        index = rows.nonzero().flatten()
+        self.memory["bias"][index] = self._noise(index) * self.bias
+        self.memory["noise"][index] = self._noise(index) * self.deviation
 
     def _noise(self, rows: Tensor | None) -> Tensor:
+        self.streams.state = self.memory["generator"]
         return self.streams.normal(len(self.names), rows).T
 
     def _by_element(self, given: Mapping[str, float]) -> Tensor:
@@ -114,3 +110,61 @@ class ObservationNoise(Wrapper):
                 )
             wide[torch.tensor(known)] = value
         return wide
+
+
+@dataclass(frozen=True)
+class PartialConfig:
+    """Settings of partial observations; leaves that are not named are unchanged."""
+
+    elements: Mapping[str, tuple[CountOrZero, ...]]  # indices to keep, in order, by leaf
+
+
+class Partial(Wrapper):
+    """Policies and critics observe only selected elements of some leaves."""
+
+    def __init__(self, config: PartialConfig, env: VecEnv) -> None:
+        leaves = dict(env.spec.obs)
+        for name, elements in config.elements.items():
+            if name not in leaves:
+                raise ConfigError(f'Partial: unknown observation "{name}"{nearest(name, leaves)}')
+            leaves[name] = part(name, leaves[name], elements)
+        super().__init__(env, replace(env.spec, obs=leaves))
+        self.index = {
+            name: torch.tensor(elements, device=env.device)
+            for name, elements in config.elements.items()
+        }
+
+    def reset(
+        self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensors:
+        return self.transform_obs(self.env.reset(seed, task, mask))
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        following = self.transform_obs(step.next_obs)
+        obs = following if step.obs is step.next_obs else self.transform_obs(step.obs)
+        return replace(step, obs=obs, next_obs=following)
+
+    def transform_obs(self, obs: Tensors) -> Tensors:
+        parts = {name: obs[name].index_select(1, index) for name, index in self.index.items()}
+        return {**obs, **parts}
+
+
+def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
+    """The leaf of some elements of a vector."""
+    size = leaf.shape[0] if len(leaf.shape) == 1 else 0
+    if not elements or not all(0 <= element < size for element in elements):
+        raise ConfigError(
+            f"Partial: elements {list(elements)} are invalid for {name}{list(leaf.shape)}; list "
+            "the "
+            "indices of elements of a vector, from 0"
+        )
+
+    def chosen(bound: Bound) -> Bound:
+        return tuple(bound[e] for e in elements) if isinstance(bound, tuple) else bound
+
+    names = tuple(leaf.names[e] for e in elements) if leaf.names else ()
+    shape = (len(elements),)
+    low = chosen(leaf.low)
+    high = chosen(leaf.high)
+    return replace(leaf, shape=shape, low=low, high=high, names=names)

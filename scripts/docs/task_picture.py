@@ -1,6 +1,6 @@
 """Draws the picture of the ten tasks in docs/environments.md: how each looks when it is done.
 
-MUJOCO_GL=egl python -m embodied.envs.fr3.language.picture docs/images/world_fr3_tasks.png
+MUJOCO_GL=egl python scripts/docs/task_picture.py docs/images/world_fr3_tasks.png
 """
 
 from __future__ import annotations
