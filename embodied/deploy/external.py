@@ -40,7 +40,7 @@ from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import names_of
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
-TARGETS = "embodied.embodiments.joint_targets.JointTargets"
+TARGETS = "embodied.embodiments.joint_position.JointTargets"
 OPENING = 0.08  # m, of a hand whose driver does not say how far it opens
 Numbers = dict[str, float]
 

@@ -9,14 +9,14 @@ from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
-from embodied.embodiments.kinematics.arms_file import read_arms_file
+from embodied.embodiments.kinematics.arm import read_arms_file
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of several arms as one robot."""
 
-    arms: str  # file that places the arms (embodiments.kinematics.arms_file)
+    arms: str  # file that places the arms (embodiments.kinematics.arm)
     controllers: dict[str, Node]  # node of each arm's controller, by its prefix
     dt: Positive = 0.05  # control period of all controllers, s
 

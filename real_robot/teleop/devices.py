@@ -14,7 +14,7 @@ import numpy as np
 
 from embodied.core.bounds import Bound, Count, CountOrZero, Number, Positive
 from embodied.core.build import ConfigError, Node, build
-from embodied.embodiments.kinematics.arms_file import forward_of
+from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.driver import ServoBus
