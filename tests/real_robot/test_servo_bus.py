@@ -18,7 +18,8 @@ from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.servos import feetech_codec, serial_port
+from embodied.real_robot.drivers.servos import serial_port
+from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 from embodied.real_robot.ipc.messages import Command, Mode
@@ -253,14 +254,14 @@ def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
 
 
 def test_an_echo_is_dropped_and_nothing_else() -> None:
-    question = feetech_codec.read(2, 56, 2)
+    question = FEETECH.read(2, 56, 2)
     with FakeBus("feetech", START, Faults(echo=True)) as bus:
         port = SerialPort(bus.path, 1_000_000)
         port.open()
         for echo in (False, True):
             port.echo = echo
             port.write(question)
-            wanted = (b"" if echo else question) + feetech_codec.answer(2, 0, b"\xdc\x05")
+            wanted = (b"" if echo else question) + FEETECH.answer(2, 0, b"\xdc\x05")
             seen, end = b"", time.monotonic() + 5
             while len(seen) < len(wanted):
                 data = port.read(end)

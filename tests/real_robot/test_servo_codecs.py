@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from types import ModuleType
 
 import pytest
 
-from embodied.real_robot.drivers.servos import dynamixel_codec as dynamixel
-from embodied.real_robot.drivers.servos import feetech_codec as feetech
-from embodied.real_robot.drivers.servos.packet import Packet, Reply
+from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL as dynamixel
+from embodied.real_robot.drivers.servos.codecs import FEETECH as feetech
+from embodied.real_robot.drivers.servos.codecs import Codec, Packet, Reply, signed, unsigned
 from embodied.real_robot.drivers.servos.registers import MAKES
 
 BOTH = [dynamixel, feetech]
@@ -58,12 +57,12 @@ def test_a_header_in_the_data_is_stuffed_and_counted() -> None:
 
 
 def test_sign_and_magnitude() -> None:
-    assert [feetech.signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
-    assert feetech.signed(0x0403, 10) == -3 and feetech.unsigned(-3, 11) == 0x0803
+    assert [signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
+    assert signed(0x0403, 10) == -3 and unsigned(-3, 11) == 0x0803
     for value in (-2047, -1, 0, 1, 2047):
-        assert feetech.signed(feetech.unsigned(value, 11), 11) == value
+        assert signed(unsigned(value, 11), 11) == value
     with pytest.raises(ValueError, match="2048 does not fit"):
-        feetech.unsigned(2048, 11)
+        unsigned(2048, 11)
 
 
 def test_what_a_servo_measures_in_si_units() -> None:
@@ -85,7 +84,7 @@ def test_an_echoed_instruction_is_no_reply() -> None:
 
 
 @pytest.mark.parametrize("codec", BOTH)
-def test_one_byte_at_a_time_and_after_noise(codec: ModuleType) -> None:
+def test_one_byte_at_a_time_and_after_noise(codec: Codec) -> None:
     frames = [codec.answer(i, 0, bytes(range(i))) for i in range(1, 9)]
     buffer, found = bytearray(), []
     for byte in b"\x00\xff\xfe\xff".join(frames):
@@ -96,7 +95,7 @@ def test_one_byte_at_a_time_and_after_noise(codec: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("codec", BOTH)
-def test_every_flipped_bit_is_noticed(codec: ModuleType) -> None:
+def test_every_flipped_bit_is_noticed(codec: Codec) -> None:
     frame = codec.answer(5, 0, b"\x10\x20\xff\xff\xfd\x30")
     for bit in range(8 * len(frame)):
         bad = bytearray(frame)
@@ -105,7 +104,7 @@ def test_every_flipped_bit_is_noticed(codec: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("codec", BOTH)
-def test_a_hundred_thousand_random_frames(codec: ModuleType) -> None:
+def test_a_hundred_thousand_random_frames(codec: Codec) -> None:
     """Good frames, broken ones and noise in one stream: nothing that was not sent with a right
     checksum comes out, the good ones do, and nothing is left hanging."""
     draw = random.Random(7)
@@ -119,7 +118,7 @@ def test_a_hundred_thousand_random_frames(codec: ModuleType) -> None:
             if kind == 1:
                 frame[draw.randrange(len(frame))] ^= 1 << draw.randrange(8)
             elif kind == 2:
-                frame = bytearray(codec.HEADER + draw.randbytes(draw.randrange(12)))
+                frame = bytearray(codec.header + draw.randbytes(draw.randrange(12)))
             elif kind == 3:
                 del frame[draw.randrange(len(frame)) :]
             else:

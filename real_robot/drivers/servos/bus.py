@@ -39,7 +39,7 @@ class ServoWire:
 
     def find_echo(self) -> None:
         """Whether the adapter sends back what is written: what comes first is then the request."""
-        question = self.make.read(min(self.names), self.make.mode, 1)
+        question = self.make.codec.read(min(self.names), self.make.mode, 1)
         self.port.echo = False
         seen = b""
         self.send(question)
@@ -62,7 +62,7 @@ class ServoWire:
             if not missing:
                 break
             self.repeated += attempt > 0
-            self.send(self.make.sync_read(address, size, missing))
+            self.send(self.make.codec.sync_read(address, size, missing))
             self._collect(missing, size, found)
             missing = tuple(id for id in missing if id not in found)
             if missing:  # what comes late is not to be taken for the next answer
@@ -103,7 +103,7 @@ class ServoWire:
             if not wrong:
                 break
             retry = {id: data[id] for id in sorted(wrong)}
-            self.send(self.make.sync_write(address, retry))
+            self.send(self.make.codec.sync_write(address, retry))
             found = self.ask(address, len(next(iter(retry.values()))), retry)
             wrong = {id for id in retry if found.get(id) != data[id]}
         return wrong
@@ -130,8 +130,8 @@ class ServoWire:
         buffer, end = bytearray(), time.monotonic() + self.timeout
         while data := self.port.read(end):
             buffer += data
-            while (packet := self.make.take(buffer)) is not None:
-                reply = self.make.reply(packet)
+            while (packet := self.make.codec.take(buffer)) is not None:
+                reply = self.make.codec.reply(packet)
                 if reply is not None and reply.id in ids and len(reply.data) == size:
                     found[reply.id] = reply.data
                     self.errors[reply.id] = reply.error

@@ -16,7 +16,7 @@ from typing import Any, cast
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.bus import ServoWire
-from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
+from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 from embodied.real_robot.drivers.servos.registers import MAKES, TICKS
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 

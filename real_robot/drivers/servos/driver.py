@@ -22,7 +22,7 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
 from embodied.real_robot.drivers.servos.bus import ServoWire
-from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
+from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 from embodied.real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 
@@ -166,7 +166,7 @@ class ServoBus(RestDroop, Driver):
             tick = round(hand.closed + share * (hand.open - hand.closed))
             goals[hand.id] = self.make.encode(tick)
         self._check_watchdog()
-        self.wire.send(self.make.sync_write(self.make.goal, goals))
+        self.wire.send(self.make.codec.sync_write(self.make.goal, goals))
 
     @property
     def width(self) -> float:
@@ -277,8 +277,8 @@ class ServoBus(RestDroop, Driver):
         beats = round(self.config.watchdog / self.make.beat)
         awake = dict.fromkeys(found, b"\x00")
         if found:  # at once after each other: what wakes up would go on to where it was sent before
-            wire.send(self.make.sync_write(watchdog, awake))
-            wire.send(self.make.sync_write(self.make.goal, goals))
+            wire.send(self.make.codec.sync_write(watchdog, awake))
+            wire.send(self.make.codec.sync_write(self.make.goal, goals))
         failed |= wire.put(watchdog, awake)
         failed |= wire.put(self.make.goal, goals)
         return failed | wire.put(watchdog, dict.fromkeys(found, bytes((beats,))))

@@ -6,13 +6,11 @@ From the control tables of the Dynamixel X series and of Feetech's STS3215, litt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from embodied.real_robot.drivers.servos import dynamixel_codec, feetech_codec
-from embodied.real_robot.drivers.servos.feetech_codec import signed, unsigned
-from embodied.real_robot.drivers.servos.packet import Packet, Reply
+from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL, FEETECH, Codec, signed, unsigned
 
 TICKS = 4096  # a turn
 
@@ -39,11 +37,7 @@ class Make:
     switching off (behind `lock`, if there is one), then what does not; `limits` are the bits of
     `faults` that such a servo limits by itself."""
 
-    take: Callable[[bytearray], Packet | None]
-    reply: Callable[[Packet], Reply | None]
-    read: Callable[[int, int, int], bytes]
-    sync_read: Callable[[int, int, Sequence[int]], bytes]
-    sync_write: Callable[[int, Mapping[int, bytes]], bytes]
+    codec: Codec
     state: tuple[int, int]
     motion: Callable[[bytes], Motion]
     goal: int
@@ -92,11 +86,7 @@ def _feetech_force(share: float) -> tuple[Registers, Registers]:
 
 MAKES: Mapping[str, Make] = {
     "dynamixel": Make(
-        take=dynamixel_codec.take,
-        reply=dynamixel_codec.reply,
-        read=dynamixel_codec.read,
-        sync_read=dynamixel_codec.sync_read,
-        sync_write=dynamixel_codec.sync_write,
+        codec=DYNAMIXEL,
         state=(126, 10),
         motion=_dynamixel,
         goal=116,
@@ -117,11 +107,7 @@ MAKES: Mapping[str, Make] = {
         force=_dynamixel_force,
     ),
     "feetech": Make(
-        take=feetech_codec.take,
-        reply=feetech_codec.reply,
-        read=feetech_codec.read,
-        sync_read=feetech_codec.sync_read,
-        sync_write=feetech_codec.sync_write,
+        codec=FEETECH,
         state=(56, 15),
         motion=_feetech,
         goal=42,
