@@ -21,12 +21,6 @@ class Config:
     dt: Positive = 0.05  # control period of all controllers, s
 
 
-def _usual_dt(node: Node) -> float:
-    """The default of `dt` of a controller's node; one with this value did not name another."""
-    kind = resolve(node["_target_"], Controller)
-    return get_type_hints(kind.__init__)["config"].dt
-
-
 class Joined(Controller):
     """Each arm's actions with its prefix ("left_elbow_flex.pos"). Joint targets have the hand's
     opening (m) after each arm's joints; the width of the whole robot stays 0."""
@@ -43,7 +37,11 @@ class Joined(Controller):
         self.arms = table.arms
         self.config = config
         for name, node in config.controllers.items():
-            if node.get("dt") not in (None, config.dt) and node["dt"] != _usual_dt(node):
+            if node.get("dt") in (None, config.dt):
+                continue
+            kind = resolve(node["_target_"], Controller)
+            usual = get_type_hints(kind.__init__)["config"].dt  # with it, none was named
+            if node["dt"] != usual:
                 raise ConfigError(f"controllers.{name}.dt={node['dt']} should be dt={config.dt:g}")
         nodes = config.controllers.items()
         self.parts = {name: build({**node, "dt": config.dt}, Controller) for name, node in nodes}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.servo_bus import FakeBus
+from embodied.real_robot.emulators.servos.bus import FakeBus
 
 SLOW = 100.0  # ms a byte: what the SDKs base their time-outs on, so that a busy machine is no fault
 

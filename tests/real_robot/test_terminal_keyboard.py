@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboardConfig
-from embodied.real_robot.teleop.episode_keys import EpisodeKeys
 from embodied.real_robot.teleop.hold_to_run import TerminalKey, TerminalKeyConfig
+from embodied.real_robot.teleop.terminal import EpisodeKeys
 from embodied.training.logger import read_metrics
 
 
@@ -84,7 +84,7 @@ def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
         TerminalKeyboard(TerminalKeyboardConfig(), file.fileno())
     for hold in (0.0, 0.6):
         with pytest.raises(ConfigError, match="hold="):
-            TerminalKeyboardConfig(hold)
+            parse(TerminalKeyboardConfig, {"hold": hold}, "device")
 
 
 TRAIN = ["env=robot", "robot@env.robot=sim", "policy=gaussian", "policy.hidden=[8]"]

@@ -11,8 +11,8 @@ from embodied.core.build import ConfigError, Node
 
 if TYPE_CHECKING:
     from embodied.real_robot.deployment import Deployment
-    from embodied.real_robot.teleop.episode_keys import EpisodeKeys
     from embodied.real_robot.teleop.teleop import Device
+    from embodied.real_robot.teleop.terminal import EpisodeKeys
 
 SCRIPT: Node = {"_target_": "embodied.policies.scripted.still.Still"}
 FILMED = (240, 320)  # height and width of recorded pictures, unless robot.filmed says another
@@ -48,7 +48,7 @@ def record(args: argparse.Namespace) -> None:
     """Each episode is in the dataset before the next begins."""
     from embodied.commands import deploy
     from embodied.deploy.recording import RecordSession
-    from embodied.real_robot.teleop.episode_keys import HINT, EpisodeKeys
+    from embodied.real_robot.teleop.terminal import HINT, EpisodeKeys
 
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])

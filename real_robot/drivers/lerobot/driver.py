@@ -24,8 +24,14 @@ import numpy as np
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
-from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
-from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source, motor
+from embodied.real_robot.drivers.lerobot.process import (
+    Hand,
+    Joint,
+    LeRobotProcess,
+    Source,
+    Units,
+    motor,
+)
 
 SLACK = 0.035  # rad (2 degrees) outside of what calibration found that are not yet a mistake
 __all__ = ["Config", "LeRobotDriver"]

@@ -71,11 +71,6 @@ def _feetech(data: bytes) -> Motion:
     return Motion(position, speed * math.tau / TICKS, current)
 
 
-def _dynamixel_force(share: float) -> tuple[Registers, Registers]:
-    """Goal PWM, of 885: the motor's voltage, which is a torque where it stands still."""
-    return {}, {100: round(885 * share).to_bytes(2, "little")}
-
-
 def _feetech_force(share: float) -> tuple[Registers, Registers]:
     """Max_Torque_Limit (0.1%), Protection_Current (6.5 mA) and Overload_Torque (%: above it for
     some time, the servo yields to its Protective_Torque); Torque_Limit is the first in memory."""
@@ -104,7 +99,8 @@ MAKES: Mapping[str, Make] = {
         },
         errors=70,
         watchdog=98,
-        force=_dynamixel_force,
+        # Goal PWM: the motor's voltage, which is a torque where it stands still.
+        force=lambda share: ({}, {100: round(885 * share).to_bytes(2, "little")}),
     ),
     "feetech": Make(
         codec=FEETECH,

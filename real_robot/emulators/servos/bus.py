@@ -23,8 +23,7 @@ from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
 from embodied.real_robot.drivers.servos import codecs
 from embodied.real_robot.drivers.servos.codecs import BROADCAST, Packet, signed, unsigned
-from embodied.real_robot.emulators.physics_link import answer, settings
-from embodied.real_robot.emulators.process import Process
+from embodied.real_robot.emulators.process import Process, answer, settings
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 OVERLOAD = 0x20
