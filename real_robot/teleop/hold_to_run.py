@@ -14,7 +14,6 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +30,36 @@ SYN = 0
 KEY = 1
 DROPPED = 3
 SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
+
+
+class DeviceFile:
+    """A file of the kernel's that a device writes to. ConfigError with `hint` where it cannot be
+    read."""
+
+    def __init__(self, path: str, what: str, hint: str) -> None:
+        try:
+            self.file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise ConfigError(
+                f"the {what} {path} cannot be read ({error.strerror}): {hint}"
+            ) from error
+
+    def fileno(self) -> int:
+        return self.file
+
+    def read(self, size: int, hear: Callable[[bytes], None]) -> bool:
+        """Let `hear` have all that is there; False where the device is gone."""
+        try:
+            while data := os.read(self.file, size):
+                hear(data)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        os.close(self.file)
 
 
 class HoldDevice(ABC):
@@ -133,40 +162,20 @@ class InputKey(HoldDevice):
         self.config = config
         self.down = False
         self.hint = f"hold key {config.code} of {config.path} down"
-        try:
-            self.file = os.open(config.path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError as error:
-            raise ConfigError(
-                f"the input device {config.path} cannot be read ({error.strerror}): see "
-                "/dev/input/by-id, and who may read it (group input)"
-            ) from error
+        hint = "see /dev/input/by-id, and who may read it (group input)"
+        self.file = DeviceFile(config.path, "input device", hint)
 
     def begin(self) -> None:
         """Begin to read; keys that were pressed before do not count."""
-        self._read()
+        self.file.read(64 * EVENT.size, self._hear)
         self.down = False
 
     def held(self) -> bool:
         select.select([self.file], [], [], LOOK)
-        if not self._read():
+        if not self.file.read(64 * EVENT.size, self._hear):
             self.down = False
             time.sleep(LOOK)
         return self.down
-
-    def _read(self) -> bool:
-        """Hear all events that are there; False where the device is gone."""
-        with suppress(BlockingIOError):
-            while True:
-                try:
-                    data = os.read(self.file, 64 * EVENT.size)
-                except BlockingIOError:
-                    raise
-                except OSError:
-                    return False
-                if not data:
-                    return False
-                self._hear(data)
-        return True
 
     def _hear(self, data: bytes) -> None:
         for _, _, kind, code, value in EVENT.iter_unpack(
@@ -178,7 +187,7 @@ class InputKey(HoldDevice):
                 self.down = False
 
     def close(self) -> None:
-        os.close(self.file)
+        self.file.close()
 
 
 class Beats:
