@@ -14,11 +14,14 @@ from typing import Any, Self
 from embodied.core.build import ConfigError, Node
 from embodied.core.spec import Spec, hidden
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, fitted
 from embodied.real_robot.cameras.shared_frames import FrameReader
 from embodied.real_robot.cameras.sources import (
     FIRST_IMAGE,
+    Camera,
+    CameraError,
+    Frame,
     MeasuredScene,
+    fitted,
     measured_scene,
     shared_camera,
 )

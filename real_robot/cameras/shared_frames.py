@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from embodied.real_robot.cameras.camera import CameraError, Frame, Picture, fitted, fresh
+from embodied.real_robot.cameras.sources import CameraError, Frame, Picture, fitted, fresh
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import CAMERA, VERSION
 from embodied.real_robot.ipc.ring_buffer import BlackBox

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
-from embodied.real_robot.cameras.camera import CameraError, Picture
 from embodied.real_robot.cameras.shared_frames import (
     KEPT,
     FrameHistory,
@@ -18,6 +17,7 @@ from embodied.real_robot.cameras.shared_frames import (
     FrameWriter,
     camera_mailbox,
 )
+from embodied.real_robot.cameras.sources import CameraError, Picture
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, parse
-from embodied.real_robot.cameras.camera import Camera, CameraError, Frame, Scene, Source, fitted
 from embodied.real_robot.cameras.sources import (
+    Camera,
+    CameraError,
     Folder,
     FolderConfig,
+    Frame,
     Rendered,
     RenderedConfig,
+    Scene,
+    Source,
     Video,
     VideoConfig,
+    fitted,
 )
 from tests.builders import Clock
 

@@ -19,7 +19,7 @@ from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.envs.fr3.rendered_camera import Config as PosedConfig
 from embodied.envs.fr3.rendered_camera import RenderedCamera
-from embodied.real_robot.cameras.camera import CameraError, Source
+from embodied.real_robot.cameras.sources import CameraError, Source
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.wrappers.render_caption import PICTURE

@@ -11,8 +11,8 @@ import pytest
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
-from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.recorder import recorded_spec

@@ -17,8 +17,7 @@ from embodied.core.build import ConfigError, build
 from embodied.deploy.check import calibration
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.lerobot.driver import LeRobotDriver
-from embodied.real_robot.drivers.lerobot.process import Hand, Joint, Units
+from embodied.real_robot.drivers.lerobot.driver import Hand, Joint, LeRobotDriver, Units
 from tests.builders import wait_until
 
 INTERFACE = Path(__file__).parents[1] / "fakes" / "lerobot_interface"

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from embodied.core.build import ConfigError, parse
-from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.realsense import Config, DeviceClock, RealSense
-from embodied.real_robot.cameras.sources import make_camera
+from embodied.real_robot.cameras.sources import CameraError, make_camera
 
 needs_sdk = pytest.mark.skipif(
     importlib.util.find_spec("pyrealsense2") is None, reason="pyrealsense2 is not installed"

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from embodied.real_robot.drivers.servos.bus import MAKES
 from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL as dynamixel
 from embodied.real_robot.drivers.servos.codecs import FEETECH as feetech
 from embodied.real_robot.drivers.servos.codecs import Codec, Packet, Reply, signed, unsigned
-from embodied.real_robot.drivers.servos.registers import MAKES
 
 BOTH = [dynamixel, feetech]
 

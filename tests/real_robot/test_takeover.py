@@ -17,7 +17,7 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
-from embodied.real_robot.teleop.operator_thread import DaemonMailbox
+from embodied.real_robot.teleop.hold_to_run import DaemonMailbox
 from embodied.real_robot.teleop.takeover import Takeover
 from tests.real_robot.operators import Hand
 from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within

@@ -21,9 +21,15 @@ from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
-from embodied.real_robot.drivers.servos.bus import SerialPort, ServoWire
+from embodied.real_robot.drivers.servos.bus import (
+    MAKES,
+    TICKS,
+    Motion,
+    Registers,
+    SerialPort,
+    ServoWire,
+)
 from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
-from embodied.real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
 
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
 Ampere = Annotated[float, Bound(above=0.0, high=10.0)]
