@@ -72,6 +72,8 @@ def test_rendered_scenes_show_what_was_measured() -> None:
     drawn = {"_target_": "embodied.real_robot.cameras.sources.Rendered", "scene": scene}
     with PolicyImages(world.spec, {"front": drawn}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
+        with pytest.raises(RuntimeError, match="show"):
+            eyes.scenes[0].picture()
         q = np.array([values[f"q{i}"] for i in range(1, 8)])
         eyes.scenes[0].show(q, values["width"], values)
         ours, theirs = eyes.read()["front"], obs["front"][0].numpy()

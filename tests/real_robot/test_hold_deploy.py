@@ -51,8 +51,14 @@ def test_the_arm_moves_while_the_space_bar_is_held(terminal: Operator, tmp_path:
     until(lambda: away(terminal, began), "it moves")
     terminal.space.clear()
     terminal.says("LET GO")
-    time.sleep(2.0)
     held = terminal.mode("RUNNING")
+
+    def rests() -> bool:
+        nonlocal held
+        before, held = held, terminal.mode("RUNNING")
+        return held["sent"] == pytest.approx(before["sent"], abs=1e-9)
+
+    until(rests, "it comes to rest")
     time.sleep(0.5)
     still = terminal.mode("RUNNING")
     assert still["sent"] == pytest.approx(held["sent"], abs=1e-9) and not still["fault"]

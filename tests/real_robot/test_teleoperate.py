@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,7 +92,8 @@ def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
 def goes_on_in_the_same_folder(
     where: Path, folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a terminal, and with a recorder that is killed in the second of two more episodes."""
+    """Without a terminal and with a recorder that is killed; then the third one, and Ctrl-C in the
+    fourth."""
     dataset = where / "demos"
     code, text = robot(capsys, *words, "episodes=2", "seconds=1", "reset_seconds=0", "yes=true")
     assert code == 2 and "has 2 episodes already; for ten more: episodes=12" in text
@@ -109,21 +109,24 @@ def goes_on_in_the_same_folder(
     finally:
         more.kill()
     assert "SIGKILL" in text and len(read_episodes(dataset)) == 2, text
-    more = robot_command(where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0")
+    operator = Operator(where, folder, "robot", *words, "episodes=4", "seconds=600", "yes=true")
     try:
-        until(lambda: in_mode(folder, "RUNNING"), "it runs")
-        time.sleep(1.0)  # some steps, which are then discarded
-        more.send_signal(signal.SIGINT)
-        text = said(more)
+        operator.says("episode 3 of 4")
+        began = operator.mode("RUNNING")["control"]["tick"]
+        until(lambda: operator.mode("RUNNING")["control"]["tick"] > began + 100, "some steps")
+        operator.types(RIGHT)
+        operator.says("put the scene back")
+        operator.types(RIGHT)
+        operator.says("episode 4 of 4")
+        operator.mode("RUNNING")
+        operator.types(b"\x03")
+        assert operator.process.wait(PATIENT) == 0, operator.text.decode()
+        operator.says("not recorded: discarded")
     finally:
-        more.kill()
-    assert more.returncode == 0 and "not recorded: discarded" in text, text
-    assert len(read_episodes(dataset)) == 2, "what was interrupted is not kept"
-    more = robot_command(where, folder, *words, "episodes=3", "seconds=1", "reset_seconds=0")
-    text = said(more)
-    assert more.returncode == 0 and "episode 3 of 3" in text, text
+        operator.close()
     episodes = read_episodes(dataset)
-    assert len(episodes) == 3 and len(episodes.episode(2)["action"]) > 10
+    assert len(episodes) == 3, "what was interrupted is not kept"
+    assert len(episodes.episode(2)["action"]) > 10
 
 
 def robot_command(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:

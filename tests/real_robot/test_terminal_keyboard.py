@@ -92,7 +92,7 @@ TRAIN += ["learner=sac", "learner.hidden=[8]", "learner.batch_size=8", "reward=c
 TRAIN += ["data.actors=1", "data.when_behind=skip", "data.warmup_steps=20", "data.utd_ratio=0.2"]
 # Of a busy machine that also runs tests.
 TRAIN += ["env.robot.fresh.hold=2", "env.robot.fresh.stop=6", "env.robot.fresh.state=4"]
-TRAIN += ["steps=150", "log_every=10", "eval_every=0", "save_every=0", "eval.num_envs=1"]
+TRAIN += ["steps=90", "log_every=10", "eval_every=0", "save_every=0", "eval.num_envs=1"]
 TRAIN += ["eval.episodes=1", "env.horizon=40", "video=false"]
 
 
