@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.teleop.hold_to_run import EVENT
 from tests.real_robot.operators import Operator
 from tests.real_robot.test_daemon import PATIENT, until
-from tests.real_robot.test_deploy import CROWDED, said, start
+from tests.real_robot.test_deploy import CROWDED
 from tests.real_robot.test_env import robot
 
 
@@ -71,18 +72,29 @@ def test_the_arm_moves_while_the_space_bar_is_held(terminal: Operator, tmp_path:
     assert summary["episodes"][0]["interventions"]["hold_to_run"] > 0
 
 
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("hold_to_run=true", "there is no terminal whose key could be held"),
+        (
+            "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}",
+            "add hold_to_run=true",
+        ),
+    ],
+)
 def test_without_a_terminal_or_without_the_mode_it_is_one_line(
-    tmp_path: Path, folder: Path
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    reason: str,
 ) -> None:
-    words = ("robot=sim", "demonstrator=reach")
-    deploy = start(tmp_path, folder, *words, "hold_to_run=true")
-    text = said(deploy)
-    assert deploy.returncode == 2 and "there is no terminal whose key could be held" in text
-    (tmp_path / "out").rename(tmp_path / "before")
-    device = "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}"
-    deploy = start(tmp_path, folder, *words, device)
-    text = said(deploy)
-    assert deploy.returncode == 2 and "add hold_to_run=true" in text
+    words = ["deploy", "robot=sim", "demonstrator=reach", word, "yes=true"]
+    with Path(os.devnull).open() as nothing, pytest.raises(SystemExit) as left:
+        monkeypatch.setattr("sys.stdin", nothing)
+        main([*words, f"out={tmp_path / 'out'}", f"folder={folder}"])
+    assert left.value.code == 2 and reason in capsys.readouterr().err
 
 
 def test_a_step_of_training_waits_for_the_hand(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
-from embodied.real_robot.teleop.hold_to_run import DaemonMailbox
 from embodied.real_robot.teleop.takeover import Takeover
 from tests.real_robot.operators import Hand
 from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within
@@ -202,18 +201,6 @@ def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -
         hand.press(0)
         until(lambda: says(False), "let go")
     os.close(hand.pipe)
-
-
-def test_a_mailbox_that_is_made_anew_is_found(tmp_path: Path) -> None:
-    box = DaemonMailbox(tmp_path / "x", PERSON)
-    assert box.newest() is None
-    Mailbox(tmp_path / "x", PERSON, VERSION, create=True)
-    first = box.newest()
-    assert first is not None and box.newest() is first
-    (tmp_path / "x").rename(tmp_path / "old")
-    Mailbox(tmp_path / "x", PERSON, VERSION, create=True)
-    assert box.newest() is not first
-    box.close()
 
 
 def test_an_arm_without_tool_motions_is_refused(deployment: Any) -> None:
