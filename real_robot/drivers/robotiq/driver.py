@@ -21,7 +21,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from embodied.core.bounds import Bound, Fraction
 from embodied.core.build import ConfigError, Node, build
@@ -48,21 +48,6 @@ class Status:
     position: int
 
 
-class Wire(Protocol):
-    """A wire to a gripper, for one exchange at a time; DriverError where the gripper does not
-    answer."""
-
-    def open(self) -> None: ...
-
-    def command(self, active: bool, position: int, speed: int, force: int) -> None:
-        """Set the outputs; a gripper that is not `active` forgets its activation."""
-        ...
-
-    def status(self) -> Status: ...
-
-    def close(self) -> None: ...
-
-
 def crc(data: bytes) -> bytes:
     """Modbus' CRC-16, low byte first."""
     value = 0xFFFF
@@ -74,7 +59,8 @@ def crc(data: bytes) -> bytes:
 
 
 class Modbus:
-    """`timeout` (s) of an exchange."""
+    """A serial wire to a gripper, for one exchange of up to `timeout` s at a time. DriverError where
+    the gripper does not answer; one that is told not to be active forgets its activation."""
 
     def __init__(self, path: str, baud: int = 115200, timeout: float = 0.1) -> None:
         self.port = SerialPort(path, baud)
@@ -119,7 +105,7 @@ class Modbus:
 
 
 class UrSocket:
-    """The gripper program of a UR controller (Robotiq's URCap) at `host`."""
+    """A wire as `Modbus`: the gripper program of a UR controller (Robotiq's URCap) at `host`."""
 
     def __init__(self, host: str, port: int = PORT, timeout: float = 0.5) -> None:
         self.where = (host, port)
@@ -207,7 +193,7 @@ class WithRobotiq(Driver):
         self.joints = self.arm.joints
         self.sensed = self.arm.sensed
         self.falls_when_released = self.arm.falls_when_released  # type: ignore[misc]
-        self.wire: Wire = (
+        self.wire = (
             Modbus(config.port) if config.wire == "serial" else UrSocket(config.host, config.socket)
         )
         self._thread: threading.Thread | None = None

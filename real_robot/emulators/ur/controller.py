@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError
@@ -43,21 +43,10 @@ class Registers:
         return [float(self.values.get(name, 0.0)) for name in names]
 
 
-class Program(Protocol):
-    """One that was sent to the arm. It stops with `brake` (rad/s^2), and is `free` (in freedrive)
-    or not."""
-
-    brake: float
-    free: bool
-
-    def tick(self, joints: UrJoints, registers: Registers) -> str:
-        """Why it ends; empty while it goes on."""
-        ...
-
-
 class Following:
     """`embodied.real_robot.drivers.ur.driver.program`: follows registers 24 to 29; integer 24
-    beats, 25 is 1 for freedrive, in which a person (a test) sets `joints.q`."""
+    beats, 25 is 1 for freedrive, in which a person (a test) sets `joints.q`. It stops with `brake`
+    (rad/s^2)."""
 
     def __init__(self, code: str, registers: Registers) -> None:
         self._most = int(re.findall(r"still > (\d+)", code)[0])
@@ -70,6 +59,7 @@ class Following:
         self.free = False
 
     def tick(self, joints: UrJoints, registers: Registers) -> str:
+        """Why it ends; empty while it goes on."""
         beat = registers.integer(24)
         self._begun = self._begun or (beat != self._beat and beat > 0)
         self._still, self._beat = (self._still + 1 if beat == self._beat else 0), beat
@@ -371,7 +361,7 @@ class FakeUR:
         self.split = self.mute = self.garble = False
         self.protocol, self.bits, self.mode, self.busy = 2, 1, 7, 0.0
         self.joints, self.registers = UrJoints(frequency, q), Registers()
-        self.program: Program | None = None
+        self.program: Following | ControlScript | None = None
         self.code, self.halted, self.runtime = "", "", STOPPED
         self.asked: list[str] = []
         """What the dashboard was asked for."""
