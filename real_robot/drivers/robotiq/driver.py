@@ -59,7 +59,7 @@ def crc(data: bytes) -> bytes:
 
 
 class Modbus:
-    """A serial wire to a gripper, for one exchange of up to `timeout` s at a time. DriverError where
+    """A serial wire to a gripper, for one exchange of up to `timeout` s at a time. DriverError if
     the gripper does not answer; one that is told not to be active forgets its activation."""
 
     def __init__(self, path: str, baud: int = 115200, timeout: float = 0.1) -> None:
