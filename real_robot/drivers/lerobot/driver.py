@@ -39,6 +39,8 @@ from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, S
 from embodied.real_robot.ipc.mailbox import memory_folder
 
 BRIDGE = Path(__file__).with_name("bridge.py")
+FULL = 200.0  # from -100 to 100
+SLACK = 0.035  # rad (2 degrees) outside of what calibration found that are not yet a mistake
 GONE = 3.0  # s for the process to hold the arm and end
 INSTALL = "pip install lerobot in a virtual environment, and give its interpreter: python=PATH"
 
@@ -204,9 +206,6 @@ def span_of(ready: Mapping[str, Any], key: str) -> float | None:
     return None if found is None else (found[1] - found[0]) / 4095
 
 
-FULL = 200.0  # from -100 to 100
-
-
 @dataclass(frozen=True)
 class Joint:
     """A joint of LeRobot's and its unit. The unit `range` is from -100 to 100."""
@@ -286,10 +285,6 @@ class Units:
         ends = self.rad(np.array(self.ends).T)
         low, high = ends.min(0), ends.max(0)
         return (low, high) if np.isfinite(ends).any() else None
-
-
-SLACK = 0.035  # rad (2 degrees) outside of what calibration found that are not yet a mistake
-__all__ = ["Config", "LeRobotDriver"]
 
 
 @dataclass(frozen=True, kw_only=True)
