@@ -35,7 +35,12 @@ from embodied.real_robot.ipc.external_state import ExternalStateWriter
 
 
 def answer_all(hand: FrankaGripperServer) -> None:
-    """Let `hand` answer what a stop, or the next motion, breaks off."""
+    """Let `hand` answer what a stop, or the next motion, breaks off.
+
+    A real hand replies "aborted"; that of franky-sim 1.0 does not. Then the caller's thread waits
+    for ever, and in libfranka each waiting thread holds the connection for 10 ms at a time: after a
+    few aborted motions every command is late by tenths of a second.
+    """
     for name in ("stop", "_start_motion"):
         setattr(hand, name, _after_answering(hand, getattr(hand, name)))
 

@@ -30,9 +30,11 @@ from embodied.real_robot.teleop.terminal import Terminal
 
 
 class OperatorThread(ABC):
-    """The device is opened at once (the error of `_open` is raised), and looked at from `start` on.
-    As a context: until its end. One thread opens and reads it: a gamepad's library insists on
-    that."""
+    """A thread of the operator's terminal: looks at a device, writes into the daemon's folder.
+
+    The device is opened at once (the error of `_open` is raised), and looked at from `start` on. As
+    a context: until its end. One thread opens and reads it: a gamepad's library insists on that.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
