@@ -95,13 +95,15 @@ def goes_on_in_the_same_folder(
     """Without a terminal and with a recorder that is killed; then the third one, and Ctrl-C in the
     fourth."""
     dataset = where / "demos"
-    code, text = robot(capsys, *words, "episodes=2", "seconds=1", "reset_seconds=0", "yes=true")
+    more = ("episodes=2", "seconds=1", "reset_seconds=0", "yes=true", f"logs={where / 'enough'}")
+    code, text = robot(capsys, *words, *more)
     assert code == 2 and "has 2 episodes already; for ten more: episodes=12" in text
     more = robot_command(
         where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0", "robot.picture=4.0"
     )
     try:
-        status = until(lambda: in_mode(folder, "RUNNING"), "it runs")
+        status = until(lambda: in_mode(folder, "RUNNING") or more.poll(), "it runs")
+        assert more.poll() is None, said(more)
         os.kill(status["recorder"]["pid"], signal.SIGKILL)
         assert len(read_episodes(dataset)) == 2, "what was finished is there"
         more.send_signal(signal.SIGINT)
