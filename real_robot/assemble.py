@@ -10,7 +10,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError, Node, build, printable, shown
 from embodied.embodiments.controller import Controller
-from embodied.embodiments.kinematics.arms_file import forward_of
+from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.homing import Homing

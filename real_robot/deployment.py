@@ -28,7 +28,7 @@ from embodied.core.build import (
     shown,
 )
 from embodied.embodiments.named_controllers import arm_of_kinematics, controller_node
-from embodied.real_robot.cameras.camera import Side
+from embodied.real_robot.cameras.sources import Side
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig

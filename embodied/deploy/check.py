@@ -16,9 +16,8 @@ from embodied.core.policy import Policy
 from embodied.deploy.site import Site
 from embodied.policies.abilities import without_reflex
 from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
-from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
-from embodied.real_robot.cameras.sources import FIRST_IMAGE
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, CameraError
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.policy.compatibility import (

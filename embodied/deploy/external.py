@@ -28,9 +28,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.deploy.site import as_trained, emulated
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import tool_target
-from embodied.real_robot.cameras.camera import Frame, fitted
 from embodied.real_robot.cameras.shared_frames import FrameReader
-from embodied.real_robot.cameras.sources import FIRST_IMAGE
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
 from embodied.real_robot.daemon.folders import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
@@ -40,7 +39,7 @@ from embodied.real_robot.policy.decider import observe_state
 from embodied.real_robot.policy.observer import names_of
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
-TARGETS = "embodied.embodiments.joint_targets.JointTargets"
+TARGETS = "embodied.embodiments.joint_position.JointTargets"
 OPENING = 0.08  # m, of a hand whose driver does not say how far it opens
 Numbers = dict[str, float]
 

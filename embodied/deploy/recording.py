@@ -10,8 +10,8 @@ from embodied.core.build import ConfigError
 from embodied.deploy.session import DISCARDED, KEPT, LOOK, WHOLE, Session, Status, Stopped
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import DISCARD, VERSION
-from embodied.real_robot.teleop.episode_keys import EpisodeKeys, Key
 from embodied.real_robot.teleop.teleop import Device
+from embodied.real_robot.teleop.terminal import EpisodeKeys, Key
 
 
 class TeleopSession(Session):

@@ -60,9 +60,6 @@ class Config:
     def __post_init__(self) -> None:
         if not (np.asarray(self.low) < np.asarray(self.high)).all():
             raise ConfigError("cartesian_pose: low must be below high on every axis")
-        numbers = (self.dt, self.pace, self.turn_pace, self.speed, self.lead, self.lead_turn)
-        if min(*numbers, self.damping, self.weight, self.iterations) <= 0 or self.pull < 0:
-            raise ConfigError("cartesian_pose: all numbers but pull have to be above 0")
 
 
 class CartesianPose(Controller):

@@ -14,7 +14,7 @@ import numpy as np
 
 from embodied.core.bounds import Positive
 from embodied.core.build import registered
-from embodied.embodiments.arrays import Floats, constant, namespace
+from embodied.embodiments.arrays import Floats, constant, namespace, shortened
 from embodied.embodiments.controller import Controller, Reference
 from embodied.embodiments.kinematics.chain import Point
 
@@ -56,8 +56,7 @@ class Flight(Controller):
         config = self.config
         xp = namespace(q)
         ahead = reference["q"][:, :3] + config.speed * config.dt * action - q[:, :3]
-        length = xp.clip(xp.linalg.norm(ahead, axis=1, keepdims=True), 1e-12, None)
-        place = q[:, :3] + ahead * xp.clip(config.lead / length, None, 1.0)
+        place = q[:, :3] + shortened(ahead, config.lead)
         # Already outside the box (on the ground): an action of zero does not move it.
         before = reference["q"][:, :3]
         low = xp.minimum(constant(config.low, q), before)

@@ -9,22 +9,16 @@ from embodied.core.bounds import Positive
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.embodiments.arrays import Floats, namespace
 from embodied.embodiments.controller import Controller, Reference
-from embodied.embodiments.kinematics.arms_file import read_arms_file
+from embodied.embodiments.kinematics.arm import read_arms_file
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of several arms as one robot."""
 
-    arms: str  # file that places the arms (embodiments.kinematics.arms_file)
+    arms: str  # file that places the arms (embodiments.kinematics.arm)
     controllers: dict[str, Node]  # node of each arm's controller, by its prefix
     dt: Positive = 0.05  # control period of all controllers, s
-
-
-def _usual_dt(node: Node) -> float:
-    """The default of `dt` of a controller's node; one with this value did not name another."""
-    kind = resolve(node["_target_"], Controller)
-    return get_type_hints(kind.__init__)["config"].dt
 
 
 class Joined(Controller):
@@ -43,7 +37,11 @@ class Joined(Controller):
         self.arms = table.arms
         self.config = config
         for name, node in config.controllers.items():
-            if node.get("dt") not in (None, config.dt) and node["dt"] != _usual_dt(node):
+            if node.get("dt") in (None, config.dt):
+                continue
+            kind = resolve(node["_target_"], Controller)
+            usual = get_type_hints(kind.__init__)["config"].dt  # with it, none was named
+            if node["dt"] != usual:
                 raise ConfigError(f"controllers.{name}.dt={node['dt']} should be dt={config.dt:g}")
         nodes = config.controllers.items()
         self.parts = {name: build({**node, "dt": config.dt}, Controller) for name, node in nodes}

@@ -1,10 +1,16 @@
-"""JointPosition: absolute joint targets as actions, of any arm, batched.
+"""Joint spaces: JointPosition, JointDelta and JointTargets, with joint targets as results, batched.
+
+JointPosition has absolute joint targets as actions, of any arm:
 
     target_i = low_i + (a_i + 1) / 2 (high_i - low_i)                an action in [-1, 1]
     target_i = a_i                                                   `action` "rad" or "deg"
 
 The target is kept within the joint limits, the speed limit and `lead` of the measured position, so
 an action that jumps moves the arm no faster than its speed.
+
+JointDelta has joint velocities as actions: the set-point of joint i moves by dt speed_i a_i in a
+control step, a in [-1, 1]. It stays within `lead` of the measured position, which bounds the torque
+of a position-controlled joint.
 """
 
 from __future__ import annotations
@@ -15,11 +21,11 @@ from typing import Literal
 
 import numpy as np
 
-from embodied.core.bounds import NonNegative, Number, Positive, PositiveFraction
+from embodied.core.bounds import Count, NonNegative, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError
+from embodied.embodiments import fr3
 from embodied.embodiments.arrays import Floats, constant, namespace
 from embodied.embodiments.controller import Controller, Reference
-from embodied.embodiments.joint_delta import within_lead
 from embodied.embodiments.kinematics.arm import load_arm
 
 DEGREE = np.pi / 180
@@ -47,8 +53,6 @@ class Config:
     lead: Positive = 0.5  # how far the target may be from the measured position, rad or m
 
     def __post_init__(self) -> None:
-        if min(self.dt, self.speed, self.lead) <= 0 or self.speed > 1:
-            raise ConfigError("joint_position: dt, speed and lead above 0, speed up to 1")
         if self.action != "normalized" and (self.low or self.high or self.degrees):
             raise ConfigError(
                 f"joint_position: action={self.action} takes joint positions as they are; low, "
@@ -126,3 +130,72 @@ class JointPosition(Controller):
         if not np.isfinite(row).all():
             raise ConfigError(f"joint_position: {name} should be finite numbers")
         return row
+
+
+@dataclass(frozen=True)
+class JointDeltaConfig:
+    """Settings of joint velocities, one number per joint. The hand keeps its opening."""
+
+    dt: Positive = 0.1  # control period, s
+    speed: tuple[Positive, ...] = (0.6, 0.6, 0.2, 0.6, 0.1, 0.2, 0.1)  # of an action of 1, rad/s
+    lead: tuple[Positive, ...] = (0.1,) * 7  # how far set-points may be ahead, rad
+    low: tuple[Number, ...] = tuple(fr3.LOWER + 0.05)  # smallest set-points, rad
+    high: tuple[Number, ...] = tuple(fr3.UPPER - 0.05)  # largest set-points, rad
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.speed), len(self.lead), len(self.low), len(self.high)}
+        if len(sizes) > 1:
+            raise ConfigError("joint_delta: speed, lead, low and high need one number per joint")
+
+
+class JointDelta(Controller):
+    """The action space of an arm without a hand: one velocity per joint."""
+
+    def __init__(self, config: JointDeltaConfig) -> None:
+        self.config = config
+        self.names = tuple(f"velocity{i + 1}" for i in range(len(config.speed)))
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
+        [B, n] in [-1, 1] and measured joint positions `q` [B, n]."""
+        config = self.config
+        xp = namespace(q)
+        target = reference["q"] + config.dt * constant(config.speed, q) * action
+        target = within_lead(target, q, constant(config.lead, q))
+        target = xp.clip(target, constant(config.low, q), constant(config.high, q))
+        return target, reference["width"], {"q": target, "width": reference["width"]}
+
+
+def within_lead(target: Floats, q: Floats, lead: Floats) -> Floats:
+    """Joint targets [B, n], at most `lead` [n] from the measured positions `q` [B, n]."""
+    return q + namespace(q).clip(target - q, -lead, lead)
+
+
+@dataclass(frozen=True)
+class JointTargetsConfig:
+    """Settings of joint targets."""
+
+    joints: Count  # number of joints
+    hand: bool = True  # the last element is the hand's opening
+    dt: Positive = 0.05  # control period, s
+
+
+class JointTargets(Controller):
+    """Joint positions themselves, for programs that command them. Actions are rad (m for sliding
+    joints), not numbers in [-1, 1], and the opening of the hand in m. Nothing is limited here: the
+    safety chain does that."""
+
+    def __init__(self, config: JointTargetsConfig) -> None:
+        self.config = config
+        hand = ("width",) if config.hand else ()
+        self.names = (*(f"q{i}" for i in range(1, config.joints + 1)), *hand)
+
+    def __call__(
+        self, action: Floats, q: Floats, reference: Reference
+    ) -> tuple[Floats, Floats, Reference]:
+        """Joint targets [B, n] (rad, m), hand widths [B] (m) and the next reference."""
+        joints = action[:, : self.config.joints]
+        width = action[:, -1] if self.config.hand else reference["width"]
+        return joints, width, {"q": joints, "width": width}

@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.core.build import ConfigError, Node, nearest
-from embodied.embodiments import so101_delta, ur5e_delta
+from embodied.embodiments.cartesian_delta import So101Config, Ur5eConfig
 from embodied.embodiments.kinematics.arm import is_arm_file
 
 PLACE = "embodied.embodiments"
 NAMES = ("cartesian_delta", "cartesian_pose", "joint_position")
 DELTAS = {
     "fr3": f"{PLACE}.cartesian_delta.CartesianDelta",
-    "so101": f"{PLACE}.so101_delta.So101Delta",
-    "ur5e": f"{PLACE}.ur5e_delta.Ur5eDelta",
+    "so101": f"{PLACE}.cartesian_delta.So101Delta",
+    "ur5e": f"{PLACE}.cartesian_delta.Ur5eDelta",
 }
 BOXES: dict[str, Node] = {
     "fr3": {},
-    "so101": {"low": so101_delta.Config.low, "high": so101_delta.Config.high, "weight": 0.1},
-    "ur5e": {"low": ur5e_delta.Config.low, "high": ur5e_delta.Config.high},
+    "so101": {"low": So101Config.low, "high": So101Config.high, "weight": 0.1},
+    "ur5e": {"low": Ur5eConfig.low, "high": Ur5eConfig.high},
 }
 """Workspaces of the arms of this repository (m); an arm of five joints cannot hold every turn."""
 

@@ -22,7 +22,7 @@ from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Positiv
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles
 from embodied.core.spec import Leaf, Spec
-from embodied.embodiments import cartesian_delta, fr3, joint_delta
+from embodied.embodiments import cartesian_delta, fr3
 from embodied.embodiments.cartesian_delta import CartesianDelta
 from embodied.embodiments.joint_delta import JointDelta
 from embodied.envs.fr3.base import TaskInstance, compile_scene, mocaps, write_joints
@@ -55,7 +55,7 @@ class Config:
     """Settings of contact-rich FR3 tasks.
 
     `softest` keeps the damping ratio, as a robot's driver does; `acceleration` is as in the limits
-    of the safety chain. `speed` and `lead`: see `embodied.embodiments.joint_delta`.
+    of the safety chain. `speed` and `lead`: see `embodied.embodiments.joint_position`.
     """
 
     task: str = "channel"  # which task: channel, or another with touch sensors
@@ -68,8 +68,8 @@ class Config:
     damping: Springs = (50.0, 50.0, 50.0, 50.0, 30.0, 25.0, 15.0)  # likewise, N m s/rad
     softest: Share = 0.1  # factor of stiffness at the action -1
     acceleration: Positive = 8.0  # of the set-points, rad/s2
-    speed: tuple[Positive, ...] = joint_delta.Config.speed  # velocity of an action of 1, rad/s
-    lead: tuple[Positive, ...] = joint_delta.Config.lead  # how far set-points may be ahead, rad
+    speed: tuple[Positive, ...] = JointDeltaConfig.speed  # velocity of an action of 1, rad/s
+    lead: tuple[Positive, ...] = JointDeltaConfig.lead  # how far set-points may be ahead, rad
     threads: Count = 2  # CPU threads
     seed: CountOrZero = 0  # of the random numbers
 
@@ -92,7 +92,7 @@ class Fr3Contact(MujocoVecEnv):
         model = compile_scene(self.what, pictures=False)
         write_joints(model, {"stiffness": config.stiffness, "damping": config.damping})
         self.controller = JointDelta(
-            joint_delta.Config(dt=self.dt, speed=config.speed, lead=config.lead)
+            JointDeltaConfig(dt=self.dt, speed=config.speed, lead=config.lead)
         )
         vector = tuple(parameter.name for parameter in self.given.parameters)
         names = (*(f"velocity{i + 1}" for i in range(JOINTS)), "stiffness")

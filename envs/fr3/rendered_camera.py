@@ -19,7 +19,7 @@ from embodied.envs.fr3.base import RenderScene, TaskInstance, addresses, mocaps
 from embodied.envs.mujoco.batch_env import Floats
 from embodied.envs.mujoco.cameras import Cameras
 from embodied.envs.spaces import Ranges
-from embodied.real_robot.cameras.camera import Scene
+from embodied.real_robot.cameras.sources import Scene
 
 
 @dataclass(frozen=True)

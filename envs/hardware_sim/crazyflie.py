@@ -38,4 +38,4 @@ class Crazyflie(Process):
     """`start` tells the driver its `uri`, and its `tracker` where one sees it."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__("embodied.envs.hardware_sim.crazyflie_main", config, "Crazyflie")
+        super().__init__("embodied.envs.hardware_sim.crazyflie_flight", config, "Crazyflie")

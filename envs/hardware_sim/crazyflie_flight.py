@@ -1,32 +1,115 @@
-"""Quadrotor physics behind CRTP over UDP: the simulated Crazyflie's body and radio.
+"""Quadrotor physics behind CRTP over UDP: the simulated Crazyflie: its body, radio and process.
 
 The firmware's rules are in `embodied.real_robot.emulators.crazyflie.firmware`; the flight
-controller is that of `embodied.envs.quadrotor.dynamics`. Time is real as far as the
-machine keeps up.
+controller is that of `embodied.envs.quadrotor.cascade_controller`. Time is real as far as the
+machine keeps up. A policy on board is the exported C code, compiled for this machine: the same two
+headers that the firmware would run, called at the same rate, within the same distance of the goal.
 """
 
 from __future__ import annotations
 
+import ctypes
+import re
 import select
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
-from embodied.embodiments.crazyflie import GRAVITY, VEHICLES
+from embodied.embodiments.crazyflie import BOX, GRAVITY, VEHICLES, Vehicle
 from embodied.envs.hardware_sim.crazyflie import Config
-from embodied.envs.hardware_sim.crazyflie_onboard import Onboard
-from embodied.envs.quadrotor.dynamics import Pilot, numbers
+from embodied.envs.quadrotor.cascade_controller import Pilot
+from embodied.envs.quadrotor.dynamics import numbers
+from embodied.real_robot.emulators.crazyflie.crtp import Setpoint, Vector
 from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
 from embodied.real_robot.emulators.crazyflie.firmware import Firmware, Measured
 from embodied.real_robot.emulators.crazyflie.server import Server
-from embodied.real_robot.emulators.crazyflie.setpoint import Setpoint, Vector
-from embodied.real_robot.emulators.physics_link import Pace
+from embodied.real_robot.emulators.process import Pace, answer, settings
 from embodied.real_robot.ipc.external_state import ExternalStateWriter
+
+MAIN = """\
+#include "policy_flight.h"
+static policy_flight_t flight;
+void begin(void);
+bool step(const float *, const float *, const float *, const float *, float *);
+void begin(void) { policy_flight_begin(&flight); }
+bool step(const float *place, const float *q, const float *v, const float *w, float *thrust)
+{
+    return policy_flight_step(&flight, place, q, v, w, thrust);
+}
+"""
+HASH = re.compile(r"uint32_t hash = (0x[0-9a-f]{8})u")
+
+
+class Onboard:
+    """The app that `embodied export RUN --to FOLDER --crazyflie` wrote. ConfigError."""
+
+    def __init__(self, folder: Path, vehicle: Vehicle) -> None:
+        self.vehicle = vehicle
+        self.flies = False
+        source = folder / "src"
+        try:
+            found = HASH.search((source / "policy_controller.c").read_text())
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} holds no app of a Crazyflie's firmware: {error}"
+            ) from error
+        self.hash = 0 if found is None else int(found[1], 16)
+        self.library = _compiled(source)
+
+    def step(self, measured: Measured, attitude: Tensor, goal: Vector) -> Tensor | None:
+        """Commands of the motors [4, 1] in [-1, 1]; None where it strays or what it is given is not
+        finite, and another has to fly.
+
+        `attitude` [4]: w, x, y, z.
+        """
+        place = [here - there for here, there in zip(measured.place, goal, strict=True)]
+        if not all(abs(each) <= BOX for each in place):
+            self.flies = False
+            return None
+        if not self.flies:
+            self.library.begin()
+        thrust = (ctypes.c_float * 4)()
+        given = (place, attitude.tolist(), measured.velocity, measured.rates)
+        self.flies = bool(
+            self.library.step(*((ctypes.c_float * len(each))(*each) for each in given), thrust)
+        )
+        if not self.flies:
+            return None
+        least, *more = self.vehicle.thrust
+        most = least + sum(more)
+        speeds = [self.vehicle.speed(min(max(each, least), most)) for each in thrust]
+        return 2 * torch.tensor(speeds)[:, None] - 1
+
+
+def _compiled(source: Path) -> ctypes.CDLL:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise ConfigError("a policy on board of a emulator needs a C compiler (cc)")
+    with tempfile.TemporaryDirectory() as scratch:
+        main = Path(scratch) / "main.c"
+        library = Path(scratch) / "onboard.so"
+        main.write_text(MAIN)
+        words = [compiler, "-std=c99", "-O2", f"-I{source}", "-shared", "-fPIC", str(main), "-lm"]
+        done = subprocess.run(
+            [*words, "-o", str(library)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ConfigError(f"{compiler} refuses {source}: {done.stderr.strip()[:300]}")
+        loaded = ctypes.CDLL(str(library))
+        loaded.step.restype = ctypes.c_bool
+        return loaded
+
 
 STEP = 0.01  # s of physics, and between two looks of the firmware
 BEHIND = 0.25  # s that are caught up with at most: after a stall the world goes on late
@@ -226,3 +309,23 @@ class Air:
 
 def _vector(values: np.ndarray) -> Vector:
     return (float(values[0]), float(values[1]), float(values[2]))
+
+
+AGE = 1.0  # s: a busy machine is no fault here
+
+
+def main(folder: str) -> None:
+    """Say where it can be reached, and fly; a tracker's numbers are in `folder`."""
+    config = settings(Config)
+    air = Air(config, Path(folder) if config.external else None)
+    said: dict[str, Any] = {"uri": air.uri}
+    if config.external:
+        target = "embodied.real_robot.ipc.external_state.ExternalStateReader"
+        said["tracker"] = {"_target_": target, "folder": folder, "names": PLACES, "age": AGE}
+    over = threading.Event()
+    threading.Thread(target=answer, args=(said, air.pace.behind, over), daemon=True).start()
+    air.serve(over)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -21,15 +21,47 @@ from xml.etree import ElementTree
 import mujoco
 import numpy as np
 from franky_sim import SimulationServer
+from franky_sim.franka_gripper_protocol import GripperCommandStatus
+from franky_sim.franka_gripper_server import FrankaGripperServer
+from franky_sim.franka_server import BaseCommand
 from franky_sim.mujoco_simulator import MujocoSimulator
 
 from embodied.core.build import build
 from embodied.envs.fr3.base import addresses, mocaps
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.envs.hardware_sim.franka import Config
-from embodied.envs.hardware_sim.franka_hand import answer_all
-from embodied.real_robot.emulators.physics_link import Pace, answer, settings
+from embodied.real_robot.emulators.process import Pace, answer, settings
 from embodied.real_robot.ipc.external_state import ExternalStateWriter
+
+
+def answer_all(hand: FrankaGripperServer) -> None:
+    """Let `hand` answer what a stop, or the next motion, breaks off.
+
+    A real hand replies "aborted"; that of franky-sim 1.0 does not. Then the caller's thread waits
+    for ever, and in libfranka each waiting thread holds the connection for 10 ms at a time: after a
+    few aborted motions every command is late by tenths of a second.
+    """
+    for name in ("stop", "_start_motion"):
+        setattr(hand, name, _after_answering(hand, getattr(hand, name)))
+
+
+def _after_answering(hand: FrankaGripperServer, do: Any) -> Any:
+    def answered(*args: Any) -> None:
+        kept: dict[str, Any] = vars(hand)
+        if kept["_pending_command_id"] is not None:
+            BaseCommand.send_response(
+                kept["_pending_tcp_socket"],
+                kept["_pending_command_type"],
+                kept["_pending_command_id"],
+                GripperCommandStatus.kAborted,
+                command_type_struct="H",
+                status_type_struct="H",
+            )
+            kept["_pending_command_id"] = None
+        do(*args)
+
+    return answered
+
 
 STEP = 0.001  # s of physics
 LOOK = 0.01  # s from one look at the things to the next
@@ -75,7 +107,8 @@ class Things:
 def main(folder: Path) -> None:
     """Run until standard input ends. `folder` gets the states of the things."""
     config = settings(Config)
-    host = config.host if config.host else _address()
+    # A loopback address that nobody else is likely to have
+    host = config.host or "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
     said: dict[str, Any] = {"host": host}
     things = (
         None
@@ -87,7 +120,11 @@ def main(folder: Path) -> None:
         if things is not None:
             things.put(sim.worldbody)
         with SimulationServer(sim, hostname_candidates=[host]) as server:
-            model, data = _model_with_firm_friction(sim)
+            model, data = sim.model, sim.data
+            assert model is not None and data is not None
+            # Firm friction, as in training; else held things creep out of the hand
+            model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+            model.opt.impratio = 10.0
             for robot in server.robot_servers:
                 if robot.gripper_server is not None:
                     answer_all(robot.gripper_server)
@@ -101,17 +138,6 @@ def main(folder: Path) -> None:
                     "age": AGE,
                 }
             _run(server, said, (lambda: things.look(model, data)) if things is not None else None)
-
-
-def _model_with_firm_friction(sim: MujocoSimulator) -> tuple[mujoco.MjModel, mujoco.MjData]:
-    """Return model and data with firm friction, as in training; else held things creep out of the
-    hand."""
-    model = sim.model
-    data = sim.data
-    assert model is not None and data is not None
-    model.opt.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-    model.opt.impratio = 10.0
-    return model, data
 
 
 def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
@@ -132,11 +158,6 @@ def _run(server: SimulationServer, said: dict[str, Any], look: Any) -> None:
             looked = now
             look()
         time.sleep(pace.next())
-
-
-def _address() -> str:
-    """A loopback address that nobody else is likely to have."""
-    return "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,13 @@ from typing import Any
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.shared_frames import FrameWriter
-from embodied.real_robot.cameras.sources import FIRST_IMAGE, make_camera, measured_scene
+from embodied.real_robot.cameras.sources import (
+    FIRST_IMAGE,
+    CameraError,
+    make_camera,
+    measured_scene,
+)
 from embodied.real_robot.control.main import on_daemon_exit
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError

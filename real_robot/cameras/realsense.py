@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from embodied.core.bounds import Bound, Positive
-from embodied.real_robot.cameras.camera import CameraError, Frame, Side, Source
+from embodied.real_robot.cameras.sources import CameraError, Frame, Side, Source
 
 TIMEOUT = 2000  # ms without a frame, after which the camera is gone
 FIRST = 10  # times as long for the first one, while the camera starts

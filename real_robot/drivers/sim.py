@@ -84,7 +84,7 @@ class Sim(Driver):
         self.random = np.random.default_rng(config.seed)
         self.kept: deque[tuple[ArmState, float]] = deque()
         self.connected = False
-        self._hold: Holds | None = None
+        self._hold: JointHold | ToolHold | None = None
         self.world = None if config.world is None else build(config.world, World)
         self.sensed = () if self.world is None else self.world.names
 
@@ -151,7 +151,7 @@ class Sim(Driver):
         self._run()
         self.stop()
 
-    def _held(self) -> Holds:
+    def _held(self) -> JointHold | ToolHold:
         if self._hold is None:
             raise DriverError("the simulated arm is not connected")
         return self._hold
@@ -212,24 +212,6 @@ def arm_spec(
 SMALL = 1e-4  # c: near a singularity the posture's torques fade out
 
 
-class Holds(Protocol):
-    """Holds an arm that is compiled into `model` between two commands."""
-
-    springs: Springs
-
-    def aim(self, q: Floats) -> None:
-        """Put the springs' rest to joint targets [7] (rad)."""
-        ...
-
-    def gains(self, stiffness: Floats, damping: Floats) -> None:
-        """Set stiffness and damping [m] of the springs; zero stiffness lets go."""
-        ...
-
-    def run(self, steps: int) -> None:
-        """Run `steps` steps of the physics."""
-        ...
-
-
 class Arm:
     """The FR3 in a compiled model: addresses of its joints' positions, velocities and servos."""
 
@@ -255,15 +237,18 @@ class JointHold:
         self.springs = Springs("joints", stiffness, damping, np.full(len(stiffness), np.inf))
 
     def aim(self, q: Floats) -> None:
+        """Put the springs' rest to joint targets [7] (rad)."""
         self.arm.data.ctrl[self.arm.servos] = q
 
     def gains(self, stiffness: Floats, damping: Floats) -> None:
+        """Set stiffness and damping [m] of the springs; zero stiffness lets go."""
         model, servos = self.arm.model, self.arm.servos
         model.actuator_gainprm[servos, 0] = stiffness
         model.actuator_biasprm[servos, 1] = -stiffness
         model.actuator_biasprm[servos, 2] = -damping
 
     def run(self, steps: int) -> None:
+        """Run `steps` steps of the physics."""
         mujoco.mj_step(self.arm.model, self.arm.data, steps)
 
 

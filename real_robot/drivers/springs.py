@@ -12,7 +12,6 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from embodied.core.bounds import Bound
-from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
 
@@ -29,11 +28,6 @@ class Tool:
     force: Gain = 30.0  # largest pull on the place, N
     torque: Gain = 5.0  # largest pull on the turn, N m
     elbow: Gain = 10.0  # of the motion that leaves the tool where it is, N m/rad
-
-    def __post_init__(self) -> None:
-        values = (self.stiffness, self.turning, self.force, self.torque, self.elbow)
-        if not all(0 < value <= 3000 for value in values):
-            raise ConfigError("tool: stiffness, turning, force, torque, elbow above 0, up to 3000")
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,28 @@
-"""An emulator in a process of its own, which ends with the process that started it."""
+"""An emulator in a process of its own, which ends with the process that started it.
+
+The last part is the emulator's side: settings in, reply out, and pacing of simulation steps.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from embodied.core.build import Node, build
+from embodied.core.build import Node, build, parse
 from embodied.core.children import module_command
 from embodied.real_robot.daemon.child import last_words
 from embodied.real_robot.drivers.driver import DriverError
@@ -43,7 +51,7 @@ class Emulator(ABC):
 class Process(Emulator):
     """`python -m module FOLDER` reads `config` (a dataclass) as a line of JSON from its standard
     input, answers with a line of settings for the driver, and then does what
-    `embodied.real_robot.emulators.physics_link.answer` says. The folder is its own, in memory, and
+    `answer` says. The folder is its own, in memory, and
     goes when it does; `name` is for people."""
 
     def __init__(self, module: str, config: Any, name: str) -> None:
@@ -164,3 +172,48 @@ class JoinedEmulators(Emulator):
     def stop(self) -> None:
         for part in self.parts.values():
             part.stop()
+
+
+S = TypeVar("S")
+
+
+def settings(kind: type[S]) -> S:
+    """The dataclass `kind`, from the first line of standard input."""
+    return parse(kind, json.loads(sys.stdin.readline()), "emulator")
+
+
+def answer(
+    said: dict[str, Any],
+    behind: Callable[[], float] = lambda: 0.0,
+    over: threading.Event | None = None,
+) -> None:
+    """Tell `said`, and then to every line of standard input how far `behind` real time its world is
+    (s), until the input ends: that is `over`."""
+    try:
+        print(json.dumps(said), flush=True)
+        while os.read(0, 256):  # not sys.stdin: a thread in it would spoil the process's last words
+            print(json.dumps({"behind": behind()}), flush=True)
+    finally:
+        if over is not None:
+            over.set()
+
+
+class Pace:
+    """When the next step of `step` s is `due` (s, monotonic). Up to `most` s are caught up with;
+    the world goes on later by the rest."""
+
+    def __init__(self, step: float, most: float = math.inf) -> None:
+        self.step, self.most = step, most
+        self.due, self.lost = time.monotonic(), 0.0
+
+    def next(self) -> float:
+        """After a step: s until the next one."""
+        now = time.monotonic()
+        self.due += self.step
+        late = max(0.0, now - self.due - self.most)
+        self.due, self.lost = self.due + late, self.lost + late
+        return max(0.0, self.due - now)
+
+    def behind(self) -> float:
+        """s that this world has lost so far."""
+        return self.lost + max(0.0, time.monotonic() - self.due)

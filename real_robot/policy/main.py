@@ -22,8 +22,8 @@ from embodied.core.errors import RemoteError
 from embodied.policies.abilities import without_reflex
 from embodied.policies.remote.address import PACKAGE
 from embodied.real_robot.assemble import open_channels, tool_target
-from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.control.main import on_daemon_exit
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment

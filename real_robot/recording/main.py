@@ -27,9 +27,8 @@ from embodied.real_robot.assemble import (
     open_flight_recorder,
     tool_target,
 )
-from embodied.real_robot.cameras.frame_history import FrameHistory
 from embodied.real_robot.cameras.policy_images import image_sizes
-from embodied.real_robot.cameras.shared_frames import FrameReader
+from embodied.real_robot.cameras.shared_frames import FrameHistory, FrameReader
 from embodied.real_robot.control.main import on_daemon_exit
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment

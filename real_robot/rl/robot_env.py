@@ -25,8 +25,8 @@ from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import Step, VecEnv
 from embodied.core.tensors import Tensors
 from embodied.real_robot.assemble import build_chain, tool_target
-from embodied.real_robot.cameras.camera import CameraError, fitted
-from embodied.real_robot.cameras.env_images import EnvImages
+from embodied.real_robot.cameras.policy_images import EnvImages
+from embodied.real_robot.cameras.sources import CameraError, fitted
 from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver

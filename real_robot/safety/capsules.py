@@ -20,7 +20,7 @@ import yaml
 
 from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, parse
-from embodied.embodiments.kinematics.arms_file import ArmsFile, Placed, read_arms_file
+from embodied.embodiments.kinematics.arm import ArmsFile, Placed, read_arms_file
 from embodied.embodiments.kinematics.chain import Joint
 from embodied.real_robot.control.arm_state import Floats
 

@@ -11,19 +11,133 @@ from __future__ import annotations
 import os
 import select
 import struct
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
+
+import numpy as np
 
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, Node, build
-from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT
-from embodied.real_robot.teleop.operator_thread import DaemonMailbox, OperatorThread
+from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION
 from embodied.real_robot.teleop.terminal import Terminal
+
+
+class OperatorThread(ABC):
+    """A thread of the operator's terminal: looks at a device, writes into the daemon's folder.
+
+    The device is opened at once (the error of `_open` is raised), and looked at from `start` on. As
+    a context: until its end. One thread opens and reads it: a gamepad's library insists on that.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.problem: Exception | None = None
+        self._folder: Path | None = None
+        self._opened = threading.Event()
+        self._go = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._opened.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def start(self, folder: Path) -> None:
+        """Start for the daemon in `folder`; raises the error of `_begin`."""
+        self._folder = folder
+        self._opened.clear()
+        self._go.set()
+        self._opened.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open the device. ConfigError."""
+
+    @abstractmethod
+    def _begin(self, folder: Path) -> None:
+        """Begin to read the device. ConfigError."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Look once, and wait a moment."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close what `_open` opened."""
+
+    def _run(self) -> None:
+        try:
+            self._open()
+        except Exception as error:  # it is raised in the thread that waits
+            self.problem = error
+            return
+        finally:
+            self._opened.set()
+        try:
+            self._go.wait()
+            if self._folder is not None and not self._done.is_set() and self._begun(self._folder):
+                while not self._done.is_set():
+                    self._look()
+        finally:
+            self._close()
+
+    def _begun(self, folder: Path) -> bool:
+        try:
+            self._begin(folder)
+        except Exception as error:
+            self.problem = error
+        finally:
+            self._opened.set()
+        return self.problem is None
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._done.set()
+        self._go.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DaemonMailbox:
+    """A mailbox of the daemon's folder, which a daemon that starts again makes anew."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.file = -1
+        self.mailbox: Mailbox | None = None
+
+    def newest(self) -> Mailbox | None:
+        """The one that is there now; None where no daemon runs."""
+        with suppress(OSError, MailboxError):
+            file = os.stat(self.path).st_ino
+            if self.mailbox is None or file != self.file:
+                self.close()
+                self.mailbox = Mailbox(self.path, self.dtype, VERSION, create=False)
+                self.mailbox.receive()  # its count goes on
+                self.file = file
+            return self.mailbox
+        return None
+
+    def close(self) -> None:
+        if self.mailbox is not None:
+            self.mailbox.close()
+        self.mailbox = None
+
 
 LOOK = 0.02  # s between two looks at a button
 EVENT = struct.Struct("@llHHi")  # struct input_event of <linux/input.h>
@@ -31,6 +145,36 @@ SYN = 0
 KEY = 1
 DROPPED = 3
 SPACE: Node = {"_target_": "embodied.real_robot.teleop.hold_to_run.TerminalKey"}
+
+
+class DeviceFile:
+    """A file of the kernel's that a device writes to. ConfigError with `hint` where it cannot be
+    read."""
+
+    def __init__(self, path: str, what: str, hint: str) -> None:
+        try:
+            self.file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise ConfigError(
+                f"the {what} {path} cannot be read ({error.strerror}): {hint}"
+            ) from error
+
+    def fileno(self) -> int:
+        return self.file
+
+    def read(self, size: int, hear: Callable[[bytes], None]) -> bool:
+        """Let `hear` have all that is there; False where the device is gone."""
+        try:
+            while data := os.read(self.file, size):
+                hear(data)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        os.close(self.file)
 
 
 class HoldDevice(ABC):
@@ -62,8 +206,6 @@ class TerminalKeyConfig:
     def __post_init__(self) -> None:
         if len(self.key) != 1 or not self.key.isascii() or not self.key.isprintable():
             raise ConfigError(f"key={self.key!r} should be one character, such as ' ' or 'h'")
-        if not 0 < self.repeat <= 0.25:
-            raise ConfigError(f"repeat={self.repeat:g} should be above 0, at most 0.25 s")
 
 
 class TerminalKey(HoldDevice):
@@ -126,10 +268,6 @@ class InputKeyConfig:
     path: str  # /dev/input/by-id/..., that this user may read
     code: Annotated[int, Bound(0, 767)]  # of its key, KEY_... as evtest shows it
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.code < 0x300:
-            raise ConfigError(f"code={self.code} should be from 0 to 767 (`evtest` shows it)")
-
 
 class InputKey(HoldDevice):
     """A foot pedal, button or key of a Linux input device: pressed and let go are said by the
@@ -139,40 +277,20 @@ class InputKey(HoldDevice):
         self.config = config
         self.down = False
         self.hint = f"hold key {config.code} of {config.path} down"
-        try:
-            self.file = os.open(config.path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError as error:
-            raise ConfigError(
-                f"the input device {config.path} cannot be read ({error.strerror}): see "
-                "/dev/input/by-id, and who may read it (group input)"
-            ) from error
+        hint = "see /dev/input/by-id, and who may read it (group input)"
+        self.file = DeviceFile(config.path, "input device", hint)
 
     def begin(self) -> None:
         """Begin to read; keys that were pressed before do not count."""
-        self._read()
+        self.file.read(64 * EVENT.size, self._hear)
         self.down = False
 
     def held(self) -> bool:
         select.select([self.file], [], [], LOOK)
-        if not self._read():
+        if not self.file.read(64 * EVENT.size, self._hear):
             self.down = False
             time.sleep(LOOK)
         return self.down
-
-    def _read(self) -> bool:
-        """Hear all events that are there; False where the device is gone."""
-        with suppress(BlockingIOError):
-            while True:
-                try:
-                    data = os.read(self.file, 64 * EVENT.size)
-                except BlockingIOError:
-                    raise
-                except OSError:
-                    return False
-                if not data:
-                    return False
-                self._hear(data)
-        return True
 
     def _hear(self, data: bytes) -> None:
         for _, _, kind, code, value in EVENT.iter_unpack(
@@ -184,7 +302,7 @@ class InputKey(HoldDevice):
                 self.down = False
 
     def close(self) -> None:
-        os.close(self.file)
+        self.file.close()
 
 
 class Beats:

@@ -1,16 +1,19 @@
-"""Terminal: the keys of this process's terminal, one by one, for one reader at a time."""
+"""Terminal: the keys of this process's terminal, one by one, for one reader at a time; among them
+those that end, keep and discard the episodes of a recording, as in LeRobot's record command.
+"""
 
 from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import re
 import select
 import sys
 import termios
 import tty
 from contextlib import suppress
 from multiprocessing.util import Finalize
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from embodied.core.build import ConfigError
 
@@ -88,3 +91,49 @@ def restore(file: int, before: list[Any]) -> None:
     Terminal.readers.discard(file)
     with suppress(termios.error):
         termios.tcsetattr(file, termios.TCSAFLUSH, before)
+
+
+Key = Literal["", "next", "discard", "stop"]
+HINT = "right arrow: end and keep; left arrow: discard; Esc: keep, and stop recording"
+KEYS: dict[bytes, Key] = {
+    b"\x1b[C": "next",
+    b"\x1bOC": "next",
+    b"\x1b[D": "discard",
+    b"\x1bOD": "discard",
+    b"\x1b": "stop",
+}
+ONE = re.compile(rb"\x1b(?:\[[0-9;]*[ -~]|O[ -~])?|.", re.DOTALL)
+
+
+class EpisodeKeys:
+    """Keys of this process's terminal, as a context; without one (or in its background) none is
+    ever pressed. Ctrl-C works as before. `used` is False where the device reads the terminal
+    itself."""
+
+    def __init__(self, file: int | None = None, used: bool = True) -> None:
+        self.terminal = Terminal(file)
+        self.there = used and self.terminal.foreground
+
+    def __enter__(self) -> Self:
+        if self.there:
+            self.terminal.begin()
+        return self
+
+    def pressed(self) -> Key:
+        """The newest key since the last call; never waits."""
+        key: Key = ""
+        while self.there and (typed := self.terminal.read()) != b"":
+            self.there = typed is not None
+            key = keys(typed or b"") or key
+        return key
+
+    def __exit__(self, *_: object) -> None:
+        self.terminal.close()
+
+
+def keys(typed: bytes) -> Key:
+    """The last of the keys in what a terminal sent: an escape alone, or an arrow, which is an
+    escape with more behind it, as other keys are that mean nothing here."""
+    found: list[bytes] = ONE.findall(typed)
+    known: list[Key] = [KEYS[each] for each in found if each in KEYS]
+    return known[-1] if known else ""

@@ -16,11 +16,7 @@ import yaml
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3, so101, ur5e
 from embodied.embodiments.arrays import Floats
-from embodied.embodiments.kinematics.arm import (
-    load_arm,
-    read_arm_file,
-    write_arm_file,
-)
+from embodied.embodiments.kinematics.arm import load_arm, read_arm_file, write_arm_file
 from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
 from embodied.embodiments.kinematics.from_mujoco import (
     Route,
@@ -101,6 +97,9 @@ def test_it_is_what_was_written_by_hand() -> None:
     random = np.random.default_rng(1)
     mj, ends = model_of("fr3")
     joints, hand = read_joints(mj, find_route(mj, **ends))
+    for i, name in enumerate(fr3.JOINTS):
+        assert mj.joint(name).range.tolist() == [fr3.LOWER[i], fr3.UPPER[i]]
+        assert mj.jnt_actfrcrange[mj.joint(name).id, 1] == fr3.TORQUE[i]
     place = np.array(hand.place) + np.reshape(hand.turn, (3, 3)) @ [0, 0, fr3.TOOL]
     q = random.uniform(fr3.LOWER, fr3.UPPER, (20, 7))
     pairs = zip(Chain(joints, Frame(tuple(place), hand.turn))(q), fr3.forward(q), strict=True)
@@ -194,7 +193,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_bad_arm_files(tmp_path: Path) -> None:
-    good = yaml.safe_load(read_text())
+    good = yaml.safe_load((ROOT / "embodied" / "embodiments" / "so101_arm.yaml").read_text())
     for change, says in (
         ({"format": "embodied-arm-9"}, "write it again with embodied robot describe"),
         ({"home": [9.0] * 5}, "home between them"),
@@ -207,10 +206,6 @@ def test_bad_arm_files(tmp_path: Path) -> None:
             load_arm(str(file))
     with pytest.raises(ConfigError, match="known are fr3, so101, ur5e"):
         load_arm("xarm7")
-
-
-def read_text() -> str:
-    return (ROOT / "embodied" / "embodiments" / "so101_arm.yaml").read_text()
 
 
 def test_a_chain_refuses_a_tree() -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from franky_sim import SimulationServer
@@ -52,12 +51,7 @@ class ReflexArm:
         assert self._process.stdout.readline() == "up\n"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(30)

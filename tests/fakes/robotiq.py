@@ -14,10 +14,9 @@ import struct
 import threading
 import time
 import tty
-from types import TracebackType
 from typing import Self
 
-from embodied.real_robot.drivers.robotiq.wires import (
+from embodied.real_robot.drivers.robotiq.driver import (
     ACTIVATE,
     GO,
     INPUTS,
@@ -82,12 +81,7 @@ class SerialGripper:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         os.close(self.ours)
@@ -134,12 +128,7 @@ class SocketGripper:
         threading.Thread(target=self._serve, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.close()
 
     def _serve(self) -> None:

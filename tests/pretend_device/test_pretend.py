@@ -78,10 +78,6 @@ def allowed() -> None:
     assert x.tolist()[0] == [1, 3, 1, 1]
 
 
-def test_it_allows_what_cuda_allows(on_device: Call) -> None:
-    on_device(allowed)
-
-
 def learnt(device: str) -> list[torch.Tensor]:
     """Weights after a few steps of Adam and what a saved copy of them answers, on the CPU."""
     torch.manual_seed(0)
@@ -106,10 +102,6 @@ def same_as_cpu() -> None:
         assert torch.equal(a, b)
 
 
-def test_it_computes_what_the_cpu_computes(on_device: Call) -> None:
-    on_device(same_as_cpu)
-
-
 def views() -> None:
     x = there(3, 4)
     x[1:].mul_(2)
@@ -121,10 +113,6 @@ def views() -> None:
     leaf = there(2).requires_grad_()
     (leaf.expand(3, 2)[1:] ** 2).sum().backward()
     assert leaf.grad is not None and leaf.grad.tolist() == [4, 4]
-
-
-def test_views_share_memory(on_device: Call) -> None:
-    on_device(views)
 
 
 def generators() -> None:
@@ -141,10 +129,6 @@ def generators() -> None:
     drawn = torch.randn(3, device=DEVICE, generator=own)
     module.manual_seed(5)
     assert torch.equal(torch.randn(3, device=DEVICE), drawn)
-
-
-def test_it_has_generators_of_its_own(on_device: Call) -> None:
-    on_device(generators)
 
 
 WAITS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -207,5 +191,7 @@ def moved() -> None:
     assert torch.ones(2).pin_memory().is_pinned() and not torch.ones(2).is_pinned()
 
 
-def test_it_counts_launches_and_copies_and_can_forbid_waits(on_device: Call) -> None:
-    on_device(moved)
+@pytest.mark.parametrize("check", [allowed, same_as_cpu, views, generators, moved])
+def test_it_does_what_cuda_does(on_device: Call, check: Callable[[], None]) -> None:
+    """What it allows, computes, shares, draws, counts and forbids."""
+    on_device(check)

@@ -8,8 +8,8 @@ import signal
 import time
 
 from embodied.real_robot.daemon.requests import MOST_BYTES, Request, Verb
+from embodied.real_robot.emulators.servos.bus import Faults
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
-from tests.fakes.servo_bus import Faults
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, raw, until

@@ -28,10 +28,10 @@ from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
-from tests.fakes.servo_bus import FakeBus
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, until
 from tests.real_robot.test_decide import GOAL, SPEC

@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
-from embodied.real_robot.cameras.camera import CameraError, Picture
-from embodied.real_robot.cameras.frame_history import KEPT, FrameHistory
-from embodied.real_robot.cameras.shared_frames import FrameReader, FrameWriter, camera_mailbox
+from embodied.real_robot.cameras.shared_frames import (
+    KEPT,
+    FrameHistory,
+    FrameReader,
+    FrameWriter,
+    camera_mailbox,
+)
+from embodied.real_robot.cameras.sources import CameraError, Picture
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec

@@ -20,7 +20,7 @@ from embodied.real_robot.drivers.servos.calibration import (
     motors_of,
     save_lerobot,
 )
-from tests.fakes.servo_bus import FakeBus
+from embodied.real_robot.emulators.servos.bus import FakeBus
 
 IDS = {"shoulder_pan": 1, "elbow_flex": 2, "gripper": 3}
 MIDDLES, ENDS = (2300, 1800, 2500), (700, 500, 300)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.embodiments.flight import Config as FlightConfig
 from embodied.embodiments.flight import Flight
 from embodied.envs.hardware_sim.crazyflie_flight import PLACES
@@ -27,6 +28,7 @@ from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
 from embodied.real_robot.safety.limits import Limiter
+from tests.builders import wait_until
 from tests.fakes.crazyflie import FakeCrazyflie
 
 PATIENT, TICK = 60.0, 0.02
@@ -55,11 +57,7 @@ def driver(fake: FakeCrazyflie, **settings: Any) -> Crazyflie:
 
 def until(so: Callable[[], Any], what: str, do: Callable[[], Any] = lambda: None) -> None:
     """Until `so`, while `do` is done at 50 Hz."""
-    deadline = time.monotonic() + PATIENT
-    while not so():
-        assert time.monotonic() < deadline, f"never so: {what}"
-        do()
-        time.sleep(TICK)
+    wait_until(lambda: so() or (do(), False)[1], what, PATIENT, TICK)
 
 
 def towards(arm: Crazyflie, q: list[float]) -> Callable[[], None]:
@@ -81,14 +79,9 @@ def take_off(arm: Crazyflie, fake: FakeCrazyflie, height: float = 0.4) -> None:
 
 def fault(arm: Crazyflie, q: list[float] | None = None) -> str:
     """What reading and writing it says, as soon as it says anything."""
-    deadline = time.monotonic() + PATIENT
-    while time.monotonic() < deadline:
-        try:
-            towards(arm, [0.0, 0.0, 0.4, 0.0] if q is None else q)()
-        except DriverError as error:
-            return str(error)
-        time.sleep(TICK)
-    raise AssertionError("no fault")
+    with pytest.raises(DriverError) as error:
+        until(lambda: False, "a fault", towards(arm, q or [0.0, 0.0, 0.4, 0.0]))
+    return str(error.value)
 
 
 def test_it_takes_off_follows_and_lands(fake: FakeCrazyflie) -> None:
@@ -208,21 +201,17 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
 
 
 def test_limits_that_its_own_controller_does_not_keep(fake: FakeCrazyflie) -> None:
-    fast = Limits(**{**vars_of(LIMITS), "velocity": (1.0, 1.5, 1.0, 1.0)})
+    fast = replace(LIMITS, velocity=(1.0, 1.5, 1.0, 1.0))
     with driver(fake) as arm:
         arm.check(LIMITS)
         with pytest.raises(DriverError, match=r"velocity of y is 1.5 m/s, its own controller"):
             arm.check(fast)
 
 
-def vars_of(limits: Limits) -> dict[str, Any]:
-    return {name: getattr(limits, name) for name in limits.__dataclass_fields__}
-
-
 def test_settings_that_make_no_sense() -> None:
     for wrong in ({"low": 0.0}, {"command": "rpm"}, {"hover": -1.0}):
         with pytest.raises(ConfigError):
-            Config("udp://127.0.0.1:1", **({"low": 3.2} | wrong))
+            parse(Config, {"uri": "udp://127.0.0.1:1", "low": 3.2} | wrong, "driver")
 
 
 class Bench:

@@ -16,10 +16,7 @@ from cflib.crtp.crtpstack import CRTPPacket
 from embodied.envs.hardware_sim.crazyflie import Config
 from embodied.envs.hardware_sim.crazyflie_flight import STEP, Flown
 from embodied.real_robot.emulators.crazyflie import crtp
-from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
-from embodied.real_robot.emulators.crazyflie.firmware import Firmware, State
-from embodied.real_robot.emulators.crazyflie.server import Server
-from embodied.real_robot.emulators.crazyflie.setpoint import (
+from embodied.real_robot.emulators.crazyflie.crtp import (
     OFF,
     Order,
     Setpoint,
@@ -27,6 +24,9 @@ from embodied.real_robot.emulators.crazyflie.setpoint import (
     legacy,
     order,
 )
+from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware, State
+from embodied.real_robot.emulators.crazyflie.server import Server
 
 FRAMES = 100_000
 UP = Setpoint("place", "place", "angle", (0.0, 0.0, 0.5))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +14,7 @@ from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.datasets.collect import CollectConfig, collect
-from embodied.envs.fr3.env import Config as Fr3Config
-from embodied.envs.fr3.env import Fr3
-from embodied.envs.fr3.rendered_camera import Config as PosedConfig
-from embodied.envs.fr3.rendered_camera import RenderedCamera
-from embodied.real_robot.cameras.camera import CameraError, Source
+from embodied.real_robot.cameras.sources import CameraError, Source
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.wrappers.added_observations import PICTURE
@@ -36,24 +31,6 @@ CAMERA = {
         "size": SIZE,
     },
 }
-
-
-def test_a_posed_picture_is_the_simulations() -> None:
-    world = Fr3(Fr3Config("lift", 2, drawing="light", threads=1))
-    obs = world.reset(4)
-    names = world.spec.obs["state"].names
-    posed = RenderedCamera(PosedConfig("lift", size=SIZE))
-    with pytest.raises(RuntimeError, match="show"):
-        posed.picture()
-    for row in (0, 1):
-        values = dict(zip(names, obs["state"][row].double().tolist(), strict=True))
-        q = np.array([values[f"q{i}"] for i in range(1, 8)])
-        posed.show(q, values["width"], values)
-        ours = posed.picture().astype(int)
-        theirs = world.render_batch(torch.tensor([row]), SIZE)[0].numpy().astype(int)
-        assert np.abs(ours - theirs).mean() < 0.2 and np.ptp(ours) > 100, "but for float32"
-    posed.close()
-    world.close()
 
 
 @pytest.fixture(scope="module")

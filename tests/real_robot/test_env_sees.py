@@ -22,7 +22,7 @@ from embodied.envs.fr3.env import Fr3
 from embodied.envs.fr3.rendered_camera import Config as PosedConfig
 from embodied.envs.fr3.rendered_camera import RenderedCamera
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.cameras.camera import CameraError
+from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from tests.real_robot.test_env import PATIENT, robot

@@ -11,8 +11,8 @@ import pytest
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
-from embodied.real_robot.cameras.camera import CameraError
 from embodied.real_robot.cameras.policy_images import PolicyImages
+from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.recorder import recorded_spec
@@ -72,6 +72,8 @@ def test_rendered_scenes_show_what_was_measured() -> None:
     drawn = {"_target_": "embodied.real_robot.cameras.sources.Rendered", "scene": scene}
     with PolicyImages(world.spec, {"front": drawn}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
+        with pytest.raises(RuntimeError, match="show"):
+            eyes.scenes[0].picture()
         q = np.array([values[f"q{i}"] for i in range(1, 8)])
         eyes.scenes[0].show(q, values["width"], values)
         ours, theirs = eyes.read()["front"], obs["front"][0].numpy()

@@ -36,7 +36,6 @@ from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.errors import explain
 from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
-from embodied.real_robot.drivers.springs import Tool
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
@@ -107,6 +106,21 @@ def robot_time(arm: Franka) -> float:
     return arm._tick / 1000
 
 
+def later(arm: Franka, seconds: float) -> None:
+    """Read on until that much of the robot's time is over."""
+    began = robot_time(arm)
+    wait_until(lambda: (arm.read(), robot_time(arm) > began + seconds)[1], "later")
+
+
+def tool_of(q: Any) -> Any:
+    return fr3.forward(q[None])[0][0]
+
+
+def away(arm: Franka, place: Any) -> float:
+    """How far the tool is from `place`, m."""
+    return float(np.linalg.norm(tool_of(arm.read().q) - place))
+
+
 def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
     """Lead the arm to `to`, `until` a share of the way, in time of its own."""
     start = arm.read().q
@@ -129,22 +143,18 @@ def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
     holds where it is told to stop."""
     with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
         to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-        place = fr3.forward(to[None])[0][0]
+        place = tool_of(to)
         follow(arm, to, 0.5)
-
-        def away() -> float:
-            return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
-
-        wait_until(lambda: away() < 0.01, "the tool there")
+        wait_until(lambda: away(arm, place) < 0.01, "the tool there")
         follow(arm, to - 0.2, 1.0, until=0.4)
         arm.stop()
         wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
-        place = fr3.forward(arm.read().q[None])[0][0]
-        began = robot_time(arm)
-        wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.2)[1], "later")
-        assert away() < 0.01
-    with pytest.raises(ConfigError, match="tool: stiffness"):
-        Tool(stiffness=0.0)
+        place = tool_of(arm.read().q)
+        later(arm, 0.2)
+        assert away(arm, place) < 0.01
+    with pytest.raises(ConfigError) as error:
+        build(node(**settings, tool={"stiffness": 0.0}), Driver)
+    assert error.value.key == "stiffness"
 
 
 @pytest.mark.parametrize("tool", [None, {"stiffness": 600.0, "turning": 40.0}])
@@ -158,8 +168,8 @@ def test_becomes_softer_while_it_holds(
         arm.stiffen(0.3 * high)
         gains = arm._motion.get_gains().stiffness
         assert np.allclose(gains if tool is None else np.diag(gains), 0.3 * high)
-        began, here = robot_time(arm), arm.read().q
-        wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.3)[1], "later")
+        here = arm.read().q
+        later(arm, 0.3)
         assert np.abs(arm.read().q - here).max() < 0.02
         with pytest.raises(DriverError, match="was asked for a stiffness"):
             arm.stiffen(1.1 * high)
@@ -173,35 +183,31 @@ def test_released_it_carries_its_weight_and_follows_nothing(
     with build(node(**settings, tool=tool), Franka) as arm:
         assert not arm.falls_when_released
         arm.release()
-        start, began = arm.read().q, robot_time(arm)
-        wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.3)[1], "later")
+        start = arm.read().q
+        later(arm, 0.3)
         arm.write(start + 0.1, arm.width)  # nothing of ours does: no spring pulls it there
-        wait_until(lambda: (arm.read(), robot_time(arm) > began + 1.0)[1], "a second later")
+        later(arm, 0.7)
         here = arm.read().q
         assert np.abs(here - start).max() < 0.02, "it neither falls nor follows"
         arm.engage()
         to = here + 0.05
         follow(arm, to, 0.5)
-        place = fr3.forward(to[None])[0][0]
-
-        def away() -> float:
-            return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
-
-        wait_until(lambda: away() < 0.01, "it follows again")
+        wait_until(lambda: away(arm, tool_of(to)) < 0.01, "it follows again")
 
 
-def test_a_latched_stop_lets_go_of_the_table(tmp_path: Path) -> None:
-    """franky-sim says no contact force: the pull of the arm's own springs is looked at."""
+@pytest.fixture
+def lonely() -> Iterator[Franka]:
+    """A Franka before an empty table, not connected."""
     emulator = Franky(FrankyConfig())
     arm = build(node(**emulator.start()), Franka)
-    try:
-        let_go_of_the_table(arm, tmp_path)
-    finally:
-        arm.close()
-        emulator.stop()
+    yield arm
+    arm.close()
+    emulator.stop()
 
 
-def let_go_of_the_table(arm: Franka, tmp_path: Path) -> None:
+def test_a_latched_stop_lets_go_of_the_table(lonely: Franka, tmp_path: Path) -> None:
+    """franky-sim says no contact force: the pull of the arm's own springs is looked at."""
+    arm = lonely
     run = control(arm, tmp_path)
     run.follower.controller = CartesianDelta(CartesianConfig(low=(0.28, -0.3, -0.1)))
     run.connect()
@@ -232,16 +238,12 @@ def let_go_of_the_table(arm: Franka, tmp_path: Path) -> None:
     turn_until(run, pressed, "it presses on the table")
     ask(run, tmp_path, Command.ESTOP)
     turn_until(run, lambda: run.chain.resting and pull() < 4.0, "it lets go")
-    for _ in range(100):
-        run.turn()
-        time.sleep(0.005)
+    turn_on(run, 100)
     assert pull() < 4.0
     ask(run, tmp_path, Command.RESET)
     assert run.mode == Mode.IDLE
     ask(run, tmp_path, Command.ARM)
-    for _ in range(100):
-        run.turn()
-        time.sleep(0.005)
+    turn_on(run, 100)
     assert run.mode == Mode.ARMED and pull() < 4.0
 
 
@@ -256,8 +258,7 @@ def test_stop_holds(arm: Franka) -> None:
     wait_until(lambda: np.abs(arm.read().dq).max() < 0.01, "at rest")
     rest = arm.read().q
     assert 0.1 < abs(rest[0] - start[0]) < 0.3  # it did not go on to where it was sent, nor back
-    began = robot_time(arm)
-    wait_until(lambda: (arm.read(), robot_time(arm) > began + 0.2)[1], "later")
+    later(arm, 0.2)
     assert np.abs(arm.read().q - rest).max() < 0.01
 
 
@@ -325,6 +326,12 @@ def control(driver: Franka, folder: Path) -> Control:
     chain = Chain(stages, Limiter(limits, dt))
     follower = ChunkFollower(CartesianDelta(CartesianConfig()), 0.05)
     return Control(driver, chain, follower, Channels.make(folder, 7, len(chain.names)))
+
+
+def turn_on(control: Control, turns: int) -> None:
+    for _ in range(turns):
+        control.turn()
+        time.sleep(0.005)
 
 
 def turn_until(control: Control, so: Callable[[], Any], what: str) -> None:

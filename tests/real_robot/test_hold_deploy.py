@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -18,134 +15,86 @@ from typing import Any
 import pytest
 import torch
 
+from embodied.cli import main
 from embodied.core.build import ConfigError
-from embodied.real_robot.daemon.client import ClientError, call
-from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.teleop.hold_to_run import EVENT
+from tests.real_robot.operators import Operator
 from tests.real_robot.test_daemon import PATIENT, until
-from tests.real_robot.test_deploy import ENV, PATIENTLY, said, start
+from tests.real_robot.test_deploy import CROWDED
 from tests.real_robot.test_env import robot
-
-CROWDED = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"  # nobody gets there
-
-
-class Terminal:
-    """`embodied deploy` on a pseudo-terminal, and who types there; `hand`: keeps the space bar
-    down, at 30 characters a second."""
-
-    def __init__(self, where: Path, folder: Path, *words: str) -> None:
-        self.folder, self.hand, self.text = folder, threading.Event(), b""
-        self.file, slave = pty.openpty()
-        command = [sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY]
-        command += [f"out={where / 'out'}", f"folder={folder}", "hold_to_run=true"]
-        # With fork, a pseudo-terminal would be no controlling one.
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command],
-            cwd=where,
-            env=ENV,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        )
-        os.close(slave)
-        self.done = threading.Event()
-        self.threads = [threading.Thread(target=run) for run in (self._type, self._read)]
-        for thread in self.threads:
-            thread.start()
-
-    def _type(self) -> None:
-        while not self.done.wait(0.033):
-            if self.hand.is_set():
-                os.write(self.file, b" ")
-
-    def _read(self) -> None:
-        while not self.done.is_set():
-            try:
-                self.text += os.read(self.file, 4096)
-            except OSError:  # the other side is closed
-                return
-
-    def says(self, words: str) -> None:
-        def said() -> bool:
-            assert self.process.poll() is None or words.encode() in self.text, self.text.decode()
-            return words.encode() in self.text
-
-        until(said, f"it says {words!r}")
-
-    def status(self) -> dict[str, Any] | None:
-        try:
-            return call(self.folder, Verb.STATUS, PATIENT).status
-        except ClientError:
-            return None
-
-    def mode(self, name: str) -> dict[str, Any]:
-        return until(
-            lambda: s if (s := self.status()) and s["mode"] == name else None, f"it is {name}"
-        )
-
-    def away(self, sent: list[float]) -> bool:
-        """Whether the arm was sent somewhere else by now."""
-        return self.mode("RUNNING")["sent"] != pytest.approx(sent, abs=1e-3)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.done.set()
-        typing, reading = self.threads
-        typing.join()
-        os.close(self.file)
-        reading.join()
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
-    made = Terminal(tmp_path, folder, "robot=sim", "demonstrator=reach", CROWDED, "seconds=600")
+def terminal(tmp_path: Path, folder: Path) -> Iterator[Operator]:
+    words = ("deploy", "robot=sim", "demonstrator=reach", CROWDED, "seconds=600")
+    more = ("hold_to_run=true", f"out={tmp_path / 'out'}")
+    made = Operator(tmp_path, folder, *words, *more)
     yield made
     made.close()
 
 
-def test_the_arm_moves_while_the_space_bar_is_held(terminal: Terminal, tmp_path: Path) -> None:
+def away(terminal: Operator, sent: list[float]) -> bool:
+    """Whether the arm was sent somewhere else by now."""
+    return terminal.mode("RUNNING")["sent"] != pytest.approx(sent, abs=1e-3)
+
+
+def test_the_arm_moves_while_the_space_bar_is_held(terminal: Operator, tmp_path: Path) -> None:
     terminal.says("Go on? [y/N]")
-    os.write(terminal.file, b"y\n")
+    terminal.types(b"y\n")
     terminal.says("hold the space bar down: the arm moves only then")
     first = terminal.mode("HOMING")["sent"]
     time.sleep(1.0)
     assert terminal.mode("HOMING")["sent"] == first, "nobody holds it: not even home"
-    terminal.hand.set()
+    terminal.space.set()
     terminal.mode("RUNNING")
     began = terminal.mode("RUNNING")["sent"]
-    until(lambda: terminal.away(began), "it moves")
-    terminal.hand.clear()
+    until(lambda: away(terminal, began), "it moves")
+    terminal.space.clear()
     terminal.says("LET GO")
-    time.sleep(2.0)
     held = terminal.mode("RUNNING")
+
+    def rests() -> bool:
+        nonlocal held
+        before, held = held, terminal.mode("RUNNING")
+        return held["sent"] == pytest.approx(before["sent"], abs=1e-9)
+
+    until(rests, "it comes to rest")
     time.sleep(0.5)
     still = terminal.mode("RUNNING")
     assert still["sent"] == pytest.approx(held["sent"], abs=1e-9) and not still["fault"]
     assert still["stages"]["hold_to_run"]["count"] > 0
-    terminal.hand.set()
-    until(lambda: terminal.away(still["sent"]), "it goes on")
-    os.write(terminal.file, b"\x03")
+    terminal.space.set()
+    until(lambda: away(terminal, still["sent"]), "it goes on")
+    terminal.types(b"\x03")
     assert terminal.process.wait(PATIENT) == 0, terminal.text.decode()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["episodes"][0]["interventions"]["hold_to_run"] > 0
 
 
-def test_without_a_terminal_or_without_the_mode_it_is_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
-    words = ("robot=sim", "demonstrator=reach")
-    deploy = start(tmp_path, folder, *words, "hold_to_run=true")
-    text = said(deploy)
-    assert deploy.returncode == 2 and "there is no terminal whose key could be held" in text
-    (tmp_path / "out").rename(tmp_path / "before")
-    device = "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}"
-    deploy = start(tmp_path, folder, *words, device)
-    text = said(deploy)
-    assert deploy.returncode == 2 and "add hold_to_run=true" in text
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("hold_to_run=true", "there is no terminal whose key could be held"),
+        (
+            "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}",
+            "add hold_to_run=true",
+        ),
+    ],
+)
+def test_without_a_terminal_or_without_the_mode_it_is_one_line(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    reason: str,
+) -> None:
+    words = ["deploy", "robot=sim", "demonstrator=reach", word, "yes=true"]
+    with Path(os.devnull).open() as nothing, pytest.raises(SystemExit) as left:
+        monkeypatch.setattr("sys.stdin", nothing)
+        main([*words, f"out={tmp_path / 'out'}", f"folder={folder}"])
+    assert left.value.code == 2 and reason in capsys.readouterr().err
 
 
 def test_a_step_of_training_waits_for_the_hand(tmp_path: Path) -> None:

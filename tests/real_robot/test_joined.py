@@ -19,7 +19,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import so101
 from embodied.embodiments.controller import Controller
-from embodied.embodiments.kinematics.arms_file import forward_of
+from embodied.embodiments.kinematics.arm import forward_of
 from embodied.real_robot.assemble import build_chain, build_regions
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.deployment import Deployment

@@ -11,8 +11,8 @@ import torch
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
-from embodied.embodiments.joint_delta import Config as DeltaConfig
-from embodied.embodiments.joint_delta import JointDelta
+from embodied.embodiments.joint_position import JointDelta
+from embodied.embodiments.joint_position import JointDeltaConfig as DeltaConfig
 from embodied.real_robot.control.chunk_check import ChunkCheck
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.rtc_alignment import RtcAlignment

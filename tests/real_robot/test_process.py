@@ -12,7 +12,7 @@ import pytest
 
 from embodied.commands.deploy import Pace
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.emulators import physics_link
+from embodied.real_robot.emulators import process as physics_link
 from embodied.real_robot.emulators.process import Process
 from embodied.real_robot.emulators.servos.bus import Config, ServoArm
 from embodied.real_robot.emulators.ur.controller import Config as UrConfig

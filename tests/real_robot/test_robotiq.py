@@ -7,8 +7,7 @@ import pytest
 from embodied.core.build import ConfigError, build
 from embodied.embodiments import fr3
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.drivers.robotiq.driver import Config, WithRobotiq
-from embodied.real_robot.drivers.robotiq.wires import Modbus, crc
+from embodied.real_robot.drivers.robotiq.driver import Config, Modbus, WithRobotiq, crc
 from tests.builders import wait_until
 from tests.fakes.robotiq import SerialGripper, SocketGripper
 

@@ -18,14 +18,16 @@ from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.drivers.servos import feetech_codec, serial_port
+from embodied.real_robot.drivers.servos import bus as serial_port
+from embodied.real_robot.drivers.servos.bus import SerialPort
+from embodied.real_robot.drivers.servos.codecs import FEETECH
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
-from embodied.real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.emulators.servos.bus import FakeBus, Faults, FeetechServo
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
 from embodied.real_robot.safety.limits import Limiter
-from tests.fakes.servo_bus import FakeBus, Faults, FeetechServo
+from tests.builders import wait_until
 
 START = (2100, 1500, 2500, 3000)
 TICK = math.tau / 4096
@@ -41,15 +43,6 @@ def config(protocol: Any, path: str, **changes: Any) -> Config:
     )
     plain = Config(protocol, path, joints, Hand(4, 2000, 3200, 0.06), timeout=0.1, watchdog=2.5)
     return dataclasses.replace(plain, **changes)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.005)
-    return False
 
 
 @BOTH
@@ -71,8 +64,8 @@ def test_it_connects_without_a_move_reads_and_follows(protocol: str, echo: bool)
             goal = first.q + np.array([0.3, -0.2, 0.1])
             arm.write(goal, 0.03)
             moving = arm.read()
-            assert until(lambda: float(np.abs(arm.read().q - goal).max()) <= TICK)
-            assert until(lambda: arm.read() is not None and abs(arm.width - 0.03) < 1e-4)
+            wait_until(lambda: float(np.abs(arm.read().q - goal).max()) <= TICK)
+            wait_until(lambda: arm.read() is not None and abs(arm.width - 0.03) < 1e-4)
             assert moving.dq[0] >= 0 and moving.dq[1] <= 0 and moving.dq[2] >= 0
         assert all(servo.table[servo.TORQUE] == 1 for servo in bus.servos.values()), "never off"
 
@@ -88,7 +81,7 @@ def test_signs_of_velocity_and_torque(protocol: str) -> None:
             seen.append(arm.read())
             return bool((np.abs(seen[-1].dq) > 0.2).all() and (np.abs(seen[-1].tau[:2]) > 0).all())
 
-        assert until(moving)
+        wait_until(moving)
         up = seen[-1].dq > 0
         assert up.all() or not up.any(), "all joints were sent the same way"
         assert (np.sign(seen[-1].tau[:2]) == np.sign(seen[-1].dq[:2])).all()
@@ -107,9 +100,7 @@ def test_a_percent_of_everything_going_wrong_is_survived(protocol: str) -> None:
                 arm.write(goal, 0.05)
                 assert np.abs(arm.read().q - begin).max() < 0.4, "nothing made up by noise"
             arm.write(begin, 0.05)
-            assert until(
-                lambda: arm.write(begin, 0.05) or np.abs(arm.read().q - begin).max() < TICK
-            )
+            wait_until(lambda: arm.write(begin, 0.05) or np.abs(arm.read().q - begin).max() < TICK)
             assert 0 < arm.wire.repeated < 150
 
 
@@ -137,7 +128,7 @@ def test_one_servo_that_no_longer_answers_and_the_others_are_held(protocol: str)
                 arm.read()
             arm.stop()
             held = [bus.servos[i] for i in (1, 3)]
-            assert until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))
+            wait_until(lambda: all(abs(s.goal() - s.at) < 1 for s in held))
             assert bus.servos[2].table[bus.servos[2].TORQUE] == 1
 
 
@@ -158,7 +149,7 @@ def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
             begin = arm.read().q
             assert servo.table[98] == 30
             arm.write(begin + np.array([2.0, 0, 0]), 0.05)  # four seconds away
-            assert until(lambda: servo.table[98] == 255)
+            wait_until(lambda: servo.table[98] == 255)
             there = servo.at
             assert START[0] < there < START[0] + 400, "it stopped on its way"
             with pytest.raises(
@@ -171,7 +162,7 @@ def test_the_watchdog_of_a_dynamixel_stops_it_and_the_driver_says_so() -> None:
             end = time.monotonic() + 0.8
             while time.monotonic() < end:
                 assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
-        assert until(lambda: servo.table[98] == 255), "nobody is there any more"
+        wait_until(lambda: servo.table[98] == 255, "nobody is there any more")
         with ServoBus(config("dynamixel", bus.path)) as arm:
             assert arm.read().q[0] == pytest.approx((there - 2048) * TICK, abs=100 * TICK)
 
@@ -186,7 +177,7 @@ def test_a_reset_wakes_watchdogs_that_noise_left_asleep_or_off() -> None:
         assert {servo.table[98] for servo in bus.servos.values()} == {125}
         q = arm.read().q
         goal = q + 0.05
-        assert until(lambda: _sent_and_there(arm, goal))
+        wait_until(lambda: _sent_and_there(arm, goal))
         bus.gone.add(2)
         with pytest.raises(DriverError, match="does not take"):
             arm.recover()
@@ -253,14 +244,14 @@ def test_ports_that_cannot_be_had(tmp_path: Path) -> None:
 
 
 def test_an_echo_is_dropped_and_nothing_else() -> None:
-    question = feetech_codec.read(2, 56, 2)
+    question = FEETECH.read(2, 56, 2)
     with FakeBus("feetech", START, Faults(echo=True)) as bus:
         port = SerialPort(bus.path, 1_000_000)
         port.open()
         for echo in (False, True):
             port.echo = echo
             port.write(question)
-            wanted = (b"" if echo else question) + feetech_codec.answer(2, 0, b"\xdc\x05")
+            wanted = (b"" if echo else question) + FEETECH.answer(2, 0, b"\xdc\x05")
             seen, end = b"", time.monotonic() + 5
             while len(seen) < len(wanted):
                 data = port.read(end)
@@ -293,6 +284,10 @@ def test_settings() -> None:
         build(node | {"joints": joints * 2}, Driver)
     with pytest.raises(ConfigError, match="sign"):
         build(node | {"joints": [joints[0] | {"sign": 0}]}, Driver)
+    hand = {"id": 4, "closed": 2000, "open": 3200, "width": 0.06, "force": 1.5}
+    with pytest.raises(ConfigError) as error:
+        build(node | {"hand": hand}, Driver)
+    assert error.value.key == "force"
 
 
 class Sum:
@@ -308,55 +303,6 @@ class Sum:
     ) -> tuple[Floats, Floats, Reference]:
         target = reference["q"] + action
         return target, reference["width"], {**reference, "q": target}
-
-
-@BOTH
-def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
-    protocol: str, tmp_path: Path
-) -> None:
-    limits = Limits(
-        low=(-2.0,) * 3,
-        high=(2.0,) * 3,
-        margin=(0.05,) * 3,
-        velocity=(2.0,) * 3,
-        acceleration=(10.0,) * 3,
-        jerk=(200.0,) * 3,
-        torque=(50.0,) * 3,
-        tracking=(1.5,) * 3,
-    )
-    fresh = Fresh(FreshConfig(hold=20.0, stop=30.0, state=10.0))
-    stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
-    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
-        chain = Chain(stages, Limiter(limits, 0.01))
-        here = Channels.make(tmp_path, 3, len(chain.names))
-        there = Channels.open(tmp_path, 3, len(chain.names))
-        control = Control(arm, chain, ChunkFollower(Sum(), 0.05), here)
-        arm.close()
-        control.connect()
-
-        def turns(count: int, wish: Command = Command.NOTHING) -> Mode:
-            request = there.request.fields
-            request["number"] += 1
-            request["command"] = wish
-            there.request.send()
-            for _ in range(count):
-                control.turn()
-                time.sleep(0.01)
-            return control.mode
-
-        assert control.arm is not None
-        begin = control.arm.q.copy()
-        control.follower.take(Chunk(np.full((64, 3), 0.005), time.monotonic(), time.monotonic()))
-        assert turns(2, Command.ARM) == Mode.ARMED
-        assert turns(100, Command.START) == Mode.RUNNING, control.fault
-        assert (arm.read().q - begin > 0.02).all(), "it moved"
-        bus.unplug()
-        assert turns(1) == Mode.ESTOP
-        assert "is gone" in control.fault and "check the cable" in control.fault
-        assert turns(5, Command.START) == Mode.ESTOP
-        assert turns(5, Command.RESET) == Mode.ESTOP, "nothing to reset while the wire is gone"
-        assert there.state.receive() and Mode(int(there.state.fields["mode"][0])) == Mode.ESTOP
-        assert "is gone" in there.state.fields["fault"][0].decode()
 
 
 LIMITS = Limits(
@@ -407,6 +353,27 @@ class Deployed:
         chunk = np.full((64, 3), 0.05 * speed)
         self.control.follower.take(Chunk(chunk, now, now))
         assert self.ask(Command.START, 25) == Mode.RUNNING, self.control.fault
+
+
+@BOTH
+def test_a_pulled_cable_is_a_latched_stop_of_the_control_process(
+    protocol: str, tmp_path: Path
+) -> None:
+    with FakeBus(protocol, START) as bus, ServoBus(config(protocol, bus.path)) as arm:
+        site = Deployed(arm, tmp_path)
+        control, state = site.control, site.there.state
+        assert control.arm is not None
+        begin = control.arm.q.copy()
+        site.running(0.1)
+        site.turn(25)
+        assert (arm.read().q - begin > 0.02).all(), "it moved"
+        bus.unplug()
+        assert site.turn(1) == Mode.ESTOP
+        assert "is gone" in control.fault and "check the cable" in control.fault
+        assert site.ask(Command.START, 5) == Mode.ESTOP
+        assert site.ask(Command.RESET, 5) == Mode.ESTOP, "nothing to reset: the wire is gone"
+        assert state.receive() and Mode(int(state.fields["mode"][0])) == Mode.ESTOP
+        assert "is gone" in state.fields["fault"][0].decode()
 
 
 @BOTH
@@ -495,14 +462,14 @@ def test_a_firm_grasp_is_limited_and_no_fault(tmp_path: Path) -> None:
         hand.wall = 2500.0  # something between the jaws
         with ServoBus(config("feetech", bus.path)) as arm:
             q = arm.read().q
-            end = time.monotonic() + 4.0
-            overloaded = False
-            while time.monotonic() < end:
+
+            def protected() -> bool:
                 arm.write(q, 0.0)
                 arm.read()
                 assert hand.force <= 0.5 + 1e-9
-                overloaded = overloaded or bool(hand.alert & 0x20)
-            assert overloaded and hand.force == pytest.approx(0.2), "its own protection"
+                return bool(hand.alert & 0x20) and hand.force == pytest.approx(0.2)
+
+            wait_until(protected, "its own protection")
             assert arm.width == pytest.approx(0.06 * 500 / 1200, abs=1e-3)
         assert [hand.table[i] for i in (16, 17, 28, 29, 36)] == [244, 1, 250, 0, 25]
         assert hand.table[55] == 1, "locked again"
@@ -513,5 +480,3 @@ def test_a_firm_grasp_is_limited_and_no_fault(tmp_path: Path) -> None:
             assert int.from_bytes(hand.table[48:50], "little") == 300 and hand.kept > kept
     with FakeBus("dynamixel", START) as bus, ServoBus(config("dynamixel", bus.path)):
         assert int.from_bytes(bus.servos[4].table[100:102], "little") == 442
-    with pytest.raises(ConfigError, match="share of its torque"):
-        config("feetech", "", hand=Hand(4, 2000, 3200, 0.06, force=1.5))

@@ -1,16 +1,21 @@
-"""The two servo protocols' frames: known bytes, stuffing, signs, and 10^5 frames of noise each."""
+"""The two servo protocols' frames: known bytes, stuffing, signs, and 10^5 frames of noise each; and
+the fake servo bus before the makers' own software as a client that knows nothing of ours.
+"""
 
 from __future__ import annotations
 
 import random
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from embodied.real_robot.drivers.servos import dynamixel_codec as dynamixel
-from embodied.real_robot.drivers.servos import feetech_codec as feetech
-from embodied.real_robot.drivers.servos.packet import Packet, Reply
-from embodied.real_robot.drivers.servos.registers import MAKES
+from embodied.real_robot.drivers.servos.bus import MAKES
+from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL as dynamixel
+from embodied.real_robot.drivers.servos.codecs import FEETECH as feetech
+from embodied.real_robot.drivers.servos.codecs import Codec, Packet, Reply, signed, unsigned
+from embodied.real_robot.emulators.servos.bus import FakeBus
 
 BOTH = [dynamixel, feetech]
 
@@ -58,12 +63,12 @@ def test_a_header_in_the_data_is_stuffed_and_counted() -> None:
 
 
 def test_sign_and_magnitude() -> None:
-    assert [feetech.signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
-    assert feetech.signed(0x0403, 10) == -3 and feetech.unsigned(-3, 11) == 0x0803
+    assert [signed(raw, 15) for raw in (0, 5, 0x8005, 0x7FFF)] == [0, 5, -5, 32767]
+    assert signed(0x0403, 10) == -3 and unsigned(-3, 11) == 0x0803
     for value in (-2047, -1, 0, 1, 2047):
-        assert feetech.signed(feetech.unsigned(value, 11), 11) == value
+        assert signed(unsigned(value, 11), 11) == value
     with pytest.raises(ValueError, match="2048 does not fit"):
-        feetech.unsigned(2048, 11)
+        unsigned(2048, 11)
 
 
 def test_what_a_servo_measures_in_si_units() -> None:
@@ -85,7 +90,7 @@ def test_an_echoed_instruction_is_no_reply() -> None:
 
 
 @pytest.mark.parametrize("codec", BOTH)
-def test_one_byte_at_a_time_and_after_noise(codec: ModuleType) -> None:
+def test_one_byte_at_a_time_and_after_noise(codec: Codec) -> None:
     frames = [codec.answer(i, 0, bytes(range(i))) for i in range(1, 9)]
     buffer, found = bytearray(), []
     for byte in b"\x00\xff\xfe\xff".join(frames):
@@ -96,7 +101,7 @@ def test_one_byte_at_a_time_and_after_noise(codec: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("codec", BOTH)
-def test_every_flipped_bit_is_noticed(codec: ModuleType) -> None:
+def test_every_flipped_bit_is_noticed(codec: Codec) -> None:
     frame = codec.answer(5, 0, b"\x10\x20\xff\xff\xfd\x30")
     for bit in range(8 * len(frame)):
         bad = bytearray(frame)
@@ -105,7 +110,7 @@ def test_every_flipped_bit_is_noticed(codec: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("codec", BOTH)
-def test_a_hundred_thousand_random_frames(codec: ModuleType) -> None:
+def test_a_hundred_thousand_random_frames(codec: Codec) -> None:
     """Good frames, broken ones and noise in one stream: nothing that was not sent with a right
     checksum comes out, the good ones do, and nothing is left hanging."""
     draw = random.Random(7)
@@ -119,7 +124,7 @@ def test_a_hundred_thousand_random_frames(codec: ModuleType) -> None:
             if kind == 1:
                 frame[draw.randrange(len(frame))] ^= 1 << draw.randrange(8)
             elif kind == 2:
-                frame = bytearray(codec.HEADER + draw.randbytes(draw.randrange(12)))
+                frame = bytearray(codec.header + draw.randbytes(draw.randrange(12)))
             elif kind == 3:
                 del frame[draw.randrange(len(frame)) :]
             else:
@@ -135,3 +140,64 @@ def test_a_hundred_thousand_random_frames(codec: ModuleType) -> None:
         assert len(buffer) < 4
     # Noise with a right sum (1 in 256) takes a good frame with it now and then.
     assert good > 20_000 and found > (0.999 if codec is dynamixel else 0.97) * good
+
+
+SLOW = 100.0  # ms a byte: what the SDKs base their time-outs on, so that a busy machine is no fault
+
+
+@contextmanager
+def client(protocol: str) -> Iterator[tuple[FakeBus, Any, Any, Any]]:
+    """A bus, the maker's software, its port and its packets."""
+    module, version = {"dynamixel": ("dynamixel_sdk", 2.0), "feetech": ("scservo_sdk", 0)}[protocol]
+    sdk = pytest.importorskip(module)
+    with FakeBus(protocol, [1000, 2000, 3000]) as bus:
+        port = sdk.PortHandler(bus.path)
+        assert port.openPort() and port.setBaudRate(1_000_000)
+        port.tx_time_per_byte = SLOW
+        yield bus, sdk, port, sdk.PacketHandler(version)
+        port.closePort()
+
+
+def test_dynamixel_sdk_one_by_one() -> None:
+    with client("dynamixel") as (bus, sdk, port, packet):
+        assert packet.ping(port, 2) == (1020, sdk.COMM_SUCCESS, 0)
+        assert packet.read4ByteTxRx(port, 3, 132) == (3000, sdk.COMM_SUCCESS, 0)
+        assert packet.write1ByteTxRx(port, 1, 64, 1) == (sdk.COMM_SUCCESS, 0)
+        assert packet.write1ByteTxRx(port, 1, 11, 4) == (sdk.COMM_SUCCESS, 7), "torque is on"
+        assert packet.write1ByteTxRx(port, 2, 11, 4) == (sdk.COMM_SUCCESS, 0)
+        assert bus.servos[1].table[11] == 3 and bus.servos[2].table[11] == 4
+        assert packet.write4ByteTxRx(port, 2, 116, 0xFDFFFF) == (sdk.COMM_SUCCESS, 0), "stuffed"
+        assert packet.read4ByteTxRx(port, 2, 116)[0] == 0xFDFFFF
+        bus.servos[1].alert = 0x20
+        assert packet.read1ByteTxRx(port, 1, 70)[::2] == (0x20, 0x80)
+
+
+def test_feetech_sdk_one_by_one() -> None:
+    with client("feetech") as (bus, sdk, port, packet):
+        assert packet.ping(port, 2) == (777, sdk.COMM_SUCCESS, 0)
+        assert packet.read2ByteTxRx(port, 3, 56) == (3000, sdk.COMM_SUCCESS, 0)
+        assert packet.write1ByteTxRx(port, 1, 33, 1) == (sdk.COMM_SUCCESS, 0)
+        assert bus.servos[1].table[33] == 0, "EEPROM, locked"
+        assert packet.write1ByteTxRx(port, 1, 55, 0) == (sdk.COMM_SUCCESS, 0)
+        assert packet.write1ByteTxRx(port, 1, 33, 1) == (sdk.COMM_SUCCESS, 0)
+        assert bus.servos[1].table[33] == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "block", "position", "goal", "size"),
+    [("dynamixel", (126, 10), 132, 116, 4), ("feetech", (56, 4), 56, 42, 2)],
+)
+def test_sdks_in_groups(
+    protocol: str, block: tuple[int, int], position: int, goal: int, size: int
+) -> None:
+    with client(protocol) as (bus, sdk, port, packet):
+        group = sdk.GroupSyncRead(port, packet, *block)
+        goals = sdk.GroupSyncWrite(port, packet, goal, size)
+        for id in bus.servos:
+            assert group.addParam(id)
+            assert goals.addParam(id, list((1500 + id).to_bytes(size, "little")))
+        assert group.txRxPacket() == sdk.COMM_SUCCESS
+        assert [group.getData(id, position, size) for id in bus.servos] == [1000, 2000, 3000]
+        assert goals.txPacket() == sdk.COMM_SUCCESS
+        read = getattr(packet, f"read{size}ByteTxRx")
+        assert [read(port, id, goal)[0] for id in bus.servos] == [1501, 1502, 1503]

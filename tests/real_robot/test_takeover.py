@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
-from embodied.real_robot.teleop.operator_thread import DaemonMailbox
 from embodied.real_robot.teleop.takeover import Takeover
+from tests.real_robot.operators import Hand
 from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import CROWDED, robot, said, start, status
@@ -168,16 +167,10 @@ def test_what_no_terminal_should_say_is_a_fault(
     within(bench.sent)
 
 
-def report(*axes: int) -> bytes:
-    """Of a SpaceMouse: moved (x, y, z) and turned."""
-    return struct.pack("<B6h", 1, *axes, *[0] * (6 - len(axes)))
-
-
 def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -> None:
     """Taking over neither opens nor closes it; a button does."""
-    os.mkfifo(path := tmp_path / "hidraw0")
-    pipe = os.open(path, os.O_RDWR)
-    device = {"_target_": "embodied.real_robot.teleop.devices.SpaceMouse", "path": str(path)}
+    hand = Hand(tmp_path / "hidraw0")
+    device = {"_target_": "embodied.real_robot.teleop.devices.SpaceMouse", "path": str(hand.path)}
     node = {
         "_target_": "embodied.real_robot.teleop.teleop.Teleoperator",
         "device": device,
@@ -197,29 +190,17 @@ def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -
             return there.receive() and bool(newest["over"]) is over
 
         until(lambda: says(False), "nobody has taken over")
-        os.write(pipe, report(0, 0, -350))
+        hand.push(0, 0, -350)
         until(lambda: says(True), "they have")
         assert newest["action"][:4].tolist() == pytest.approx([0.0, 0.0, 1.0, -0.4])
         assert float(newest["seen"]) == 7.0 and float(newest["start"]) > 0
-        os.write(pipe, bytes([3, 2]))  # the second button opens
+        hand.press(2)  # the second button opens
         until(lambda: says(True) and newest["action"][3] == 1.0, "the hand opens")
-        os.write(pipe, report(0, 0, 0))
+        hand.push(0, 0, 0)
         until(lambda: says(True) and newest["action"][2] == 0.0, "only the button is held")
-        os.write(pipe, bytes([3, 0]))
+        hand.press(0)
         until(lambda: says(False), "let go")
-    os.close(pipe)
-
-
-def test_a_mailbox_that_is_made_anew_is_found(tmp_path: Path) -> None:
-    box = DaemonMailbox(tmp_path / "x", PERSON)
-    assert box.newest() is None
-    Mailbox(tmp_path / "x", PERSON, VERSION, create=True)
-    first = box.newest()
-    assert first is not None and box.newest() is first
-    (tmp_path / "x").rename(tmp_path / "old")
-    Mailbox(tmp_path / "x", PERSON, VERSION, create=True)
-    assert box.newest() is not first
-    box.close()
+    os.close(hand.pipe)
 
 
 def test_an_arm_without_tool_motions_is_refused(deployment: Any) -> None:
@@ -233,10 +214,9 @@ def test_deploy_with_a_person_beside_it(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A policy that never gets there; a person moves the arm for a while; it is all recorded."""
-    os.mkfifo(path := tmp_path / "hidraw0")
-    pipe = os.open(path, os.O_RDWR)
-    words = ("robot=sim", "demonstrator=reach", CROWDED, "seconds=600", "teleop=spacemouse")
-    deploy = start(tmp_path, folder, *words, f"teleop.device.path={path}")
+    hand = Hand(tmp_path / "hidraw0")
+    words = ("robot=sim", "demonstrator=reach", CROWDED, "seconds=600", *hand.words)
+    deploy = start(tmp_path, folder, *words)
 
     def now() -> dict[str, Any]:
         assert deploy.poll() is None, said(deploy)
@@ -244,22 +224,22 @@ def test_deploy_with_a_person_beside_it(
 
     try:
         until(lambda: now()["mode"] == "RUNNING", "it runs")
-        os.write(pipe, report(0, 350, -350))
+        hand.push(0, 350, -350)
         until(lambda: now()["intervened"], "a person has taken over")
         assert "a person has taken over" in robot(capsys, "status", f"folder={folder}")[1]
         until(lambda: fr3.forward(np.array([now()["q"]]))[0][0, 2] > 0.4, "they lift it up")
         for button in (2, 0):  # the second one opens; a pipe would join reports, hidraw does not
-            os.write(pipe, bytes([3, button]))
+            hand.press(button)
             ticks = now()["control"]["tick"]
             until(lambda: now()["control"]["tick"] > ticks + 50, "they hold it half a second")  # noqa: B023
-        os.write(pipe, report(0, 0, 0))
+        hand.push(0, 0, 0)
         until(lambda: not now()["intervened"], "they have given it back")
         until(lambda: fr3.forward(np.array([now()["q"]]))[0][0, 2] < 0.35, "the policy goes on")
         deploy.send_signal(signal.SIGINT)
         text = said(deploy)
     finally:
         deploy.kill()
-        os.close(pipe)
+        os.close(hand.pipe)
     assert deploy.returncode == 0 and "SpaceMouse: take over by moving it" in text, text
     place = tmp_path / "out" / "recording"
     episodes = read_episodes(place)
@@ -268,10 +248,10 @@ def test_deploy_with_a_person_beside_it(
     changes = (theirs[1:] != theirs[:-1]).sum()
     assert not theirs[0] and not theirs[-1] and changes == 2, theirs.tolist()
     assert (rows["action"][theirs][:, 2] == 1.0).any() and (rows["action"][~theirs][:, 2] < 1).any()
-    hand, width = rows["action"][:, 3], rows["obs/state"][:, names.index("width")]
-    assert hand[0] == hand[theirs][0] == hand[-1] == -1.0, "taking over leaves it closed"
-    assert hand[theirs].unique().tolist() == [-1.0, 1.0] and hand[theirs][-1] == 1.0, "their button"
-    closed, opened = width[theirs & (hand == -1.0)], width[theirs & (hand == 1.0)]
+    grip, width = rows["action"][:, 3], rows["obs/state"][:, names.index("width")]
+    assert grip[0] == grip[theirs][0] == grip[-1] == -1.0, "taking over leaves it closed"
+    assert grip[theirs].unique().tolist() == [-1.0, 1.0] and grip[theirs][-1] == 1.0, "their button"
+    closed, opened = width[theirs & (grip == -1.0)], width[theirs & (grip == 1.0)]
     assert opened[-1] > closed[-1] + 0.005, "and the arm's hand opens"
     info = json.loads((place / "meta" / "info.json").read_text())
     assert info["features"]["intervention"]["dtype"] == "bool", "LeRobot's name"

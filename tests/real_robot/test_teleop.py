@@ -250,7 +250,8 @@ def test_a_leader_is_read_and_never_held() -> None:
             "timeout": 0.5,
         }
         now = [0.0]
-        leader = Leader(LeaderConfig(arm, "embodied.embodiments.fr3.forward"), lambda: now[0])
+        settings = LeaderConfig(arm=arm, kinematics="embodied.embodiments.fr3.forward")
+        leader = Leader(settings, lambda: now[0])
         home = tuple(fr3.forward(fr3.HOME[None])[0][0])
         assert leader.read(home) == NO_INPUT, "nobody has moved it"
         bus.servos[1].at += 100  # somebody turns its first joint by 9 degrees

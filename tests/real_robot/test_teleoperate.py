@@ -5,16 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
-import struct
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,29 +21,13 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
-from embodied.real_robot.daemon.client import ClientError, call
-from embodied.real_robot.daemon.requests import Verb
-from embodied.real_robot.teleop.episode_keys import EpisodeKeys, keys
+from embodied.real_robot.teleop.terminal import EpisodeKeys, keys
+from tests.real_robot.operators import Hand, Operator, in_mode
 from tests.real_robot.test_daemon import PATIENT, until
-from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, said
+from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
 from tests.real_robot.test_filmed import files
 
 RIGHT, LEFT, ESCAPE = b"\x1b[C", b"\x1b[D", b"\x1b"
-
-
-class Hand:
-    """A SpaceMouse, and who moves it."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path, self.pipe = path, os.open(path, os.O_RDWR)
-
-    @property
-    def words(self) -> tuple[str, str]:
-        return "teleop=spacemouse", f"teleop.device.path={self.path}"
-
-    def push(self, x: int, y: int, z: int) -> None:
-        os.write(self.pipe, struct.pack("<B6h", 1, x, y, z, 0, 0, 0))
 
 
 @pytest.fixture
@@ -58,87 +37,32 @@ def hand(tmp_path: Path) -> Iterator[Hand]:
     os.close(made.pipe)
 
 
-class Operator:
-    """A command on a pseudo-terminal, and who types and reads there."""
-
-    def __init__(self, where: Path, folder: Path, *words: str) -> None:
-        self.folder, self.text = folder, b""
-        self.file, slave = pty.openpty()
-        command = [sys.executable, "-m", "embodied.cli", "robot", *words, *PATIENTLY]
-        self.process = subprocess.Popen(
-            # With fork, a pseudo-terminal would be no controlling one.
-            ["setsid", "--ctty", "--wait", *command, f"folder={folder}", "yes=true"],
-            cwd=where,
-            env=ENV,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        )
-        os.close(slave)
-        self.thread = threading.Thread(target=self._read)
-        self.thread.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                self.text += os.read(self.file, 4096)
-            except OSError:  # the other side is closed
-                return
-
-    def types(self, key: bytes) -> None:
-        os.write(self.file, key)
-
-    def says(self, words: str, times: int = 1) -> None:
-        def so() -> bool:
-            found = self.text.count(words.encode()) >= times
-            assert found or self.process.poll() is None, self.text.decode()
-            return found
-
-        until(so, f"it says {words!r} {times} times")
-
-    def mode(self, name: str) -> dict[str, Any]:
-        return until(
-            lambda: s if (s := self.status()) and s["mode"] == name else None, f"it is {name}"
-        )
-
-    def status(self) -> dict[str, Any] | None:
-        assert self.process.poll() is None, self.text.decode()
-        try:
-            return call(self.folder, Verb.STATUS, PATIENT).status
-        except ClientError:
-            return None
-
-    def height(self) -> float:
-        """Of the tool, m."""
-        return float(fr3.forward(np.array([self.mode("RUNNING")["q"]]))[0][0, 2])
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.file)
-        self.thread.join()
+def height(operator: Operator) -> float:
+    """Of the tool, m."""
+    return float(fr3.forward(np.array([operator.mode("RUNNING")["q"]]))[0][0, 2])
 
 
 def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
-    tmp_path: Path, folder: Path, hand: Hand
+    tmp_path: Path, folder: Path, hand: Hand, capsys: pytest.CaptureFixture[str]
 ) -> None:
     camera = json.dumps(files(tmp_path / "pictures")).replace('"', "")
     words = ["record", "robot=sim", "robot.driver.world.task=reach", CROWDED, *hand.words]
     words += [f"robot.cameras.side={camera}", "robot.picture=4.0", "task=push up"]
     words += [f"out={tmp_path / 'demos'}"]
-    operator = Operator(tmp_path, folder, *words, "episodes=2", f"logs={tmp_path / 'o'}")
+    more = ("episodes=2", f"logs={tmp_path / 'o'}", "yes=true")
+    operator = Operator(tmp_path, folder, "robot", *words, *more)
     try:
         operator.says("episode 1 of 2")
-        began = operator.height()
+        began = height(operator)
         hand.push(0, 0, -350)
-        until(lambda: operator.height() > began + 0.05, "it is led up")
+        until(lambda: height(operator) > began + 0.05, "it is led up")
         operator.types(RIGHT)
         operator.says("put the scene back")
         operator.types(LEFT)
         operator.says("discarded\r\n")
         operator.types(RIGHT)
         operator.says("episode 1 of 2", times=2)
-        until(lambda: operator.height() > began + 0.05, "once more")
+        until(lambda: height(operator) > began + 0.05, "once more")
         operator.types(RIGHT)
         operator.says("put the scene back", times=2)
         operator.types(RIGHT)
@@ -162,20 +86,24 @@ def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
     info = json.loads((tmp_path / "demos" / "meta" / "info.json").read_text())
     assert info["features"]["observation.images.side"]["dtype"] == "video"
     assert info["total_episodes"] == 2 and "discarded" in operator.text.decode()
-    goes_on_in_the_same_folder(tmp_path, folder, words)
+    goes_on_in_the_same_folder(tmp_path, folder, words, capsys)
 
 
-def goes_on_in_the_same_folder(where: Path, folder: Path, words: list[str]) -> None:
-    """Without a terminal, and with a recorder that is killed in the second of two more episodes."""
+def goes_on_in_the_same_folder(
+    where: Path, folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal and with a recorder that is killed; then the third one, and Ctrl-C in the
+    fourth."""
     dataset = where / "demos"
-    enough = robot_command(where, folder, *words, "episodes=2", "seconds=1", "reset_seconds=0")
-    text = said(enough)
-    assert enough.returncode == 2 and "has 2 episodes already; for ten more: episodes=12" in text
+    more = ("episodes=2", "seconds=1", "reset_seconds=0", "yes=true", f"logs={where / 'enough'}")
+    code, text = robot(capsys, *words, *more)
+    assert code == 2 and "has 2 episodes already; for ten more: episodes=12" in text
     more = robot_command(
         where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0", "robot.picture=4.0"
     )
     try:
-        status = until(lambda: running(folder), "it runs")
+        status = until(lambda: in_mode(folder, "RUNNING") or more.poll(), "it runs")
+        assert more.poll() is None, said(more)
         os.kill(status["recorder"]["pid"], signal.SIGKILL)
         assert len(read_episodes(dataset)) == 2, "what was finished is there"
         more.send_signal(signal.SIGINT)
@@ -183,21 +111,24 @@ def goes_on_in_the_same_folder(where: Path, folder: Path, words: list[str]) -> N
     finally:
         more.kill()
     assert "SIGKILL" in text and len(read_episodes(dataset)) == 2, text
-    more = robot_command(where, folder, *words, "episodes=4", "seconds=600", "reset_seconds=0")
+    operator = Operator(where, folder, "robot", *words, "episodes=4", "seconds=600", "yes=true")
     try:
-        until(lambda: running(folder), "it runs")
-        time.sleep(1.0)  # some steps, which are then discarded
-        more.send_signal(signal.SIGINT)
-        text = said(more)
+        operator.says("episode 3 of 4")
+        began = operator.mode("RUNNING")["control"]["tick"]
+        until(lambda: operator.mode("RUNNING")["control"]["tick"] > began + 100, "some steps")
+        operator.types(RIGHT)
+        operator.says("put the scene back")
+        operator.types(RIGHT)
+        operator.says("episode 4 of 4")
+        operator.mode("RUNNING")
+        operator.types(b"\x03")
+        assert operator.process.wait(PATIENT) == 0, operator.text.decode()
+        operator.says("not recorded: discarded")
     finally:
-        more.kill()
-    assert more.returncode == 0 and "not recorded: discarded" in text, text
-    assert len(read_episodes(dataset)) == 2, "what was interrupted is not kept"
-    more = robot_command(where, folder, *words, "episodes=3", "seconds=1", "reset_seconds=0")
-    text = said(more)
-    assert more.returncode == 0 and "episode 3 of 3" in text, text
+        operator.close()
     episodes = read_episodes(dataset)
-    assert len(episodes) == 3 and len(episodes.episode(2)["action"]) > 10
+    assert len(episodes) == 3, "what was interrupted is not kept"
+    assert len(episodes.episode(2)["action"]) > 10
 
 
 def robot_command(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -214,25 +145,17 @@ def robot_command(where: Path, folder: Path, *words: str) -> subprocess.Popen[st
     )
 
 
-def running(folder: Path) -> dict[str, Any] | None:
-    try:
-        status = call(folder, Verb.STATUS, PATIENT).status
-    except ClientError:
-        return None
-    return status if status["mode"] == "RUNNING" else None
-
-
 def test_teleop_drives_an_arm_of_servos(tmp_path: Path, folder: Path, hand: Hand) -> None:
     """Over the emulated bus. Nothing is recorded; Ctrl-C ends it."""
     words = ("teleop", "robot=so101_sim", "robot.driver.timeout=0.3", *hand.words)
     teleop = robot_command(tmp_path, folder, *words, f"out={tmp_path / 'o'}")
     try:
-        began = until(lambda: running(folder), "it runs")
+        began = until(lambda: in_mode(folder, "RUNNING"), "it runs")
         assert began["intervened"] and "recorder" not in began
         hand.push(0, -350, 0)
 
         def moved() -> bool:
-            now = running(folder)
+            now = in_mode(folder, "RUNNING")
             return now is not None and np.abs(np.subtract(now["q"], began["q"])).max() > 0.1
 
         until(moved, "it is led away")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.real_robot.teleop.devices import TerminalKeyboard, TerminalKeyboardConfig
-from embodied.real_robot.teleop.episode_keys import EpisodeKeys
 from embodied.real_robot.teleop.hold_to_run import TerminalKey, TerminalKeyConfig
+from embodied.real_robot.teleop.terminal import EpisodeKeys
 from embodied.training.logger import read_metrics
 
 
@@ -84,7 +84,7 @@ def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
         TerminalKeyboard(TerminalKeyboardConfig(), file.fileno())
     for hold in (0.0, 0.6):
         with pytest.raises(ConfigError, match="hold="):
-            TerminalKeyboardConfig(hold)
+            parse(TerminalKeyboardConfig, {"hold": hold}, "device")
 
 
 TRAIN = ["env=robot", "robot@env.robot=sim", "policy=gaussian", "policy.hidden=[8]"]
@@ -92,7 +92,7 @@ TRAIN += ["learner=sac", "learner.hidden=[8]", "learner.batch_size=8", "reward=c
 TRAIN += ["data.actors=1", "data.when_behind=skip", "data.warmup_steps=20", "data.utd_ratio=0.2"]
 # Of a busy machine that also runs tests.
 TRAIN += ["env.robot.fresh.hold=2", "env.robot.fresh.stop=6", "env.robot.fresh.state=4"]
-TRAIN += ["steps=150", "log_every=10", "eval_every=0", "save_every=0", "eval.num_envs=1"]
+TRAIN += ["steps=90", "log_every=10", "eval_every=0", "save_every=0", "eval.num_envs=1"]
 TRAIN += ["eval.episodes=1", "env.horizon=40", "video=false"]
 
 

@@ -1,29 +1,41 @@
-"""The UR's driver before a fake at the level of its protocols, and the codec by itself."""
+"""The UR's two drivers before a fake at the level of its protocols, and the codec by itself.
+
+Ours speaks RTDE; the other is ur_rtde itself, in its process. Nothing is timed.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import random
-import struct
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.ur import rtde_codec as rtde
+from embodied.real_robot.drivers.ur import ur_rtde_driver
 from embodied.real_robot.drivers.ur.driver import UR, Config, program
+from embodied.real_robot.drivers.ur.ur_rtde_driver import UrRtde
+from embodied.real_robot.emulators.ur import controller
+from embodied.real_robot.emulators.ur.controller import STOPPED, FakeUR
 from tests.builders import wait_until
-from tests.fakes.rtde import FakeUR
+from tests.real_robot.test_daemon import gone
 
 PATIENT = 60.0
 FRAMES = 100_000
+needs_ur_rtde = pytest.mark.skipif(
+    find_spec("rtde_control") is None, reason="ur_rtde is not installed"
+)
+BOTH = pytest.mark.parametrize("kind", [UR, pytest.param(UrRtde, marks=needs_ur_rtde)])
 
 
 @pytest.fixture
@@ -32,9 +44,10 @@ def fake() -> Iterator[FakeUR]:
         yield fake
 
 
-def config(fake: FakeUR, **more: Any) -> Config:
+def driver(fake: FakeUR, kind: type[UR] = UR, **more: Any) -> Any:
     calm = {"frequency": 125.0, "watchdog": 20.0, "silence": 20.0, "patience": PATIENT}
-    return Config(fake.host, **(calm | more))
+    config = Config if kind is UR else ur_rtde_driver.Config
+    return kind(config(fake.host, **(calm | more)))
 
 
 def test_by_hand() -> None:
@@ -105,40 +118,48 @@ def test_noise_is_survived() -> None:
     assert noise(FRAMES) > FRAMES // 4
 
 
-def test_reads_and_follows(fake: FakeUR) -> None:
-    with UR(config(fake)) as arm:
+@BOTH
+def test_reads_and_follows(fake: FakeUR, kind: type[UR]) -> None:
+    with driver(fake, kind) as arm:
         here = arm.read()
         assert here.q.tolist() == fake.q and here.t <= time.monotonic()
-        to = here.q + 0.1
+        assert not here.dq.any() and not here.tau.any()
+        to = here.q + np.array([0.1, -0.1, 0.2, 0.0, 0.05, 0.1])
         arm.write(to, 0.0)
-        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "0.1 rad away")
-        assert arm.width == 0.0
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "where it was sent")
+        later = arm.read()
+        assert later.t > here.t and arm.width == 0.0
+        wait_until(lambda: arm.read().t > later.t, "a newer measurement")
+        assert fake.joints.resting and not fake.halted
+        for bad in (np.full(6, math.nan), np.full(6, 7.0), np.zeros(7)):
+            with pytest.raises(DriverError, match="outside"):
+                arm.write(bad, 0.0)
     wait_until(lambda: fake.halted, "a program that was told to leave")
-    assert fake.halted == "told"
+    assert fake.halted == "told" and fake.runtime == STOPPED
+    assert kind is UR or fake.code.startswith("def rtde_control():")
 
 
-def test_split_packets(fake: FakeUR) -> None:
-    fake.split = True
-    with UR(config(fake)) as arm:
-        arm.write(arm.read().q + 0.05, 0.0)
-        wait_until(lambda: abs(arm.read().q[0] - 0.05) < 1e-9, "0.05 rad away")
-
-
-def test_stop_holds(fake: FakeUR) -> None:
-    with UR(config(fake)) as arm:
-        arm.write(arm.read().q + 3.0, 0.0)
+@BOTH
+def test_stop_holds_and_it_can_go_on(fake: FakeUR, kind: type[UR]) -> None:
+    with driver(fake, kind) as arm:
+        to = arm.read().q + 3.0
+        arm.write(to, 0.0)
         wait_until(lambda: arm.read().q[0] > 0.1, "moving")
         arm.stop()
         arm.stop()
         wait_until(lambda: np.abs(arm.read().dq).max() == 0, "at rest")
-        assert arm.read().q[0] < 2.9
+        assert arm.read().q[0] < 2.9 and not fake.halted
+        arm.write(to, 0.0)
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "there after all")
 
 
-def test_silent_hands_stop_it(fake: FakeUR) -> None:
-    with UR(config(fake, watchdog=0.1)) as arm:
-        arm.write(arm.read().q + 3.0, 0.0)
+@BOTH
+def test_silent_hands_stop_it(fake: FakeUR, kind: type[UR]) -> None:
+    """A control process that stands still: its orders end, and no other process adds one."""
+    with driver(fake, kind, watchdog=0.1 if kind is UR else 0.5) as arm:
+        arm.write(arm.read().q + 4.0, 0.0)
         wait_until(lambda: fake.halted, "its own watchdog")
-        assert fake.halted == "the watchdog" and fake.q[0] < 2.9
+        assert fake.halted == "the watchdog" and fake.q[0] < 3.9
         with pytest.raises(DriverError, match="its program has stopped"):
             wait_until(lambda: arm.read() is None, "said")
 
@@ -148,7 +169,7 @@ def test_silent_hands_stop_it(fake: FakeUR) -> None:
     [("mute", "nothing heard for"), ("garble", "cannot be"), ("cut", "closed the connection")],
 )
 def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
-    with UR(config(fake, silence=0.3)) as arm:
+    with driver(fake, silence=0.3) as arm:
         if fault == "cut":
             fake.cut()
         else:
@@ -158,113 +179,26 @@ def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
         arm.stop()
 
 
-def test_a_protective_stop_waits_for_an_operator(fake: FakeUR) -> None:
-    with UR(config(fake)) as arm:
+@BOTH
+def test_a_protective_stop_waits_for_an_operator(fake: FakeUR, kind: type[UR]) -> None:
+    with driver(fake, kind) as arm:
         fake.bits |= 0x4
-        with pytest.raises(
-            DriverError, match=r"a protective stop: .*then reset \(it said: hello\)"
-        ):
+        said = r"clear the way, then reset" + (r" \(it said: hello\)$" if kind is UR else "$")
+        with pytest.raises(DriverError, match=f"a protective stop: {said}"):
             wait_until(lambda: arm.read() is None, "said")
-        assert fake.asked == []
+        arm.write(np.array(fake.q) + 1.0, 0.0)  # nothing to follow it
+        asked = ["close safety popup", "unlock protective stop"]
+        assert not set(asked) & set(fake.asked)
         arm.recover()
-        assert fake.asked == ["close safety popup", "unlock protective stop"]
-        arm.read()
+        assert [words for words in fake.asked if words in asked] == asked
+        to = arm.read().q + 0.05
+        arm.write(to, 0.0)
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
 
 
-def test_what_an_earlier_session_left_is_not_followed(fake: FakeUR) -> None:
-    left = {f"input_double_register_{i}": 1.0 for i in range(24, 30)}
-    fake.registers.values.update(left, input_int_register_24=500)
-    with UR(config(fake)) as arm:
-        before = arm.read()
-        wait_until(lambda: arm.read().t > before.t + 0.1, "later")
-        assert arm.read().q.tolist() == before.q.tolist()
-        arm.write(before.q + 0.01, 0.0)
-        wait_until(lambda: abs(arm.read().q[0] - 0.01) < 1e-9, "0.01 rad away")
-
-
-def test_what_does_not_start(fake: FakeUR) -> None:
-    fake.mode = 3
-    with pytest.raises(DriverError, match="not switched on"):
-        UR(config(fake)).connect()
-    fake.mode, fake.protocol = 7, 1
-    with pytest.raises(DriverError, match="does not speak RTDE protocol 2"):
-        UR(config(fake)).connect()
-    with pytest.raises(DriverError, match="port 30004"):
-        UR(Config("127.9.9.9", patience=1.0)).connect()
-
-
-def test_commands_that_cannot_be(fake: FakeUR) -> None:
-    with UR(config(fake)) as arm:
-        for bad in (np.full(6, math.nan), np.full(6, 7.0), np.zeros(7)):
-            with pytest.raises(DriverError, match="outside"):
-                arm.write(bad, 0.0)
-
-
-def test_settings() -> None:
-    good = Config("h")
-    for bad in ({"lookahead": 0.3}, {"gain": 10.0}, {"watchdog": 0.001}, {"joints": ("a",)}):
-        with pytest.raises(ConfigError):
-            replace(good, **bad)
-    said = program(good)
-    assert "still > 50" in said and "t=0.002, lookahead_time=0.1, gain=300" in said
-    assert said.count("end\n") == 6  # of four ifs, a while and a def
-
-
-CLIENT = """
-import sys, rtde_receive
-names = ["timestamp", "actual_q", "actual_qd", "robot_mode", "safety_mode", "runtime_state"]
-client = rtde_receive.RTDEReceiveInterface(sys.argv[1], 125.0, names)
-print(client.getActualQ(), client.getRobotMode())
-client.disconnect()
-"""
-
-
-def test_another_client_understands_the_fake(fake: FakeUR) -> None:
-    pytest.importorskip("rtde_receive", reason="ur_rtde is not installed")
-    # In a process of its own: it holds Python's lock while it waits.
-    command = [sys.executable, "-c", CLIENT, fake.host]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENT)
-    assert said.stdout.split("\n")[-2:] == [f"{fake.q} 7", ""], said.stderr
-
-
-def test_a_double_is_big_endian() -> None:
-    assert struct.pack(">d", 1.0) == bytes.fromhex("3ff0000000000000")
-
-
-@pytest.mark.parametrize(("bit", "reason"), [(3, "recovery mode"), (10, "safety system")])
-def test_every_bit_of_its_safety_system_that_stops_it_is_named(
-    fake: FakeUR, bit: int, reason: str
-) -> None:
-    with UR(config(fake)) as arm:
-        fake.bits = 1 << bit
-
-        def said() -> bool:
-            try:
-                arm.read()
-            except DriverError as error:
-                return reason in str(error)
-            return False
-
-        wait_until(said, reason)
-        fake.bits = 1
-
-
-def test_a_more_exact_reason_comes_before_a_stop_by_the_safety_system(fake: FakeUR) -> None:
-    with UR(config(fake)) as arm:
-        fake.bits = 1 << 10 | 1 << 5
-        with pytest.raises(DriverError, match="system's emergency stop"):
-            wait_until(lambda: arm.read() is None, "a stop")
-
-
-def test_a_program_arrives_at_a_controller_that_reads_late_and_says_much(fake: FakeUR) -> None:
-    """A connection closed with unread words is reset, and takes what was sent with it."""
-    fake.busy = 0.3
-    with UR(config(fake, patience=5.0)) as arm:
-        assert fake.code == program(arm.config) and arm.read() is not None
-
-
-def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
-    with UR(config(fake)) as arm:
+@BOTH
+def test_freedrive_until_it_is_engaged(fake: FakeUR, kind: type[UR]) -> None:
+    with driver(fake, kind) as arm:
         here = arm.read().q
         arm.write(here, 0.0)
         wait_until(lambda: fake.program is not None and arm.read() is not None, "it follows")
@@ -284,10 +218,255 @@ def test_freedrive_until_it_is_engaged(fake: FakeUR) -> None:
         wait_until(lambda: (arm.read(), not fake.free)[1], "a stop holds it")
 
 
+@BOTH
+def test_what_does_not_start(fake: FakeUR, kind: type[UR]) -> None:
+    fake.mode = 3
+    with pytest.raises(DriverError, match="not switched on"):
+        driver(fake, kind).connect()
+    fake.mode, fake.host = 7, "127.9.9.9"
+    with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*30004"):
+        driver(fake, kind).connect()
+
+
+def test_another_protocol_does_not_start(fake: FakeUR) -> None:
+    fake.protocol = 1
+    with pytest.raises(DriverError, match="does not speak RTDE protocol 2"):
+        driver(fake).connect()
+
+
+def test_settings() -> None:
+    for bad in ({"lookahead": 0.3}, {"gain": 10.0}, {"watchdog": 0.001}, {"joints": ["a"]}):
+        with pytest.raises(ConfigError):
+            parse(Config, {"host": "h", **bad}, "driver")
+    said = program(Config("h"))
+    assert "still > 50" in said and "t=0.002, lookahead_time=0.1, gain=300" in said
+    assert said.count("end\n") == 6  # of four ifs, a while and a def
+
+
+def test_split_packets(fake: FakeUR) -> None:
+    fake.split = True
+    with driver(fake) as arm:
+        arm.write(arm.read().q + 0.05, 0.0)
+        wait_until(lambda: abs(arm.read().q[0] - 0.05) < 1e-9, "0.05 rad away")
+
+
+def test_what_an_earlier_session_left_is_not_followed(fake: FakeUR) -> None:
+    left = {f"input_double_register_{i}": 1.0 for i in range(24, 30)}
+    fake.registers.values.update(left, input_int_register_24=500)
+    with driver(fake) as arm:
+        before = arm.read()
+        wait_until(lambda: arm.read().t > before.t + 0.1, "later")
+        assert arm.read().q.tolist() == before.q.tolist()
+        arm.write(before.q + 0.01, 0.0)
+        wait_until(lambda: abs(arm.read().q[0] - 0.01) < 1e-9, "0.01 rad away")
+
+
+RECEIVER = """
+import sys, rtde_receive
+names = ["timestamp", "actual_q", "actual_qd", "robot_mode", "safety_mode", "runtime_state"]
+client = rtde_receive.RTDEReceiveInterface(sys.argv[1], 125.0, names)
+print(client.getActualQ(), client.getRobotMode())
+client.disconnect()
+"""
+
+
+@needs_ur_rtde
+def test_another_client_understands_the_fake(fake: FakeUR) -> None:
+    # In a process of its own: it holds Python's lock while it waits.
+    command = [sys.executable, "-c", RECEIVER, fake.host]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENT)
+    assert said.stdout.split("\n")[-2:] == [f"{fake.q} 7", ""], said.stderr
+
+
+@pytest.mark.parametrize(("bit", "reason"), [(3, "recovery mode"), (10, "safety system")])
+def test_every_bit_of_its_safety_system_that_stops_it_is_named(
+    fake: FakeUR, bit: int, reason: str
+) -> None:
+    with driver(fake) as arm:
+        fake.bits = 1 << bit
+
+        def said() -> bool:
+            try:
+                arm.read()
+            except DriverError as error:
+                return reason in str(error)
+            return False
+
+        wait_until(said, reason)
+        fake.bits = 1
+
+
+def test_a_more_exact_reason_comes_before_a_stop_by_the_safety_system(fake: FakeUR) -> None:
+    with driver(fake) as arm:
+        fake.bits = 1 << 10 | 1 << 5
+        with pytest.raises(DriverError, match="system's emergency stop"):
+            wait_until(lambda: arm.read() is None, "a stop")
+
+
+def test_a_program_arrives_at_a_controller_that_reads_late_and_says_much(fake: FakeUR) -> None:
+    """A connection closed with unread words is reset, and takes what was sent with it."""
+    fake.busy = 0.3
+    with driver(fake, patience=5.0) as arm:
+        assert fake.code == program(arm.config) and arm.read() is not None
+
+
 def test_freedrive_ends_where_nobody_is_heard_any_more(fake: FakeUR) -> None:
-    with UR(config(fake, watchdog=0.5)) as arm:
+    with driver(fake, watchdog=0.5) as arm:
         arm.write(arm.read().q, 0.0)
         arm.release()
         wait_until(lambda: (arm.read(), fake.free)[1], "freedrive")
         wait_until(lambda: fake.halted == "the watchdog", "its watchdog")
         assert not fake.free
+
+
+@needs_ur_rtde
+def test_nothing_moves_before_the_first_order(fake: FakeUR) -> None:
+    """And the watchdog is kept waiting until then."""
+    fake.registers.values.update({f"input_double_register_{i}": 1.0 for i in range(11)})
+    fake.registers.values.update(input_int_register_0=11)  # a servoj that an earlier session left
+    with driver(fake, UrRtde, watchdog=2.0) as arm:
+        before = arm.read()
+        wait_until(lambda: arm.read().t > before.t + 3.0, "later than the watchdog waits")
+        assert arm.read().q.tolist() == before.q.tolist() and not fake.halted
+
+
+CLIENT = """
+import sys, time
+from embodied.real_robot.drivers.ur.ur_rtde_driver import Config, UrRtde
+
+with UrRtde(Config(sys.argv[1], 125.0, watchdog=float(sys.argv[2]), patience=60.0)) as arm:
+    to = arm.read().q
+    to[0] = 6.0
+    print(arm._process.pid, flush=True)
+    while True:
+        arm.write(to, 0.0)
+        time.sleep(0.01)
+"""
+
+
+@needs_ur_rtde
+@pytest.mark.parametrize(("both", "halted"), [(True, "the watchdog"), (False, "told")])
+def test_a_killed_client_stops_it(fake: FakeUR, both: bool, halted: str) -> None:
+    """`both`: the process of ur_rtde too, as when the power goes: the arm is on its own."""
+    command = [sys.executable, "-c", CLIENT, fake.host, "1.0" if both else "20.0"]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert client.stdout is not None
+        other = int(client.stdout.readline())
+        wait_until(lambda: fake.joints.dq[0] > 0.5, "on its way")
+        client.kill()
+        if both:
+            os.kill(other, signal.SIGKILL)
+        wait_until(lambda: fake.halted and fake.joints.resting, "at rest")
+        assert fake.halted == halted and fake.q[0] < 5.9
+    finally:
+        client.kill()
+        client.communicate()
+
+
+ORPHAN = """
+import sys, time
+from embodied.real_robot.drivers.ur.ur_rtde_driver import BEGIN, Config, UrRtde
+
+arm = UrRtde(Config(sys.argv[1], 125.0, patience=5.0))
+arm._start()
+arm._wait(lambda: True, "send its state")
+print(arm._process.pid, flush=True)
+sys.stdin.readline()
+arm._order(BEGIN)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@needs_ur_rtde
+def test_a_process_that_hangs_does_not_outlive_its_client(fake: FakeUR) -> None:
+    """An arm that answers and sends no data: ur_rtde waits for it for ever."""
+    command, pipe = [sys.executable, "-c", ORPHAN, fake.host], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as client:
+        assert client.stdin is not None and client.stdout is not None
+        other = int(client.stdout.readline())
+        fake.mute = True
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "begun\n"
+        client.kill()
+    wait_until(lambda: gone(other), "the alarm ended it")
+
+
+@needs_ur_rtde
+def test_a_dead_process_is_told_of_and_recovered_from(fake: FakeUR) -> None:
+    with driver(fake, UrRtde) as arm:
+        os.kill(arm._process.pid, signal.SIGKILL)
+        with pytest.raises(DriverError, match=r"the process with ur_rtde died \(exit status -9\)"):
+            wait_until(lambda: arm.read() is None, "said")
+        arm.stop()
+        arm.recover()
+        to = arm.read().q + 0.05
+        arm.write(to, 0.0)
+        wait_until(lambda: np.abs(arm.read().q - to).max() < 1e-9, "it follows again")
+
+
+@needs_ur_rtde
+def test_a_process_that_hangs_is_told_of(fake: FakeUR) -> None:
+    with driver(fake, UrRtde, silence=2.0) as arm:
+        arm.read()
+        os.kill(arm._process.pid, signal.SIGSTOP)
+        with pytest.raises(DriverError, match="nothing heard for"):
+            wait_until(lambda: arm.read() is None, "said")
+
+
+@needs_ur_rtde
+@pytest.mark.parametrize(
+    ("fault", "said"), [("mute", "nothing heard for"), ("cut", "the connection broke")]
+)
+def test_ur_rtde_does_not_connect_again(fake: FakeUR, fault: str, said: str) -> None:
+    """Behind our back, without a watchdog."""
+    with driver(fake, UrRtde, silence=2.0, watchdog=4.0) as arm:
+        asked, program = list(fake.asked), fake.program
+        arm.write(arm.read().q + 0.1, 0.0)
+        if fault == "cut":
+            fake.cut()
+        else:
+            fake.mute = True
+        with pytest.raises(DriverError, match=said) as error:
+            wait_until(lambda: arm.read() is None, fault)
+        assert "\n" not in str(error.value)
+        arm.stop()
+        wait_until(lambda: fake.halted, "the arm stops by itself")
+        assert fake.asked == asked and fake.program is program
+        fake.mute = False
+        arm.recover()
+        arm.read()
+
+
+@needs_ur_rtde
+def test_nonsense_is_an_error(fake: FakeUR) -> None:
+    with driver(fake, UrRtde, silence=2.0, patience=5.0) as arm:
+        fake.garble = True
+        with pytest.raises(DriverError):
+            wait_until(lambda: arm.read() is None, "said")
+
+
+@needs_ur_rtde
+def test_a_program_that_somebody_stopped(fake: FakeUR) -> None:
+    with driver(fake, UrRtde) as arm:
+        fake.runtime = STOPPED
+        with pytest.raises(DriverError, match="its program has stopped"):
+            wait_until(lambda: arm.read() is None, "said")
+
+
+@needs_ur_rtde
+def test_what_does_not_start_with_ur_rtde(fake: FakeUR, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(controller.SAID, "is in remote control", "false")
+        with pytest.raises(DriverError, match="enable remote control"):
+            driver(fake, UrRtde).connect()
+    fake.mute = True
+    mute = driver(fake, UrRtde, patience=3.0)
+    with pytest.raises(DriverError, match=r"did not (send its state|return) within 3 s"):
+        mute.connect()
+    assert mute._process is None
+    monkeypatch.setitem(sys.modules, "rtde_control", None)
+    with pytest.raises(DriverError, match=r"not installed; type: pip install 'ur-rtde>=1\.6"):
+        driver(fake, UrRtde).connect()

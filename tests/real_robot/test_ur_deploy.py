@@ -14,8 +14,7 @@ from embodied.core.build import ConfigError, parse
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.drivers.ur.driver import UR
 from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
-from embodied.real_robot.emulators.ur.controller import Config, UrArm
-from embodied.real_robot.emulators.ur.programs import SPEED, UrJoints
+from embodied.real_robot.emulators.ur.controller import SPEED, Config, UrArm, UrJoints
 from tests.real_robot.test_daemon import until
 from tests.real_robot.test_deploy import said, start, status
 

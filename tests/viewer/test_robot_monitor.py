@@ -277,7 +277,7 @@ def test_rates_and_shares_are_of_what_was_counted_in_between() -> None:
 
 def test_the_plan_is_what_is_left_of_the_chunk() -> None:
     """Three of five actions to the left by 15 mm each: the tool is led 45 mm there."""
-    controller = build({"_target_": "embodied.embodiments.so101_delta.So101Delta"}, Controller)
+    controller = build({"_target_": "embodied.embodiments.cartesian_delta.So101Delta"}, Controller)
     state = state_of(now=10.13, q=so101.HOME, sent=so101.HOME, width=0.03)[0]
     chunk = np.zeros(1, CHUNK)
     chunk["steps"], chunk["size"], chunk["start"] = 5, 4, 10.02  # 0.11 s ago: 2 steps are over

@@ -1,12 +1,20 @@
 """Arm: what a controller has to know of an arm; of this repository, or of a user's own arm file.
 
 An arm file is YAML that `embodied robot describe` writes from an MJCF or URDF file: the table of
-joints, limits, home pose, the hand, and capsules around the links. It holds numbers only.
+joints, limits, home pose, the hand, and capsules around the links. It holds numbers only. A file of
+several arms places arms of this repository, or of arm files, on one base:
+
+    format: embodied-arms-1
+    arms:
+      left:  {arm: so101, capsules: so101, place: [0, 0.2, 0], turn: [0, 0, 0], hand: true}
+      right: {arm: so101, capsules: so101, place: [0, -0.2, 0]}
+
+Joint vectors are concatenated in this order. An arm with a hand has one more joint at its end, the
+hand's opening (m), so that limits and safety stages treat it like any other.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -19,11 +27,13 @@ import yaml
 from numpy.typing import NDArray
 
 from embodied.core.bounds import Bound, NonNegative, Number, Positive
-from embodied.core.build import ConfigError, parse, plain
-from embodied.embodiments.arrays import Floats, namespace
-from embodied.embodiments.kinematics.chain import Chain, Frame, Joint
+from embodied.core.build import ConfigError, named_function, parse, plain
+from embodied.embodiments import fr3, ur5e
+from embodied.embodiments.arrays import Floats, constant, namespace
+from embodied.embodiments.kinematics.chain import Chain, Frame, Joint, Point
 
 FORMAT = "embodied-arm-1"
+SEVERAL = "embodied-arms-1"
 KNOWN = ("fr3", "so101", "ur5e", "ur5e_2f85")
 """The arms of this repository; ur5e_2f85 has a Robotiq gripper, its tool is the flange."""
 Array = NDArray[np.float64]
@@ -121,15 +131,20 @@ class Arm:
         return before + namespace(before).clip(aim - before, -change, change)
 
 
+MODULES: dict[str, tuple[Any, Hand | None]] = {
+    "fr3": (fr3, Hand(fr3.OPEN, 2 * fr3.FINGER_SPEED)),
+    "ur5e": (ur5e, None),
+    "ur5e_2f85": (ur5e, Hand(0.085, 0.15)),
+}
+
+
 @lru_cache(maxsize=16)
 def load_arm(name: str) -> Arm:
     """The arm `name`: one of `KNOWN`, or the path of an arm file. ConfigError."""
-    if name == "fr3":
-        fr3: Any = importlib.import_module("embodied.embodiments.fr3")
-        return _of_module(name, fr3, Hand(fr3.OPEN, 2 * fr3.FINGER_SPEED))
-    if name in ("ur5e", "ur5e_2f85"):
-        hand = Hand(0.085, 0.15) if name == "ur5e_2f85" else None
-        return _of_module(name, importlib.import_module("embodied.embodiments.ur5e"), hand)
+    if name in MODULES:
+        module, hand = MODULES[name]
+        ends = (module.LOWER, module.UPPER, module.VELOCITY, module.HOME)
+        return Arm(name, module.JOINTS, module.forward, *ends, hand)
     table = read_arm_file(name)
     limits = table.limits
     names = tuple(joint.name for joint in table.joints)
@@ -151,7 +166,7 @@ def read_arm_file(name: str) -> ArmFile:
     shipped = files("embodied.embodiments") / f"{name}_arm.yaml"
     source: Any = Path(name) if is_arm_file(name) else shipped
     try:
-        node = yaml.load(source.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        node = _loaded(source)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"arm {name} cannot be read ({type(error).__name__}); known are {', '.join(KNOWN)}, or "
@@ -177,7 +192,85 @@ def is_arm_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _of_module(name: str, module: Any, hand: Hand | None) -> Arm:
-    velocity = np.asarray(module.VELOCITY, float)
-    rows = (module.LOWER, module.UPPER, velocity, module.HOME)
-    return Arm(name, tuple(module.JOINTS), module.forward, *rows, hand)
+def _loaded(source: Any) -> Any:
+    return yaml.load(source.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An arm in the common base frame."""
+
+    arm: str  # fr3, ur5e, so101, or an arm file
+    place: Point = (0.0, 0.0, 0.0)  # of its base, m
+    turn: Point = (0.0, 0.0, 0.0)  # rotation vector of its base, rad
+    capsules: str | None = None  # its shape (null: that of `arm`)
+    hand: bool = True  # its hand's opening is a joint
+
+    @property
+    def joints(self) -> int:
+        """The number of this arm's elements of the joint vector."""
+        return len(load_arm(self.arm)) + self.hand
+
+    @property
+    def rotation(self) -> NDArray[np.float64]:
+        """[3, 3], of its base in the common one."""
+        return fr3.rotation(np.array([self.turn], float))[0]
+
+
+@dataclass(frozen=True)
+class ArmsFile:
+    """Several arms, in the order of the joint vector."""
+
+    arms: dict[str, Placed]  # by their prefixes: left, right
+    format: str = SEVERAL  # of the file
+
+    def __post_init__(self) -> None:
+        if self.format != SEVERAL or len(self.arms) < 2:
+            raise ConfigError(
+                f"a file of several arms needs format: {SEVERAL} and two arms or more"
+            )
+        for name in self.arms:
+            if not name.isidentifier():
+                raise ConfigError(f"arms: {name} should be a plain name, as left or right")
+
+    def forward(self, q: Floats) -> tuple[Floats, Floats, Floats]:
+        """The first arm's tool in the common base frame: position [B, 3], rotation [B, 3, 3]
+        and Jacobian [B, 6, n] at joint positions [B, n] of all arms."""
+        xp = namespace(q)
+        first = next(iter(self.arms.values()))
+        arm = load_arm(first.arm)
+        base = constant(first.rotation, q)
+        place, turn, jacobian = arm.forward(q[:, : len(arm)])
+        rest = xp.zeros_like(q[:, None, len(arm) :]) + xp.zeros_like(jacobian[:, :, :1])
+        both = xp.concatenate([base @ jacobian[:, :3], base @ jacobian[:, 3:]], 1)
+        place = (base @ place[:, :, None])[:, :, 0] + constant(first.place, q)
+        return place, base @ turn, xp.concatenate([both, rest], 2)
+
+
+def read_arms_file(name: str) -> ArmsFile | None:
+    """The file of several arms at path `name`, or of this repository (`two_so101`); None where
+    there is no such file, or it is of another kind. ConfigError where it is wrong."""
+    source: Any = Path(name)
+    if not is_arm_file(name):
+        source = files("embodied.embodiments") / f"{name}_arms.yaml"
+    if not source.is_file():
+        return None
+    try:
+        node = _loaded(source)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    if not isinstance(node, dict) or "arms" not in node:
+        return None
+    return parse(ArmsFile, cast(dict[str, Any], node), name)
+
+
+def forward_of(kinematics: str) -> Callable[..., Any]:
+    """The forward kinematics that settings name: a registered function
+    (`embodied.embodiments.fr3.forward`), an arm file, or a file of several arms, of which it is the
+    first one's. Its first result is the tool's position [B, 3] at joint positions [B, n], its
+    second the rotation. ConfigError."""
+    if (several := read_arms_file(kinematics)) is not None:
+        return several.forward
+    if is_arm_file(kinematics):
+        return load_arm(kinematics).forward
+    return named_function(kinematics, "kinematics")

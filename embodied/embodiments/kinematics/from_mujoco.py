@@ -9,6 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from numpy.typing import NDArray
 from embodied.core.build import ConfigError, nearest
 from embodied.embodiments.kinematics.arm import ArmFile, Hand, JointLimits
 from embodied.embodiments.kinematics.chain import Frame, Joint
+
+try:
+    mujoco: Any = import_module("mujoco")
+except ModuleNotFoundError:  # `read_spec` says so
+    mujoco = None
 
 Array = NDArray[np.float64]
 HALF_TURN = np.pi  # rad: the limit on both sides of a joint that has none in the file
@@ -38,17 +44,12 @@ class Route:
 def read_spec(path: Path, meshes: str | None = None) -> Any:
     """The editable MuJoCo model (`MjSpec`) of `path`, whose bodies are not fused. `meshes`: the
     folder of its mesh files, where they are not where the file says. ConfigError."""
-    try:
-        import mujoco
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "reading a robot file needs MuJoCo; type: pip install 'embodied-rl[sim]'"
-        ) from error
+    if mujoco is None:
+        raise ConfigError("reading a robot file needs MuJoCo; type: pip install 'embodied-rl[sim]'")
     if not path.is_file():
         raise ConfigError(f"{path} is not there; name an MJCF (.xml) or URDF (.urdf) file")
-    made: Any = mujoco
     try:
-        spec = made.MjSpec.from_file(str(path))
+        spec = mujoco.MjSpec.from_file(str(path))
     except ValueError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     spec.compiler.fusestatic = False
@@ -80,7 +81,7 @@ def find_route(mj: Any, base: str | None = None, tip: str | None = None) -> Rout
     if base is None:
         top = int(mj.body_parentid[jointed[-1]])
     else:
-        top = _body(mj, base, "base")
+        top = _named(mj, mujoco.mjtObj.mjOBJ_BODY, base, "base")
         if top not in up:
             raise ConfigError(f"base={base} is not above the tip {mj.body(end).name}")
     bodies = tuple(reversed(up[: up.index(top)]))
@@ -141,8 +142,6 @@ def read_joints(mj: Any, route: Route) -> tuple[tuple[Joint, ...], Frame]:
 def read_hand(mj: Any, names: Sequence[str], opening: float | None, speed: float = 0.1) -> Hand:
     """A gripper that the joints `names` move, closed where their ranges begin. `opening` (m) may be
     left out where all of them slide. ConfigError."""
-    import mujoco
-
     ids = [_named(mj, mujoco.mjtObj.mjOBJ_JOINT, name, "hand") for name in names]
     ranges = [tuple(float(x) for x in mj.jnt_range[j]) for j in ids]
     if not all(mj.jnt_limited[j] for j in ids):
@@ -157,13 +156,11 @@ def read_hand(mj: Any, names: Sequence[str], opening: float | None, speed: float
 
 def _tip(mj: Any, name: str | None) -> tuple[int, int | None]:
     """The tip's body and site."""
-    import mujoco
-
     if name is not None:
         site = mujoco.mj_name2id(mj, mujoco.mjtObj.mjOBJ_SITE, name)
         if site >= 0:
             return int(mj.site_bodyid[site]), site
-        return _body(mj, name, "tip"), None
+        return _named(mj, mujoco.mjtObj.mjOBJ_BODY, name, "tip"), None
     parents = {int(mj.body_parentid[b]) for b in range(1, mj.nbody)}
     ends = [b for b in range(1, mj.nbody) if b not in parents and mj.body_weldid[b]]
     if len(ends) != 1:
@@ -173,15 +170,7 @@ def _tip(mj: Any, name: str | None) -> tuple[int, int | None]:
     return ends[0], sites[0] if len(sites) == 1 else None
 
 
-def _body(mj: Any, name: str, what: str) -> int:
-    import mujoco
-
-    return _named(mj, mujoco.mjtObj.mjOBJ_BODY, name, what)
-
-
 def _named(mj: Any, kind: Any, name: str, what: str) -> int:
-    import mujoco
-
     number = int(mujoco.mj_name2id(mj, kind, name))
     if number < 0:
         is_joint = kind == mujoco.mjtObj.mjOBJ_JOINT
@@ -193,8 +182,6 @@ def _named(mj: Any, kind: Any, name: str, what: str) -> int:
 
 def _joint(mj: Any, j: int, number: int, place: Array, turn: Array) -> Joint:
     """Joint j in a body whose frame, in that of the joint before, is `place` and `turn`."""
-    import mujoco
-
     name = mj.joint(j).name or f"joint{number + 1}"
     kinds = mujoco.mjtJoint
     slides = mj.jnt_type[j] == kinds.mjJNT_SLIDE
@@ -208,14 +195,14 @@ def _joint(mj: Any, j: int, number: int, place: Array, turn: Array) -> Joint:
     if slides:
         place = place - start * (turn @ axis)
     elif start:
-        turn = turn @ _about(axis, -start)
+        back = np.zeros(4)
+        mujoco.mju_axisAngle2Quat(back, axis, -start)
+        turn = turn @ _matrix(back)
     return Joint(name, number - 1, _point(place), _numbers(turn.ravel()), _point(axis), slides)
 
 
 def _ranges(mj: Any, route: Route, names: Sequence[str]) -> tuple[Array, Array]:
     """Lowest and highest positions [n]."""
-    import mujoco
-
     low, high = (mj.jnt_range[list(route.joints), side].copy() for side in (0, 1))
     for i, j in enumerate(route.joints):
         if not mj.jnt_limited[j]:
@@ -227,8 +214,6 @@ def _ranges(mj: Any, route: Route, names: Sequence[str]) -> tuple[Array, Array]:
 
 
 def _home(mj: Any, route: Route, low: Array, high: Array) -> Array:
-    import mujoco
-
     key = mujoco.mj_name2id(mj, mujoco.mjtObj.mjOBJ_KEY, KEYFRAME)
     if key >= 0:
         pose: Array = mj.key_qpos[key][mj.jnt_qposadr[list(route.joints)]]
@@ -238,8 +223,6 @@ def _home(mj: Any, route: Route, low: Array, high: Array) -> Array:
 
 def _effort(mj: Any, j: int) -> float:
     """The largest torque of joint j (N m, N), as joint or actuator limits say; 0: not known."""
-    import mujoco
-
     if mj.jnt_actfrclimited[j]:
         return float(np.abs(mj.jnt_actfrcrange[j]).max())
     for a in range(mj.nu):
@@ -282,19 +265,9 @@ def _urdf_velocity(path: Path) -> dict[str, float]:
 
 
 def _matrix(quaternion: Array) -> Array:
-    import mujoco
-
     found = np.zeros(9)
     mujoco.mju_quat2Mat(found, quaternion)
     return found.reshape(3, 3)
-
-
-def _about(axis: Array, angle: float) -> Array:
-    import mujoco
-
-    quaternion = np.zeros(4)
-    mujoco.mju_axisAngle2Quat(quaternion, axis, angle)
-    return _matrix(quaternion)
 
 
 def _numbers(values: Any) -> tuple[float, ...]:

@@ -24,11 +24,13 @@ THERE = 1e-3  # m: as near as this, steps in the null space may change the error
 @dataclass(frozen=True)
 class Settings:
     """`damping` (m), `pull` towards the home pose in the null space, `weight` (m/rad): what a
-    radian of turn is worth where place and turn cannot both be had."""
+    radian of turn is worth where place and turn cannot both be had, `inside`: whether `follow`
+    stays inside the joint limits in every iteration, too."""
 
     damping: float = 0.02
     pull: float = 0.1
     weight: float = 1.0
+    inside: bool = False
 
 
 def step(arm: Arm, settings: Settings, place: Floats, turn: Floats, q: Floats) -> Floats:
@@ -57,6 +59,7 @@ def follow(
     for _ in range(iterations):
         q = q + step(arm, settings, place, turn, q)
         q = namespace(q).clip(q, start - most, start + most)
+        q = within_limits(arm, q) if settings.inside else q
     return within_limits(arm, q)
 
 
@@ -102,12 +105,14 @@ def descend(
 def _error(
     arm: Arm, settings: Settings, place: Floats, turn: Floats, q: Floats
 ) -> tuple[Floats, Floats]:
-    """Weighted pose error [B, 6] at `q` and the Jacobian [B, 6, n] in its units."""
+    """Weighted pose error [B, 6] at `q` and the Jacobian [B, 6, n] in its units; [B, 4] and
+    [B, 4, n] of an arm whose `turn` is a pitch [B]."""
     here, facing, jacobian = arm.forward(q)
-    error = namespace(q).concatenate([place - here, rotation_error(turn, facing)], 1)
+    apart = (turn - facing)[:, None] if facing.ndim == 1 else rotation_error(turn, facing)
+    error = namespace(q).concatenate([place - here, apart], 1)
     if settings.weight == 1.0:
         return error, jacobian
-    scale = constant([1.0] * 3 + [settings.weight] * 3, q)
+    scale = constant([1.0] * 3 + [settings.weight] * apart.shape[1], q)
     return error * scale, jacobian * scale[:, None]
 
 
@@ -118,6 +123,6 @@ def _damped_step(
     home = pull * (constant(arm.home, q) - q)
     # J+ (e - J home) + home is J+ e + (I - J+ J) home with one solve.
     rest = error - namespace(q).einsum("bij,bj->bi", jacobian, home)
-    square = jacobian @ jacobian.mT + constant(damping**2 * np.eye(6), q)
+    square = jacobian @ jacobian.mT + constant(damping**2 * np.eye(error.shape[1]), q)
     solved = solve(square, rest[:, :, None])
     return (jacobian.mT @ solved)[:, :, 0] + home

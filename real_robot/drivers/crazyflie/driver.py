@@ -77,14 +77,8 @@ class Config:
     onboard: str = ""  # 8 digits (0 to f) of the hash of the policy in its firmware; empty: none
 
     def __post_init__(self) -> None:
-        if not 2.5 <= self.low <= 20:
-            raise ConfigError(f"low={self.low} should be the volts below which it lands (2.5 up)")
-        if self.command not in ("position", "full_state", "hover"):
-            raise ConfigError(f"command={self.command}: position, full_state or hover")
         if self.onboard and not re.fullmatch("[0-9a-f]{8}", self.onboard):
             raise ConfigError("onboard: 8 digits (0 to f) of the policy's hash")
-        if not (self.hover >= 0 and min(self.silence, self.arming, self.patience) > 0):
-            raise ConfigError("hover should not be negative; silence, arming, patience above 0 s")
 
 
 class Phase(Enum):
@@ -137,7 +131,8 @@ class Crazyflie(Driver):
             self._await(lambda: len(self.link.heard) == 2, "tell its state")
             if self._health().flying:
                 raise self.link.error("it is in the air: bring it down first")
-            self._await(self._knows_its_place, "find its place: look at what measures it")
+            known = "find its place: look at what measures it"
+            self._await(lambda: self._health().variance <= self.config.certain, known)
             self._check_health()
         except DriverError:
             self.close()
@@ -251,9 +246,6 @@ class Crazyflie(Driver):
                 f"it carries {has}, not {self.config.onboard}: embodied export RUN --to DIR "
                 "--crazyflie, then flash it (docs/crazyflie.md)"
             )
-
-    def _knows_its_place(self) -> bool:
-        return self._health().variance <= self.config.certain
 
     def _check_health(self) -> None:
         """DriverError where it should not fly."""

@@ -53,7 +53,7 @@ class Link:
         self.heard.clear()
         self._ready.clear()
         drone = self._drone
-        drone.fully_connected.add_callback(self._connected)
+        drone.fully_connected.add_callback(lambda uri: self._ready.set())
         drone.connection_failed.add_callback(self._fail)
         drone.connection_lost.add_callback(self._fail)
         drone.disconnected_link_error.add_callback(self._fail)
@@ -140,9 +140,6 @@ class Link:
                 command = self._newest.pop(kind, None)
                 if command is not None and not self._over.is_set():
                     command(drone)
-
-    def _connected(self, uri: str) -> None:
-        self._ready.set()
 
     def _fail(self, uri: str, reason: str) -> None:
         self.lost = self.lost or " ".join(reason.split("\n")[0].split()) or "the link is gone"

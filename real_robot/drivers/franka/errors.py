@@ -95,16 +95,11 @@ def sever(host: str) -> None:
 
     The library's objects say goodbye when they end, and wait, with all of Python, for an answer.
     """
-    address = _address(host)
+    address = host
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
     for entry in os.listdir("/proc/self/fd"):
         # Most are of another kind, and one is gone meanwhile.
         with suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as wire:
             if wire.getpeername() in [(address, port) for port in PORTS]:
                 wire.shutdown(socket.SHUT_RDWR)
-
-
-def _address(host: str) -> str:
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return host

@@ -1,6 +1,6 @@
 """The process that runs a LeRobot robot or teleoperator: `PYTHON bridge.py HANDLE`.
 
-`embodied.real_robot.drivers.lerobot.process` starts it, with the interpreter that has LeRobot: this
+`embodied.real_robot.drivers.lerobot.driver` starts it, with the interpreter that has LeRobot: this
 file imports nothing of this project and runs on Python 3.10 and newer.
 
 HANDLE is its end of a pair of sockets (SOCK_SEQPACKET). A JSON map of settings comes first. Then

@@ -13,22 +13,278 @@ cannot be released to be guided by hand.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
-from embodied.real_robot.drivers.lerobot.joints import Hand, Joint, Units
-from embodied.real_robot.drivers.lerobot.process import LeRobotProcess, Source, motor
+from embodied.real_robot.daemon.child import last_words
+from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop, Wait
+from embodied.real_robot.drivers.lerobot.bridge import MEASURED, ORDER, READY, STATE
+from embodied.real_robot.ipc.mailbox import memory_folder
 
+BRIDGE = Path(__file__).with_name("bridge.py")
+FULL = 200.0  # from -100 to 100
 SLACK = 0.035  # rad (2 degrees) outside of what calibration found that are not yet a mistake
-__all__ = ["Config", "LeRobotDriver"]
+GONE = 3.0  # s for the process to hold the arm and end
+INSTALL = "pip install lerobot in a virtual environment, and give its interpreter: python=PATH"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which of LeRobot's devices, and where LeRobot is."""
+
+    type: str  # as in LeRobot's --robot.type or --teleop.type
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # LeRobot's --robot.NAME
+    python: str = ""  # interpreter that has LeRobot; empty: this one
+    modules: tuple[str, ...] = ()  # packages to import first, which register devices
+    port: str = ""  # replaces settings.port; empty: it stays
+    hertz: Annotated[float, Bound(1.0, 1000.0)] = 50.0  # reads (and writes) a second; loop or less
+    silence: Annotated[float, Bound(above=0.0, high=10.0)] = 0.25  # s without measurement or order
+    patience: Wait = 90.0  # s to import it and connect
+
+    def about(self, role: str, keys: Sequence[str]) -> dict[str, Any]:
+        """The settings that the process is sent."""
+        settings = {**self.settings, "port": self.port} if self.port else dict(self.settings)
+        return {
+            "role": role, "type": self.type, "settings": settings, "modules": list(self.modules),
+            "keys": list(keys), "period": 1 / self.hertz, "silence": self.silence,
+            "patience": self.patience,
+        }  # fmt: skip
+
+
+class LeRobotProcess:
+    """`keys` [k] are the numbers that go back and forth; `role`: robot or teleoperator. Errors are
+    DriverError with the reason in one line."""
+
+    def __init__(self, source: Source, role: str, keys: Sequence[str]) -> None:
+        self.source = source
+        self.role = role
+        self.keys = tuple(keys)
+        self.values: tuple[float, ...] = ()
+        """The newest numbers [k], in LeRobot's units."""
+        self.seen = -float("inf")
+        """When their measurement began (s, monotonic clock)."""
+        self.ready: dict[str, Any] = {}
+        """Calibrated ranges by motor, and the time of the first measurements."""
+        self._numbers = struct.Struct(f"={len(self.keys)}d")
+        self._wire: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = memory_folder() / f"embodied-lerobot-{os.getpid()}-{id(self)}.log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process, and wait until the first measurement is there."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        python = self.source.python if self.source.python else sys.executable
+        with theirs, self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    [python, str(BRIDGE), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C is for us, who end it in order
+                )
+            except OSError as error:
+                ours.close()
+                raise self._error(
+                    f"{python} does not start ({error.strerror}): {INSTALL}"
+                ) from error
+        ours.send(json.dumps(self.source.about(self.role, self.keys)).encode())
+        ours.setblocking(False)
+        self._wire = ours
+        deadline = time.monotonic() + self.source.patience
+        while not self.values:
+            self.drain()
+            if time.monotonic() > deadline:
+                raise self._error(f"it was not ready within {self.source.patience:.0f} s")
+            time.sleep(0.005)
+
+    def drain(self) -> None:
+        """Take all that it has said; the newest measurement counts. It never waits."""
+        if self._wire is None:
+            raise self._error("not connected")
+        try:
+            while said := self._wire.recv(65536):
+                self._take(said[:1], said[1:])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._error(f"its process is gone: {error.strerror}") from error
+        raise self._error(self._ended())
+
+    def _take(self, kind: bytes, body: bytes) -> None:
+        if kind == READY:
+            self.ready = json.loads(body)
+            self._require_fast(self.ready["spent"])
+        elif kind == MEASURED:
+            self.seen = STATE.unpack_from(body)[0]
+            self.values = self._numbers.unpack_from(body, STATE.size)
+        else:
+            reason = body.decode(errors="replace")
+            missing = "No module named 'lerobot'" in reason
+            raise self._error(f"LeRobot is not installed there: {INSTALL}" if missing else reason)
+
+    def _require_fast(self, spent: Sequence[float]) -> None:
+        """19 of 20 measurements with their command fit into the period."""
+        usual = sorted(spent)[int(0.95 * len(spent))]
+        if usual > 1 / self.source.hertz:
+            slower = int(0.8 / usual)
+            raise self._error(
+                f"reading and writing takes {1e3 * usual:.1f} ms, and a period is "
+                f"{1e3 / self.source.hertz:.1f} ms: set robot.driver.hertz and robot.hertz to "
+                f"{slower}, or use a faster wire"
+            )
+
+    def send(self, values: Sequence[float]) -> None:
+        """Send the robot to `values` [k], in LeRobot's units."""
+        if self._wire is None:
+            raise self._error("not connected")
+        try:
+            self._wire.send(ORDER + self._numbers.pack(*values))
+        except OSError as error:
+            raise self._error(f"its process does not listen: {error.strerror}") from error
+
+    def close(self) -> None:
+        """End the process, which holds the arm with torque on; safe to call twice."""
+        if self._wire is not None:
+            self._wire.close()
+        if self._process is not None:
+            try:
+                self._process.wait(GONE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._wire = None
+        self._process = None
+        self.values = ()
+        self._log.unlink(missing_ok=True)
+
+    def _ended(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(self.source.silence)
+        except subprocess.TimeoutExpired:
+            return "its process does not answer"
+        if code == -signal.SIGALRM:
+            return "a call of LeRobot did not return"
+        words = last_words(self._log)
+        return f"its process died (exit status {code}){': ' + words if words else ''}"
+
+    def _error(self, reason: str) -> DriverError:
+        return DriverError(f"LeRobot's {self.source.type}: {reason}")
+
+
+def motor(key: str) -> str:
+    """LeRobot's motor of a key such as `elbow_flex.pos`."""
+    return key.removesuffix(".pos")
+
+
+def span_of(ready: Mapping[str, Any], key: str) -> float | None:
+    """Range of that motor at calibration, in turns; None where it is not known."""
+    found = ready.get("ranges", {}).get(motor(key))
+    return None if found is None else (found[1] - found[0]) / 4095
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint of LeRobot's and its unit. The unit `range` is from -100 to 100."""
+
+    key: str  # LeRobot's name, as elbow_flex.pos
+    unit: Literal["degrees", "radians", "range"] = "degrees"  # unit of LeRobot's values
+    zero: Number = 0.0  # LeRobot's value where our joint is at 0 rad
+    sign: Literal[-1, 1] = 1  # -1: it turns the other way
+    span: Annotated[float, Bound(0.0, 1e4)] = 0.0  # rad of a range; 0: as its calibration file says
+    name: str = ""  # our name; empty: made from the key
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A gripper of LeRobot's."""
+
+    key: str = "gripper.pos"  # LeRobot's name
+    closed: Number = 0.0  # LeRobot's value where it is closed
+    open: Number = 100.0  # LeRobot's value where it is open
+    width: Annotated[float, Bound(above=0.0, high=1.0)] = 0.07  # opening there, m
+
+    def __post_init__(self) -> None:
+        if self.closed == self.open:
+            raise ConfigError("hand: closed and open should differ")
+
+    def opening(self, value: float) -> float:
+        """Opening (m) at LeRobot's `value`."""
+        share = (value - self.closed) / (self.open - self.closed)
+        return min(max(share, 0.0), 1.0) * self.width
+
+    def value(self, width: float) -> float:
+        """LeRobot's value where it is open by `width` m."""
+        share = min(max(width / self.width, 0.0), 1.0)
+        return self.closed + share * (self.open - self.closed)
+
+
+class Units:
+    """LeRobot's values [n] and our rad [n]. `ready`: what its process said of its calibration.
+    ConfigError where a span is not known."""
+
+    def __init__(self, joints: Sequence[Joint], ready: Mapping[str, Any]) -> None:
+        self.zero = np.array([joint.zero for joint in joints])
+        self.scale = np.array([joint.sign * self._rad(joint, ready) for joint in joints])
+        self.ends = [self._ends(joint, ready) for joint in joints]
+
+    def _rad(self, joint: Joint, ready: Mapping[str, Any]) -> float:
+        """Angle (rad) of one of the joint's units."""
+        if joint.unit == "radians":
+            return 1.0
+        if joint.unit == "degrees":
+            return math.tau / 360
+        turns = span_of(ready, joint.key)
+        span = joint.span if joint.span else 0.0 if turns is None else turns * math.tau
+        if not span:
+            raise ConfigError(
+                f"{joint.key}: how far it turns is not known; give span (rad) of -100 to 100"
+            )
+        return span / FULL
+
+    def _ends(self, joint: Joint, ready: Mapping[str, Any]) -> tuple[float, float]:
+        """LeRobot's values that calibration found reachable; infinite where nobody knows."""
+        turns = span_of(ready, joint.key)
+        if joint.unit == "range":
+            return -FULL / 2, FULL / 2
+        if turns is None or joint.unit == "radians":
+            return -math.inf, math.inf
+        return -180 * turns, 180 * turns
+
+    def rad(self, values: Floats) -> Floats:
+        return (values - self.zero) * self.scale
+
+    def values(self, rad: Floats) -> Floats:
+        return self.zero + rad / self.scale
+
+    def reach(self) -> tuple[Floats, Floats] | None:
+        """Ours, low and high; None where no end is known."""
+        ends = self.rad(np.array(self.ends).T)
+        low, high = ends.min(0), ends.max(0)
+        return (low, high) if np.isfinite(ends).any() else None
 
 
 @dataclass(frozen=True, kw_only=True)

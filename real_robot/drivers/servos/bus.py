@@ -1,13 +1,236 @@
-"""Grouped reads and writes to all servos of a bus, repeated where noise destroyed a reply."""
+"""The wire to all servos of a bus: registers of two makes, a serial port, grouped reads and writes.
+
+Addresses and units are from the control tables of the Dynamixel X series and of Feetech's STS3215,
+little-endian. The port is a raw file descriptor, with reads that end at a deadline; exchanges are
+repeated where noise destroyed a reply.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import math
+import os
+import select
+import termios
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.drivers.servos.registers import Make
-from embodied.real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.drivers.servos.codecs import DYNAMIXEL, FEETECH, Codec, signed, unsigned
+
+TICKS = 4096  # a turn
+
+
+class Motion(NamedTuple):
+    """Measured at the servo's own shaft: ticks, rad/s, and current in units of the register."""
+
+    position: int
+    velocity: float
+    current: int
+
+
+Registers = dict[int, bytes]
+"""Bytes to write, by register."""
+
+
+@dataclass(frozen=True)
+class Make:
+    """One make of servo. `state` is (address, bytes) of the block that `motion` understands; `mode`
+    the register that holds one of `modes` where a goal is a position; `watchdog` counts `beat` s,
+    reads 255 after a trip and is 0 where it is off; `faults` names the bits of register `errors`,
+    or of a reply's error byte where there is none; `ampere`: A of one unit of current. `force` is
+    what to write for a share of a servo's torque (0 to 1), by register: first what survives
+    switching off (behind `lock`, if there is one), then what does not; `limits` are the bits of
+    `faults` that such a servo limits by itself."""
+
+    codec: Codec
+    state: tuple[int, int]
+    motion: Callable[[bytes], Motion]
+    goal: int
+    encode: Callable[[int], bytes]
+    torque: int
+    mode: int
+    modes: tuple[int, ...]
+    ampere: float
+    faults: Mapping[int, str]
+    errors: int | None
+    watchdog: int | None
+    force: Callable[[float], tuple[Registers, Registers]]
+    lock: int | None = None
+    limits: int = 0
+    beat: float = 0.02
+
+
+def _dynamixel(data: bytes) -> Motion:
+    """Motion in registers from 126: current (2), velocity (4, 0.229 rpm), position (4)."""
+    current, velocity, position = (
+        int.from_bytes(part, "little", signed=True) for part in (data[:2], data[2:6], data[6:10])
+    )
+    return Motion(position, velocity * 0.229 * math.tau / 60, current)
+
+
+def _feetech(data: bytes) -> Motion:
+    """Motion in registers from 56: position (2), speed (2, ticks/s), ..., at 69 current (2)."""
+    position, speed, current = (
+        signed(int.from_bytes(data[at : at + 2], "little"), 15) for at in (0, 2, 13)
+    )
+    return Motion(position, speed * math.tau / TICKS, current)
+
+
+def _feetech_force(share: float) -> tuple[Registers, Registers]:
+    """Max_Torque_Limit (0.1%), Protection_Current (6.5 mA) and Overload_Torque (%: above it for
+    some time, the servo yields to its Protective_Torque); Torque_Limit is the first in memory."""
+    torque = round(1000 * share).to_bytes(2, "little")
+    current = round(500 * share).to_bytes(2, "little")
+    return {16: torque, 28: current, 36: bytes((25,))}, {48: torque}
+
+
+MAKES: Mapping[str, Make] = {
+    "dynamixel": Make(
+        codec=DYNAMIXEL,
+        state=(126, 10),
+        motion=_dynamixel,
+        goal=116,
+        encode=lambda ticks: ticks.to_bytes(4, "little", signed=True),
+        torque=64,
+        mode=11,
+        modes=(3, 4, 5),
+        ampere=2.69e-3,
+        faults={
+            0: "input voltage",
+            2: "overheating",
+            3: "encoder",
+            4: "electrical shock",
+            5: "overload",
+        },
+        errors=70,
+        watchdog=98,
+        # Goal PWM: the motor's voltage, which is a torque where it stands still.
+        force=lambda share: ({}, {100: round(885 * share).to_bytes(2, "little")}),
+    ),
+    "feetech": Make(
+        codec=FEETECH,
+        state=(56, 15),
+        motion=_feetech,
+        goal=42,
+        encode=lambda ticks: unsigned(ticks, 15).to_bytes(2, "little"),
+        torque=40,
+        mode=33,
+        modes=(0,),
+        ampere=6.5e-3,
+        faults={0: "input voltage", 1: "angle", 2: "overheating", 3: "current", 5: "overload"},
+        errors=None,
+        watchdog=None,
+        force=_feetech_force,
+        lock=55,
+        limits=1 << 5,
+    ),
+}
+
+
+CHUNK, OLD = 4096, 16  # bytes at once, and how often before a write
+DEVICES = Path("/sys/bus/usb-serial/devices")
+
+
+class SerialPort:
+    """A serial port that one process owns. With `echo`, the adapter sends back what was written:
+    as many bytes are dropped of what is read after a write."""
+
+    def __init__(self, path: str, baud: int) -> None:
+        self.path = path
+        self.baud = baud
+        self.echo = False
+        self._file = -1
+        self._skip = 0
+        self._poll = select.poll()
+
+    def open(self) -> None:
+        """8 data bits, no parity, nothing interpreted. DriverError with what to look at."""
+        speed = getattr(termios, f"B{self.baud}", None)
+        if speed is None:
+            raise DriverError(f"this system has no serial rate of {self.baud} baud")
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            settings = [0, 0, termios.CS8 | termios.CREAD | termios.CLOCAL, 0, speed, speed]
+            controls = [b"\x00"] * len(termios.tcgetattr(self._file)[6])
+            termios.tcsetattr(self._file, termios.TCSANOW, [*settings, controls])
+            termios.tcflush(self._file, termios.TCIOFLUSH)
+        except BlockingIOError as error:
+            self.close()
+            raise DriverError(f"{self.path} is in use by another process: stop that") from error
+        except PermissionError as error:
+            raise DriverError(
+                f"{self.path} may not be opened: join its group (often 'dialout') and log in again"
+            ) from error
+        except (OSError, termios.error) as error:
+            self.close()
+            raise DriverError(
+                f"{self.path} is no serial port that is there ({error.args[-1]}): "
+                "check the cable, and the name with ls /dev/serial/by-id"
+            ) from error
+        self._poll.register(self._file, select.POLLIN)
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`, after dropping bytes that were not asked for. DriverError."""
+        if self._file < 0:
+            raise DriverError(f"{self.path} is not open: connect first")
+        try:
+            for _ in range(OLD):
+                if not self._poll.poll(0):
+                    break
+                self._skip = max(0, self._skip - len(os.read(self._file, CHUNK)))
+            sent = os.write(self._file, data)
+        except OSError as error:
+            raise self._gone(error) from error
+        if sent < len(data):
+            raise DriverError(f"{self.path} takes no more: the adapter hangs, plug it in again")
+        self._skip += len(data) if self.echo else 0
+
+    def read(self, deadline: float) -> bytes:
+        """Read the bytes that have come, as soon as there are some; empty from `deadline` (s,
+        monotonic) on. DriverError where the port is gone."""
+        while (left := deadline - time.monotonic()) > 0:
+            if not self._poll.poll(left * 1000):
+                continue
+            try:
+                data = os.read(self._file, CHUNK)
+            except OSError as error:
+                raise self._gone(error) from error
+            if not data:
+                raise self._gone(EOFError("end of file"))
+            dropped = min(self._skip, len(data))
+            self._skip -= dropped
+            if len(data) > dropped:
+                return data[dropped:]
+        return b""
+
+    def drain(self, quiet: float, most: float) -> None:
+        """Drop what comes until nothing did for `quiet` s, for `most` s at the longest."""
+        end = time.monotonic() + most
+        while self.read(min(end, time.monotonic() + quiet)):
+            pass
+        self._skip = 0
+
+    def latency(self) -> str:
+        """The command to type where the adapter delays bytes by more than 1 ms; else empty."""
+        file = DEVICES / Path(self.path).resolve().name / "latency_timer"
+        if not file.exists() or int(file.read_text()) <= 1:
+            return ""
+        return f"; its adapter holds bytes back, type: echo 1 | sudo tee {file}"
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._file >= 0:
+            self._poll = select.poll()
+            os.close(self._file)
+            self._file = -1
+
+    def _gone(self, error: Exception) -> DriverError:
+        return DriverError(f"{self.path} is gone ({error.args[-1]}): check the cable to the servos")
 
 
 class ServoWire:
@@ -39,7 +262,7 @@ class ServoWire:
 
     def find_echo(self) -> None:
         """Whether the adapter sends back what is written: what comes first is then the request."""
-        question = self.make.read(min(self.names), self.make.mode, 1)
+        question = self.make.codec.read(min(self.names), self.make.mode, 1)
         self.port.echo = False
         seen = b""
         self.send(question)
@@ -62,7 +285,7 @@ class ServoWire:
             if not missing:
                 break
             self.repeated += attempt > 0
-            self.send(self.make.sync_read(address, size, missing))
+            self.send(self.make.codec.sync_read(address, size, missing))
             self._collect(missing, size, found)
             missing = tuple(id for id in missing if id not in found)
             if missing:  # what comes late is not to be taken for the next answer
@@ -103,7 +326,7 @@ class ServoWire:
             if not wrong:
                 break
             retry = {id: data[id] for id in sorted(wrong)}
-            self.send(self.make.sync_write(address, retry))
+            self.send(self.make.codec.sync_write(address, retry))
             found = self.ask(address, len(next(iter(retry.values()))), retry)
             wrong = {id for id in retry if found.get(id) != data[id]}
         return wrong
@@ -130,8 +353,8 @@ class ServoWire:
         buffer, end = bytearray(), time.monotonic() + self.timeout
         while data := self.port.read(end):
             buffer += data
-            while (packet := self.make.take(buffer)) is not None:
-                reply = self.make.reply(packet)
+            while (packet := self.make.codec.take(buffer)) is not None:
+                reply = self.make.codec.reply(packet)
                 if reply is not None and reply.id in ids and len(reply.data) == size:
                     found[reply.id] = reply.data
                     self.errors[reply.id] = reply.error

@@ -21,10 +21,15 @@ from embodied.core.bounds import Bound, Count, Positive, Whole
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError, RestDroop
-from embodied.real_robot.drivers.servos.bus import ServoWire
-from embodied.real_robot.drivers.servos.packet import HIGHEST_ID
-from embodied.real_robot.drivers.servos.registers import MAKES, TICKS, Motion, Registers
-from embodied.real_robot.drivers.servos.serial_port import SerialPort
+from embodied.real_robot.drivers.servos.bus import (
+    MAKES,
+    TICKS,
+    Motion,
+    Registers,
+    SerialPort,
+    ServoWire,
+)
+from embodied.real_robot.drivers.servos.codecs import HIGHEST_ID
 
 SLACK = 23  # ticks (2 degrees) outside of a joint's calibrated range that are not yet a mistake
 Ampere = Annotated[float, Bound(above=0.0, high=10.0)]
@@ -72,21 +77,13 @@ class Config:
 
     def __post_init__(self) -> None:
         ids = [joint.id for joint in self.joints] + [hand.id for hand in some(self.hand)]
-        if (
-            not self.joints
-            or len(set(ids)) < len(ids)
-            or not all(0 <= i <= HIGHEST_ID for i in ids)
-        ):
+        if not self.joints or len(set(ids)) < len(ids):
             raise ConfigError(f"servo ids {ids} should be different, from 0 to {HIGHEST_ID}")
         for joint in self.joints:
-            if not (joint.low < joint.high and joint.ratio > 0 and joint.torque >= 0):
-                raise ConfigError(f"joint {joint.name}: needs low < high, ratio > 0, torque >= 0")
-        if any(hand.closed == hand.open or hand.width <= 0 for hand in some(self.hand)):
-            raise ConfigError("hand: closed and open should differ, and width be above 0")
-        if not all(0.05 <= hand.force <= 1 for hand in some(self.hand)):
-            raise ConfigError("hand: force is a share of its torque, from 0.05 to 1")
-        if not (self.timeout > 0 and self.retries >= 0 and 0.02 <= self.watchdog <= 2.54):
-            raise ConfigError("timeout should be above 0, watchdog from 0.02 to 2.54 s")
+            if joint.low >= joint.high:
+                raise ConfigError(f"joint {joint.name}: needs low < high")
+        if any(hand.closed == hand.open for hand in some(self.hand)):
+            raise ConfigError("hand: closed and open should differ")
 
 
 def some(hand: Hand | None) -> tuple[Hand, ...]:
@@ -166,7 +163,7 @@ class ServoBus(RestDroop, Driver):
             tick = round(hand.closed + share * (hand.open - hand.closed))
             goals[hand.id] = self.make.encode(tick)
         self._check_watchdog()
-        self.wire.send(self.make.sync_write(self.make.goal, goals))
+        self.wire.send(self.make.codec.sync_write(self.make.goal, goals))
 
     @property
     def width(self) -> float:
@@ -277,8 +274,8 @@ class ServoBus(RestDroop, Driver):
         beats = round(self.config.watchdog / self.make.beat)
         awake = dict.fromkeys(found, b"\x00")
         if found:  # at once after each other: what wakes up would go on to where it was sent before
-            wire.send(self.make.sync_write(watchdog, awake))
-            wire.send(self.make.sync_write(self.make.goal, goals))
+            wire.send(self.make.codec.sync_write(watchdog, awake))
+            wire.send(self.make.codec.sync_write(self.make.goal, goals))
         failed |= wire.put(watchdog, awake)
         failed |= wire.put(self.make.goal, goals)
         return failed | wire.put(watchdog, dict.fromkeys(found, bytes((beats,))))

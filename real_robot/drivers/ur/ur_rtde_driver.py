@@ -54,7 +54,10 @@ class UrRtde(driver.UR):
             self._wait(lambda: True, "send its state")
             self._check_mode()
             self._order(BEGIN)
-            self._wait(self._follows, "run ur_rtde's script")
+            self._wait(
+                lambda: self._state["follows"] and self._state["runtime_state"] == driver.PLAYING,
+                "run ur_rtde's script",
+            )
         except DriverError:
             self.close()
             raise
@@ -91,9 +94,6 @@ class UrRtde(driver.UR):
         ours.send(json.dumps(asdict(self.config)).encode())
         ours.setblocking(False)
         self._wire = ours
-
-    def _follows(self) -> bool:
-        return bool(self._state["follows"]) and self._state["runtime_state"] == driver.PLAYING
 
     def _drain(self) -> None:
         """All that its process has said; the newest state counts."""

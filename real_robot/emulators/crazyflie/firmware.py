@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Annotated, Protocol
 
 from embodied.core.bounds import Bound
-from embodied.real_robot.emulators.crazyflie.setpoint import (
+from embodied.real_robot.emulators.crazyflie.crtp import (
     OFF,
     STOP,
     ZERO,

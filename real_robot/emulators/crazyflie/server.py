@@ -14,9 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from embodied.real_robot.emulators.crazyflie import crtp
-from embodied.real_robot.emulators.crazyflie.crtp import Packet, pack, unpack
-from embodied.real_robot.emulators.crazyflie.firmware import Firmware
-from embodied.real_robot.emulators.crazyflie.setpoint import generic, legacy, order
+from embodied.real_robot.emulators.crazyflie.crtp import (
+    Packet,
+    generic,
+    legacy,
+    order,
+    pack,
+    unpack,
+)
+from embodied.real_robot.emulators.crazyflie.firmware import Firmware, Measured
 
 PROTOCOL = 12
 """Its version: from this one on the supervisor has a port of its own."""
@@ -259,6 +265,7 @@ U8, U16, FLOAT = 1, 2, 7
 PARAM_LAYOUTS = {8: "B", 9: "H", 10: "I", 6: "f"}
 READ_ONLY = 0x40
 Get = Callable[[Firmware], float]
+DEGREES = 180 / math.pi
 
 
 @dataclass(frozen=True)
@@ -270,35 +277,27 @@ class Variable:
     get: Get
 
 
-def _place(i: int) -> Get:
-    return lambda f: f.measured.place[i]
+def _each(
+    pattern: str,
+    names: Sequence[str],
+    kind: int,
+    get: Callable[[Measured], Sequence[float]],
+    scale: float = 1.0,
+) -> list[Variable]:
+    """One variable for each part of a vector."""
 
+    def part(i: int) -> Get:
+        return lambda firmware: scale * get(firmware.measured)[i]
 
-def _velocity(i: int) -> Get:
-    return lambda f: f.measured.velocity[i]
-
-
-def _angle(i: int) -> Get:
-    return lambda f: math.degrees(f.measured.angles[i])
-
-
-def _rate(i: int) -> Get:
-    return lambda f: math.degrees(f.measured.rates[i])
-
-
-def _motor(i: int) -> Get:
-    return lambda f: 65535 * f.measured.motors[i]
+    return [Variable(pattern.format(name), kind, part(i)) for i, name in enumerate(names)]
 
 
 VARIABLES = (
-    *(Variable(f"stateEstimate.{n}", FLOAT, _place(i)) for i, n in enumerate("xyz")),
-    *(Variable(f"stateEstimate.v{n}", FLOAT, _velocity(i)) for i, n in enumerate("xyz")),
-    *(
-        Variable(f"stateEstimate.{n}", FLOAT, _angle(i))
-        for i, n in enumerate(("roll", "pitch", "yaw"))
-    ),
-    *(Variable(f"gyro.{n}", FLOAT, _rate(i)) for i, n in enumerate("xyz")),
-    *(Variable(f"motor.m{i + 1}", U16, _motor(i)) for i in range(4)),
+    *_each("stateEstimate.{}", "xyz", FLOAT, lambda m: m.place),
+    *_each("stateEstimate.v{}", "xyz", FLOAT, lambda m: m.velocity),
+    *_each("stateEstimate.{}", ("roll", "pitch", "yaw"), FLOAT, lambda m: m.angles, DEGREES),
+    *_each("gyro.{}", "xyz", FLOAT, lambda m: m.rates, DEGREES),
+    *_each("motor.m{}", "1234", U16, lambda m: m.motors, 65535),
     *(Variable(f"kalman.varP{n}", FLOAT, lambda f: f.measured.variance) for n in "XYZ"),
     Variable("pm.vbat", FLOAT, lambda f: f.voltage),
     Variable("pm.state", U8, lambda f: 3 if f.voltage < 3.2 else 0),

@@ -17,15 +17,13 @@ import time
 import tty
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Annotated, Literal, Self
 
 from embodied.core.bounds import Bound, CountOrZero, Fraction, NonNegative
 from embodied.core.build import ConfigError
-from embodied.real_robot.drivers.servos import dynamixel_codec, feetech_codec
-from embodied.real_robot.drivers.servos.packet import BROADCAST, Packet
-from embodied.real_robot.emulators.physics_link import answer, settings
-from embodied.real_robot.emulators.process import Process
+from embodied.real_robot.drivers.servos import codecs
+from embodied.real_robot.drivers.servos.codecs import BROADCAST, Packet, signed, unsigned
+from embodied.real_robot.emulators.process import Process, answer, settings
 
 LAG, FASTEST = 0.03, 6000.0  # s, ticks/s
 OVERLOAD = 0x20
@@ -49,7 +47,7 @@ class Faults:
 class Servo:
     """Registers and motion of one; subclasses know where things are."""
 
-    codec: ModuleType
+    codec: codecs.Codec
     GOAL: int
     TORQUE: int
 
@@ -96,7 +94,7 @@ class Servo:
 
 
 class DynamixelServo(Servo):
-    codec, GOAL, TORQUE = dynamixel_codec, 116, 64
+    codec, GOAL, TORQUE = codecs.DYNAMIXEL, 116, 64
 
     def begin(self) -> None:
         self.table[0:2] = (1020).to_bytes(2, "little")
@@ -146,7 +144,7 @@ class DynamixelServo(Servo):
 
 
 class FeetechServo(Servo):
-    codec, GOAL, TORQUE = feetech_codec, 42, 40
+    codec, GOAL, TORQUE = codecs.FEETECH, 42, 40
 
     def begin(self) -> None:
         self.table[3:5] = (777).to_bytes(2, "little")
@@ -180,12 +178,12 @@ class FeetechServo(Servo):
             self.alert &= ~OVERLOAD
 
     def goal(self) -> int:
-        return feetech_codec.signed(int.from_bytes(self.table[42:44], "little"), 15) + self.offset
+        return signed(int.from_bytes(self.table[42:44], "little"), 15) + self.offset
 
     @property
     def offset(self) -> int:
         """Homing_Offset: positions are told, and goals taken, with it off (bit 11 is its sign)."""
-        return feetech_codec.signed(int.from_bytes(self.table[31:33], "little"), 11)
+        return signed(int.from_bytes(self.table[31:33], "little"), 11)
 
     def measure(self) -> None:
         current = round(0.1 * (self.goal() - self.at)) if self.table[40] else 0
@@ -194,7 +192,7 @@ class FeetechServo(Servo):
             (58, round(self.speed)),
             (69, current),
         ):
-            self.table[at : at + 2] = feetech_codec.unsigned(value, 15).to_bytes(2, "little")
+            self.table[at : at + 2] = unsigned(value, 15).to_bytes(2, "little")
         self.table[65] = self.alert
 
     def store(self, address: int, data: bytes) -> int:
@@ -277,19 +275,19 @@ class FakeBus:
             servo.heard = now
         if self.faults.turnaround:
             time.sleep(self.faults.turnaround)
-        codec, data, two = self.codec, packet.data, 1 + self.wide
-        if packet.code == codec.PING and not data:
+        data, two = packet.data, 1 + self.wide
+        if packet.code == codecs.PING and not data:
             about = bytes(self.servos[1].table[0:2]) + b"\x2d" if self.wide else b""
             self._answer([packet.id] if packet.id != BROADCAST else list(self.servos), about)
-        elif packet.code == codec.READ and len(data) == 2 * two:
+        elif packet.code == codecs.READ and len(data) == 2 * two:
             self._read([packet.id], _number(data[:two]), _number(data[two:]))
-        elif packet.code == codec.SYNC_READ and len(data) > 2 * two:
+        elif packet.code == codecs.SYNC_READ and len(data) > 2 * two:
             self._read(list(data[2 * two :]), _number(data[:two]), _number(data[two : 2 * two]))
-        elif packet.code == codec.WRITE and len(data) > two:
+        elif packet.code == codecs.WRITE and len(data) > two:
             if (servo := self._servo(packet.id)) is not None:
                 error = servo.store(_number(data[:two]), data[two:])
                 self._answer([packet.id], b"", error)
-        elif packet.code == codec.SYNC_WRITE and len(data) > 2 * two:
+        elif packet.code == codecs.SYNC_WRITE and len(data) > 2 * two:
             size = _number(data[two : 2 * two]) + 1
             entries = data[2 * two :]
             for k in range(0, len(entries) - size + 1, size):
