@@ -32,9 +32,8 @@ from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from tests.fakes.servo_bus import FakeBus
-from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, until
-from tests.real_robot.test_decide import GOAL, SPEC
+from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, simulated, until
+from tests.real_robot.test_decide import SPEC
 from tests.real_robot.trouble import Trouble
 
 SITE = Path(__file__).parent / "chaos_site"
@@ -228,21 +227,16 @@ def deployment(
     sim = {"_target_": "tests.real_robot.troubled.TroubledSim", "noise": 1e-4, "trouble": trouble}
     # Servos measure whole ticks: one at rest repeats itself.
     fresh = settings.fresh if bus is None else replace(settings.fresh, frozen=0)
-    return Deployment(
+    return simulated(
+        folder,
         driver=sim if bus is None else servos(settings, bus),
         controller={"_target_": "tests.real_robot.troubled.TroubledDelta", "trouble": trouble},
-        kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(folder / "policy" / "0", policy, 0)),
-        hertz=HERTZ,
-        step=SPEC.dt,
-        limits=LIMITS,
         fresh=fresh,
         heartbeat=settings.beat,
-        given=GOAL,
         cameras={"front": camera},
         picture=settings.fresh.hold,
         seconds=30.0,
-        records=str(folder / "records"),
     )
 
 

@@ -61,14 +61,22 @@ class Bench:
         """Stages of the chain beyond the usual ones."""
         return []
 
-    def ask(self, wish: Command) -> Mode:
-        """What the operator sees one turn later."""
+    def request(self, wish: Command) -> None:
         fields = self.there.request.fields
         fields["number"] += 1
         fields["command"] = wish
         self.there.request.send()
+
+    def ask(self, wish: Command) -> Mode:
+        """What the operator sees one turn later."""
+        self.request(wish)
         self.run(1)
         return self.mode
+
+    @property
+    def refused(self) -> bool:
+        """Whether the newest request was refused."""
+        return bool(self.there.state.fields["refused"][0] == self.there.request.fields["number"][0])
 
     @property
     def mode(self) -> Mode:

@@ -16,7 +16,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,27 @@ from tests.real_robot.test_decide import GOAL, SPEC
 
 PATIENT = 90.0  # s for something to become so, on a machine that does much else
 HERTZ = 100.0
+SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+
+
+def simulated(place: Path, node: dict[str, Any] = SCRIPT, **changed: Any) -> Deployment:
+    """The simulated FR3 with the policy of `node`, which is saved below `place`."""
+    settings: dict[str, Any] = {
+        "driver": {"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
+        "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
+        "kinematics": "embodied.embodiments.fr3.forward",
+        "hertz": HERTZ,
+        "step": SPEC.dt,
+        "limits": LIMITS,
+        "fresh": FreshConfig(hold=1.0, stop=3.0, state=2.0),
+        "given": GOAL,
+        "seconds": 20.0,
+        "records": str(place / "records"),
+        **changed,
+    }
+    if "policy" not in settings:
+        settings["policy"] = str(save(place / "0", build(node, Policy, spec=SPEC), 0))
+    return Deployment(**settings)
 
 
 def until(so: Callable[[], Any], what: str) -> Any:
@@ -130,36 +152,29 @@ class Bridge:
         return self.mode("RUNNING")
 
 
+@contextmanager
+def bridging(folder: Path, deployment: Deployment) -> Generator[Bridge]:
+    """A daemon of `deployment` in `folder`, which ends in order when it is told to."""
+    folder.chmod(0o700)
+    deployment.write(folder)
+    bridge = Bridge(folder)
+    try:
+        yield bridge
+    finally:
+        bridge.process.terminate()
+        assert bridge.process.wait(PATIENT) == 0
+    assert not (folder / SOCKET).exists() and not (folder / "state").exists()
+
+
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-    place = tmp_path_factory.mktemp("policy")
-    return Deployment(
-        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-        kinematics="embodied.embodiments.fr3.forward",
-        policy=str(save(place / "0", build(node, Policy, spec=SPEC), 0)),
-        hertz=HERTZ,
-        step=SPEC.dt,
-        limits=LIMITS,
-        fresh=FreshConfig(hold=1.0, stop=3.0, state=2.0),
-        given=GOAL,
-        seconds=20.0,
-        records=str(place / "records"),
-        metrics=0,
-    )
+    return simulated(tmp_path_factory.mktemp("policy"), metrics=0)
 
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
-    folder = tmp_path_factory.mktemp("d")
-    folder.chmod(0o700)
-    deployment.write(folder)
-    made = Bridge(folder)
-    yield made
-    made.process.terminate()
-    assert made.process.wait(PATIENT) == 0, "it ends in order when it is told to"
-    assert not (folder / SOCKET).exists() and not (folder / "state").exists()
+    with bridging(tmp_path_factory.mktemp("d"), deployment) as made:
+        yield made
 
 
 def test_a_policy_moves_the_arm_when_an_operator_says_so(bridge: Bridge) -> None:

@@ -26,29 +26,24 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.session import RobotSession
 from embodied.real_robot.safety.checks import Heartbeat
-from tests.real_robot.test_daemon import Bridge, gone, until
+from tests.real_robot.test_daemon import PATIENT, Bridge, bridging, gone, simulated, until
 from tests.real_robot.test_deploy import CROWDED, SLOW_WIRE, robot, said, start
-from tests.real_robot.test_sessions import made
 
 SITE = Path(__file__).parent / "slow_disk_site"
-SLOW = 3.0  # s that the disk takes
-PATIENT = 90.0
+SLOW = 2.0  # s that the disk takes
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     """The control process waits for its daemon for as long as a test may take."""
     long = Heartbeat(hold=60.0, stop=120.0)
-    return replace(made(tmp_path_factory.mktemp("policy")), heartbeat=long)
+    return simulated(tmp_path_factory.mktemp("policy"), heartbeat=long)
 
 
-@pytest.fixture
-def bridge(folder: Path, deployed: Deployment) -> Iterator[Bridge]:
-    deployed.write(folder)
-    bridge = Bridge(folder)
-    yield bridge
-    bridge.process.terminate()
-    bridge.process.wait(PATIENT)
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployed: Deployment) -> Iterator[Bridge]:
+    with bridging(tmp_path_factory.mktemp("d"), deployed) as made:
+        yield made
 
 
 class Beats:
@@ -78,9 +73,7 @@ def test_a_slow_disk_does_not_stop_the_beats(
     monkeypatch.setenv("PYTHONPATH", str(SITE), prepend=os.pathsep)
     monkeypatch.setenv("SLOW_DISK", str(SLOW))
     about = replace(deployed, records=str(folder / "records"))
-    about.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, about) as bridge:
         bridge.running()
         beats = Beats(open_channels(about, folder))
         for _ in range(2):  # the second is saved when the first is
@@ -97,9 +90,6 @@ def test_a_slow_disk_does_not_stop_the_beats(
         assert [note.rpartition(" ")[2] for note in notes] == [str(path) for path in saved]
         assert bridge.ask(Verb.ESTOP).ok
         time.sleep(0.7)  # it is being saved
-    finally:
-        bridge.process.terminate()
-        assert bridge.process.wait(PATIENT) == 0
     assert len(list((folder / "records").glob("*.npz"))) == 3, "the last is waited for at the end"
 
 
@@ -107,9 +97,7 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
     folder: Path, tmp_path: Path, deployed: Deployment
 ) -> None:
     about = replace(deployed, recording=str(tmp_path / "recording"))
-    about.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, about) as bridge:
         status = bridge.running()
         beats = Beats(open_channels(about, folder))
         os.kill(status["recorder"]["pid"], signal.SIGSTOP)  # it will be killed after 10 s
@@ -126,9 +114,6 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
         assert replies[0].ok and beats.longest() < 5.0
         assert bridge.running()["control"]["pid"] not in (0, status["control"]["pid"])
         assert gone(status["recorder"]["pid"])
-    finally:
-        bridge.process.terminate()
-        assert bridge.process.wait(PATIENT) == 0
 
 
 def test_estop_works_while_the_daemon_hangs(

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,20 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.real_robot.daemon.client import call
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.safety.checks import FreshConfig
-from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import Bridge, until
-from tests.real_robot.test_decide import GOAL, SPEC
+from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
+from tests.real_robot.test_decide import SPEC
 from tests.real_robot.test_deploy import robot, said, start
+from tests.real_robot.test_record import FLOW as PLAIN
 from tests.real_robot.test_record import recorded
 
 cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE, SMALL = 32, (12, 16)
 SEEING = SPEC.with_obs(front=Leaf((SIZE, SIZE, 3), "uint8", 0, 255))
-FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
-FLOW |= {"images": {"channels": [8, 16], "features": 16}}
+FLOW = {**PLAIN, "images": {"channels": [8, 16], "features": 16}}
 FILES = 40
 FRONT = {
     "_target_": "embodied.real_robot.cameras.sources.Rendered",
@@ -58,27 +59,21 @@ def files(folder: Path) -> dict[str, Any]:
     }
 
 
-def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
+def policy(folder: Path, spec: Spec = SEEING) -> str:
     torch.manual_seed(0)
-    made: Policy = build({**FLOW, **more}, Policy, spec=spec)
-    return str(save(folder / "0", made, 0))
+    return str(save(folder / "0", build(FLOW, Policy, spec=spec), 0))
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("filmed")
-    return Deployment(
-        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-        kinematics="embodied.embodiments.fr3.forward",
+    return simulated(
+        place,
         policy=policy(place / "first"),
-        hertz=100.0,
-        step=SPEC.dt,
-        limits=LIMITS,
         fresh=FreshConfig(hold=2.0, stop=10.0, state=5.0),
-        given=GOAL,
         blend=0,
         seconds=60.0,
+        records="",
         recording=str(place / "episodes"),
         cameras={"front": FRONT, "side": files(place / "files")},
         filmed={"side": SMALL},
@@ -89,13 +84,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
     folder = tmp_path_factory.mktemp("f")
-    folder.chmod(0o700)
-    deployment.write(folder)
-    made = Bridge(folder)
-    until(lambda: made.status["recorder"]["ready"], "the recorder looks")
-    yield made
-    made.process.terminate()
-    made.process.wait(90)
+    with bridging(folder, deployment) as made:
+        until(lambda: made.status["recorder"]["ready"], "the recorder looks")
+        yield made
     assert not [*folder.glob("frames.*"), *folder.glob("camera.*")], "nothing is left in memory"
 
 
@@ -212,8 +203,6 @@ def test_another_policy_takes_over_the_same_cameras(
     bridge: Bridge, deployment: Deployment, tmp_path: Path
 ) -> None:
     """One device can be opened once: newcomer and predecessor look at what the cameras show."""
-    from embodied.real_robot.daemon.client import call
-
     before = bridge.running()
     larger = SPEC.with_obs(front=Leaf((40, 40, 3), "uint8", 0, 255))
     loaded = call(bridge.folder, Verb.LOAD, 120.0, policy(tmp_path, larger))
@@ -234,11 +223,9 @@ def test_another_policy_takes_over_the_same_cameras(
 
 
 def test_demonstrations_of_a_servo_arm_have_pictures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever acts sees none; a policy that does is to learn from them."""
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
     camera = json.dumps(files(tmp_path / "files")).replace('"', "")
     words = ["robot=so101_sim", "demonstrator=reach", "robot.driver.timeout=0.3"]
     words += [f"robot.cameras={{side: {camera}}}", "robot.images=mp4", "robot.picture=4.0"]
@@ -259,8 +246,6 @@ def test_demonstrations_of_a_servo_arm_have_pictures(
 
 
 def test_what_can_not_be_filmed_is_one_line(deployment: Deployment) -> None:
-    from dataclasses import asdict, replace
-
     with pytest.raises(ConfigError, match=r"filmed: .*no camera sid.*side"):
         replace(deployment, filmed={"sid": SMALL})
     with pytest.raises(ConfigError, match=r"filmed.*=0 should be at least 1, at most 4096"):

@@ -25,8 +25,9 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.viewer.robot.app import monitor
 from embodied.viewer.robot.monitor import RobotMonitor
+from tests.real_robot.test_daemon import simulated
 from tests.real_robot.test_deploy import robot
-from tests.real_robot.test_sessions import made, quiet
+from tests.real_robot.test_sessions import quiet
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    return made(tmp_path_factory.mktemp("policy"))
+    return simulated(tmp_path_factory.mktemp("policy"))
 
 
 def test_each_robot_has_its_own(memory: Path) -> None:
@@ -113,13 +114,13 @@ def test_a_second_deploy_of_the_same_robot_is_refused(
     memory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(memory)
-    one = RpcServer(make_private(default_folder("so101_sim")))
-    words = ["deploy", "robot=so101_sim", "demonstrator=reach", "yes=true", "out=out"]
+    one = RpcServer(make_private(default_folder("sim")))
+    words = ["deploy", "robot=sim", "demonstrator=reach", "yes=true", "out=out"]
     with pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and "a daemon runs in" in error[0] and "so101_sim" in error[0], error
+    assert len(error) == 1 and "a daemon runs in" in error[0] and "/sim" in error[0], error
     one.close()
 
 

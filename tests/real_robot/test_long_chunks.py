@@ -18,13 +18,12 @@ from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.control.rtc_alignment import RtcAlignment
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
-from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
+from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Mode, state_record
 from embodied.real_robot.ipc.ring_buffer import write_records
 from embodied.real_robot.policy.decider import Decider
-from embodied.real_robot.policy.observer import Observer
-from embodied.real_robot.recording.recorder import EpisodeBuilder
-from tests.real_robot.test_control import DT, STEP, Bench
-from tests.real_robot.test_decide import GOAL, SPEC, tool
+from tests.real_robot.test_control import DT, STEP
+from tests.real_robot.test_decide import SPEC, Arm, tool
+from tests.real_robot.test_record import recording
 
 LONG = 128
 
@@ -35,35 +34,23 @@ def flow(chunk: int) -> Policy:
     return build(node, Policy, spec=SPEC).eval()
 
 
+class DecidesAtRest(Arm):
+    def decides(self) -> bool:
+        return self.bench.control.mode != Mode.RUNNING
+
+
 def test_a_plan_of_128_steps_arrives_whole_and_is_followed(tmp_path: Path) -> None:
     """The policy decides once a second; what the arm does is the plan's, step by step."""
-    bench = Bench(tmp_path)
-    target = lambda sent: tool(sent[None])[0]  # noqa: E731
-    decider = Decider(
-        flow(LONG), Observer(SPEC, 7, tool, GOAL), bench.there.state, bench.there.chunk, target
-    )
-
-    def run(turns: int) -> None:
-        for _ in range(turns):
-            bench.now += DT
-            if bench.control.mode != Mode.RUNNING:
-                decider.turn()
-            bench.control.turn()
-
-    run(10)
-    for wish, mode in ((Command.ARM, Mode.ARMED), (Command.START, Mode.RUNNING)):
-        bench.there.request.fields["number"] += 1
-        bench.there.request.fields["command"] = wish
-        bench.there.request.send()
-        run(6)
-        assert bench.control.mode == mode, bench.control.fault
+    arm = DecidesAtRest(tmp_path, flow(LONG))
+    bench, decider = arm.bench, arm.decider
+    arm.runs()
     chunk = bench.control.follower.chunk
     assert chunk is not None and chunk.actions.shape == (LONG, SPEC.act.size)
     plan = decider.actor.plan[0].reshape(LONG, -1).numpy()
     assert np.array_equal(chunk.actions.astype(np.float32), plan)
     noise = bench.there.chunk.fields[0]
     assert noise["noise_size"] == LONG * SPEC.act.size
-    run(round(3 * STEP / DT))
+    arm.run(round(3 * STEP / DT))
     apart = np.abs(plan - bench.control.follower.action).max(1)
     assert apart.min() < 1e-6 and apart.argmin() >= 2, "steps of the plan by the clock"
 
@@ -94,18 +81,9 @@ def test_the_last_step_of_128_is_followed_at_its_time() -> None:
 
 def test_alignment_joins_a_chunk_of_128_after_100_steps() -> None:
     now = [0.0]
-    policy = build(
-        {
-            "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
-            "base": {
-                "_target_": "embodied.policies.generative.flow.Flow",
-                "width": 16,
-                "chunk": LONG,
-            },
-        },
-        Policy,
-        spec=SPEC,
-    )
+    base = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": LONG}
+    target = "embodied.policies.wrappers.real_time_chunking.RealTimeChunking"
+    policy = build({"_target_": target, "base": base}, Policy, spec=SPEC)
     actor = Actor(policy, 1, execute=1)
     actor({"state": torch.zeros(1, SPEC.obs["state"].size)}, torch.tensor([True]))
     alignment = RtcAlignment(0.1, LONG, lambda: now[0])
@@ -119,9 +97,7 @@ def test_alignment_joins_a_chunk_of_128_after_100_steps() -> None:
 
 def test_noise_of_a_long_chunk_is_recorded(tmp_path: Path) -> None:
     size = LONG * 32
-    builder = EpisodeBuilder(
-        SPEC, Observer(SPEC, 7, tool, GOAL), lambda q: tool(q[None])[0], size, lambda q, s: None
-    )
+    builder = recording(size)
     noise = np.random.default_rng(0).normal(size=size).astype(np.float32)
     ticks = np.zeros(4, state_record(7, 2))
     ticks["mode"], ticks["size"], ticks["action"] = Mode.RUNNING, 4, 0.5

@@ -50,9 +50,7 @@ def test_another_process_and_a_socket_that_is_gone_are_no_trouble(systemd: socke
     assert abstract.place == "\0embodied"
 
 
-def test_a_daemon_tells(systemd: socket.socket, tmp_path: Path, deployment: Deployment) -> None:
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
+def test_a_daemon_tells(systemd: socket.socket, folder: Path, deployment: Deployment) -> None:
     replace(deployment, metrics=None).write(folder)
     about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "200000"}
     daemon = subprocess.Popen(

@@ -19,7 +19,7 @@ from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.messages import Command, Mode
 from tests.real_robot.test_control import within
-from tests.real_robot.test_daemon import PATIENT, Bridge, deployment
+from tests.real_robot.test_daemon import Bridge, bridging, deployment
 from tests.real_robot.test_yielding import SECOND, Pressing, blind, push
 
 __all__ = ["deployment"]
@@ -27,12 +27,8 @@ __all__ = ["deployment"]
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
-    folder = tmp_path_factory.mktemp("daemon", numbered=True)
-    deployment.write(folder)
-    made = Bridge(folder)
-    yield made
-    made.process.terminate()
-    made.process.wait(PATIENT)
+    with bridging(tmp_path_factory.mktemp("daemon"), deployment) as made:
+        yield made
 
 
 def test_an_operator_releases_and_resets_an_arm(
@@ -137,8 +133,7 @@ def test_an_arm_that_falls_is_released_only_with_a_support(
     bench: Pressing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sim, "falls_when_released", True)
-    assert bench.ask(Command.RELEASE) == Mode.IDLE
-    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    assert bench.ask(Command.RELEASE) == Mode.IDLE and bench.refused
     assert bench.ask(Command.RELEASE_SUPPORTED) == Mode.RELEASED
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,11 @@ from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
 from embodied.real_robot.control.rtc_alignment import RtcAlignment
 from embodied.real_robot.daemon.requests import Verb
-from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.policy.compatibility import with_real_time_chunking
-from embodied.real_robot.policy.decider import Decider
-from embodied.real_robot.policy.observer import Observer
-from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
-from tests.real_robot.test_daemon import PATIENT, Bridge, until
-from tests.real_robot.test_decide import GOAL, SPEC, tool
+from tests.real_robot.test_control import DT, STEP, Bench
+from tests.real_robot.test_daemon import bridging, simulated, until
+from tests.real_robot.test_decide import SPEC, decider_of
 
 BASE = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 12}
 REALTIME = {
@@ -36,16 +33,6 @@ REALTIME = {
     "base": BASE,
 }
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
-DEPLOYMENT: dict[str, Any] = {
-    "driver": {"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-    "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-    "kinematics": "embodied.embodiments.fr3.forward",
-    "hertz": 100.0,
-    "step": STEP,
-    "limits": asdict(LIMITS),
-    "fresh": {"hold": 1.0, "stop": 5.0, "state": 2.0},
-    "given": GOAL,
-}
 LATE = (2, 6, 5, 4)
 """Ticks of 10 ms that each decision takes, in turn."""
 
@@ -102,11 +89,7 @@ def moved(folder: Path, mode: str) -> Slow:
     actions: Any = policy.get_submodule("base.range" if mode else "range")
     actions.fit(BOX)
     slow = Slow(bench, policy.eval())
-    state, chunk = bench.there.state, bench.there.chunk
-    observer = Observer(SPEC, 7, tool, GOAL)
-    decider = Decider(
-        policy, observer, state, chunk, lambda q: tool(q[None])[0], clock=lambda: bench.now
-    )
+    decider = decider_of(bench, policy)
     slow.ticks(5)
 
     def turns(count: int) -> None:
@@ -118,9 +101,7 @@ def moved(folder: Path, mode: str) -> Slow:
 
     turns(4)
     for wish, mode_then in ((Command.ARM, Mode.ARMED), (Command.START, Mode.RUNNING)):
-        bench.there.request.fields["number"] += 1
-        bench.there.request.fields["command"] = wish
-        bench.there.request.send()
+        bench.request(wish)
         turns(2)
         assert bench.control.mode == mode_then, bench.control.fault
     turns(40)
@@ -160,38 +141,27 @@ def test_the_clock_says_where_a_plan_is() -> None:
 
 
 def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    policy = build(BASE, Policy, spec=SPEC)
-    boxes = bench.there.state, bench.there.chunk
-    decider = Decider(policy, Observer(SPEC, 7, tool, GOAL), *boxes, lambda q: tool(q[None])[0])
-    assert decider.alignment is None
+    assert decider_of(Bench(tmp_path), build(BASE, Policy, spec=SPEC)).alignment is None
 
 
-def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
+def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> None:
     """In its own process: it decides on, and the arm runs."""
     torch.manual_seed(0)
     policy = build(BASE, Policy, spec=SPEC)
     policy.range.fit(BOX)
-    settings = {**DEPLOYMENT, "policy": str(save(tmp_path / "0", policy, 0))}
-    deployment = Deployment.parse({**settings, "chunks": "guided"})
+    plain = simulated(tmp_path, policy=str(save(tmp_path / "0", policy, 0)))
+    deployment = replace(plain, chunks="guided")
     made = with_real_time_chunking(policy, deployment)
     assert isinstance(made, RealTimeChunking) and made.config.mode == "guided"
     assert with_real_time_chunking(made, deployment) is made
-    assert with_real_time_chunking(policy, Deployment.parse(settings)) is policy
+    assert with_real_time_chunking(policy, plain) is policy
     gaussian = build(
         {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 4}, Policy, spec=SPEC
     )
     with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
         with_real_time_chunking(gaussian, deployment)
-    folder = tmp_path / "daemon"
-    folder.mkdir(mode=0o700)
-    deployment.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, deployment) as bridge:
         number = bridge.running()["policy"]["number"]
         until(lambda: bridge.status["policy"]["number"] > number + 10, "it decides on")
         assert bridge.status["mode"] == "RUNNING" and bridge.ask(Verb.STOP).ok
         bridge.mode("IDLE")
-    finally:
-        bridge.process.terminate()
-        bridge.process.wait(PATIENT)

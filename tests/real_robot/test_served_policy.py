@@ -17,20 +17,14 @@ from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.real_robot.daemon.requests import Verb
-from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.policy.decider import Decider
-from embodied.real_robot.policy.observer import Observer
-from embodied.real_robot.safety.checks import FreshConfig
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from tests.policies.remote.servers import Process, free_port
-from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
-from tests.real_robot.test_daemon import HERTZ, Bridge
-from tests.real_robot.test_decide import GOAL, SPEC, tool
+from tests.real_robot.test_daemon import SCRIPT, bridging, simulated
+from tests.real_robot.test_decide import SPEC, Arm
 from tests.real_robot.test_deploy import said, start
 
-SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 8, "width": 8}
 CHUNKING = {
     "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
@@ -48,47 +42,6 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(node: dict[str, Any]) -> Policy:
     torch.manual_seed(0)
     return build(node, Policy, spec=SPEC).eval()
-
-
-class Arm:
-    """A simulated arm, its control loop and a policy, in one process and on one clock."""
-
-    def __init__(self, folder: Path, policy: Policy) -> None:
-        folder.mkdir(exist_ok=True)
-        self.bench = Bench(folder, noise=1e-4)
-        there = self.bench.there
-        observer = Observer(SPEC, 7, tool, GOAL)
-        self.decider = Decider(
-            policy,
-            observer,
-            there.state,
-            there.chunk,
-            lambda sent: tool(sent[None])[0],
-            clock=lambda: self.bench.now,
-        )
-        self.decided: list[bool] = []
-        self.chunks: list[Any] = []
-
-    def run(self, turns: int) -> None:
-        for _ in range(turns):
-            self.bench.now += DT
-            if round(self.bench.now / DT) % round(STEP / DT) == 0:
-                self.decided.append(self.decider.turn())
-                self.chunks.append(self.decider.chunk.fields[0].copy())
-            self.bench.control.turn()
-
-    def obey(self, *commands: Command) -> Mode:
-        for command in commands:
-            fields = self.bench.there.request.fields
-            fields["number"] += 1
-            fields["command"] = command
-            self.bench.there.request.send()
-            self.run(6)
-        return self.bench.control.mode
-
-    def runs(self) -> None:
-        self.run(20)
-        assert self.obey(Command.ARM, Command.START) == Mode.RUNNING, self.bench.control.fault
 
 
 @pytest.mark.parametrize("node", [SCRIPT, CHUNKING], ids=["script", "real-time chunking"])
@@ -160,26 +113,11 @@ def server(script: Path, tmp_path: Path) -> Iterator[Process]:
 
 
 def test_the_processes_go_on_after_a_reset_when_a_killed_server_is_back(
-    server: Process, script: Path, tmp_path: Path
+    server: Process, script: Path, tmp_path: Path, folder: Path
 ) -> None:
     asking = remote_policy(server.url, wait=0.0, token_file=str(server.token))
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
-    deployment = Deployment(
-        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-        kinematics="embodied.embodiments.fr3.forward",
-        policy=str(checkpoint.save(tmp_path / "asking", asking, 0)),
-        served=True,
-        hertz=HERTZ,
-        step=SPEC.dt,
-        limits=LIMITS,
-        fresh=FreshConfig(hold=1.0, stop=3.0, state=2.0),
-        given=GOAL,
-    )
-    deployment.write(folder)
-    bridge = Bridge(folder)
-    try:
+    policy = str(checkpoint.save(tmp_path / "asking", asking, 0))
+    with bridging(folder, simulated(tmp_path, policy=policy, served=True)) as bridge:
         pid = bridge.running()["policy"]["pid"]
         server.kill()
         status = bridge.mode("ESTOP")
@@ -189,17 +127,12 @@ def test_the_processes_go_on_after_a_reset_when_a_killed_server_is_back(
         Process.ready(server)
         bridge.done(Verb.RESET)
         assert bridge.running()["policy"]["pid"] and pid
-    finally:
-        bridge.process.terminate()
-        bridge.process.wait(60)
 
 
 def test_deploy_takes_an_address_where_it_takes_a_run(
-    server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Process, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMBODIED_TOKEN", server.token.read_text().strip())
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
     file = tmp_path / "server.yaml"
     file.write_text(f"url: {server.url}\ntoken_file: {server.token}\n")
     words = ("robot=sim", f"policy={file}", "robot.driver.world.task=reach")

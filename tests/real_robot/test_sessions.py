@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.core.build import ConfigError, build
-from embodied.core.checkpoint import save
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.deploy.session import Session, Stopped
 from embodied.real_robot.assemble import build_chain, open_flight_recorder
 from embodied.real_robot.daemon.client import ForeignDaemonError, call
@@ -23,13 +21,8 @@ from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.session import RobotSession, RobotSessionError
-from embodied.real_robot.safety.checks import FreshConfig
 from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import HERTZ, Bridge, until
-from tests.real_robot.test_decide import GOAL, SPEC
-from tests.real_robot.test_deploy import said, start
-
-PATIENT = 90.0
+from tests.real_robot.test_daemon import HERTZ, PATIENT, bridging, simulated, until
 
 
 def quiet(status: Any, ran: float, success: bool | None) -> None:
@@ -38,26 +31,7 @@ def quiet(status: Any, ran: float, success: bool | None) -> None:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    return made(tmp_path_factory.mktemp("policy"))
-
-
-def made(place: Path, **changed: Any) -> Deployment:
-    """The simulated FR3 with a script as its policy."""
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-    return Deployment(
-        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-        kinematics="embodied.embodiments.fr3.forward",
-        policy=str(save(place / "0", build(node, Policy, spec=SPEC), 0)),
-        hertz=HERTZ,
-        step=SPEC.dt,
-        limits=LIMITS,
-        fresh=FreshConfig(hold=1.0, stop=3.0, state=2.0),
-        given=GOAL,
-        seconds=20.0,
-        records=str(place / "records"),
-        **changed,
-    )
+    return simulated(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
@@ -101,12 +75,10 @@ def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
     assert "whether it was recorded" in episode["unkept"]
 
 
-def other(deployed: Deployment, where: Path) -> Deployment:
+def other(where: Path) -> Deployment:
     """Another robot's settings in all that could hurt: limits and policy."""
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
     fast = replace(LIMITS, velocity=(9.0,) * 7, acceleration=(40.0,) * 7)
-    policy = str(save(where / "other" / "0", build(node, Policy, spec=SPEC), 0))
-    return replace(deployed, limits=fast, policy=policy, robot="other", records="")
+    return simulated(where / "other", limits=fast, robot="other", records="")
 
 
 def asked(folder: Path) -> list[str]:
@@ -120,7 +92,7 @@ def test_a_second_session_in_the_folder_touches_nothing(
     before = (first.folder / "deployment.json").read_bytes()
     out = tmp_path / "second"
     out.mkdir()
-    second = Session(first.folder, other(deployed, tmp_path), out, quiet)
+    second = Session(first.folder, other(tmp_path), out, quiet)
     with pytest.raises(ConfigError, match="a daemon runs in") as refused, second:
         second.ready()
         second.run(1, 0.5, home=False)
@@ -145,7 +117,7 @@ def test_a_learner_in_the_folder_touches_nothing(first: Session, deployed: Deplo
 def test_the_first_sessions_limits_and_policy_act_after_a_reset(
     first: Session, tmp_path: Path, deployed: Deployment
 ) -> None:
-    stranger = other(deployed, tmp_path)
+    stranger = other(tmp_path)
     out = tmp_path / "second"
     out.mkdir()
     with pytest.raises(ConfigError), Session(first.folder, stranger, out, quiet) as second:
@@ -183,44 +155,9 @@ def test_nobody_else_learns_the_token(first: Session) -> None:
 def test_a_daemon_that_no_session_started_refuses_all_sessions(
     folder: Path, deployed: Deployment
 ) -> None:
-    deployed.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, deployed) as bridge:
         bridge.mode("IDLE")
         with pytest.raises(ForeignDaemonError, match="belongs to another session"):
             call(folder, Verb.ESTOP, PATIENT, session="0" * 32)
         assert bridge.status["mode"] != "ESTOP" and asked(folder) == []
         assert bridge.ask(Verb.ESTOP).ok, "an operator's"
-    finally:
-        bridge.process.terminate()
-        assert bridge.process.wait(PATIENT) == 0
-
-
-def test_a_second_deploy_is_refused_in_one_line(tmp_path: Path, folder: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    far = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"
-    deploy = start(one, folder, "robot=sim", "demonstrator=reach", "seconds=900", far)
-    try:
-        until(lambda: running(folder), "the first one runs")
-        before = (folder / "deployment.json").read_bytes()
-        asked_before = asked(folder)
-        again = start(
-            two, folder, "robot=sim", "demonstrator=reach", "robot.limits.jerk=[1,1,1,1,1,1,1]"
-        )
-        text = said(again)
-        assert again.returncode == 2 and "a daemon runs in" in text.splitlines()[-1], text
-        assert "Traceback" not in text
-        assert running(folder) and (folder / "deployment.json").read_bytes() == before
-        assert asked(folder) == asked_before
-    finally:
-        deploy.send_signal(signal.SIGINT)
-        said(deploy)
-
-
-def running(folder: Path) -> bool:
-    try:
-        return call(folder, Verb.STATUS, PATIENT).status["mode"] == "RUNNING"
-    except RuntimeError:
-        return False
