@@ -22,14 +22,21 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain, Stage
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, Torque, TorqueRate, Tracking
+from embodied.real_robot.safety.checks import (
+    DaemonAlive,
+    Enabled,
+    Finite,
+    Fresh,
+    HoldToRun,
+    Torque,
+    TorqueRate,
+    Tracking,
+)
 from embodied.real_robot.safety.energy_stage import Energy
 from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.learned_reflex import Reflex
 from embodied.real_robot.safety.limits import Limiter
-from embodied.real_robot.safety.region import Region
-from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
-from embodied.real_robot.safety.workspace import Workspace
+from embodied.real_robot.safety.workspace import Region, Workspace
 
 T = TypeVar("T")
 MOST = 300  # characters of a message of another library

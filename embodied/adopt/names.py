@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import yaml
 
-from embodied.adopt.lerobot_config import Feature, LeRobotConfig
-from embodied.adopt.normalization import Map, Stats
+from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, Stats
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec

@@ -31,7 +31,7 @@ from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.cameras.camera import Frame, fitted
 from embodied.real_robot.cameras.shared_frames import FrameReader
 from embodied.real_robot.cameras.sources import FIRST_IMAGE
-from embodied.real_robot.daemon.folders import default_folder
+from embodied.real_robot.daemon.server import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.ipc.messages import Mode

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.real_robot.control.arm_state import Floats, Limits
-from embodied.real_robot.safety.region import Region
+from embodied.real_robot.safety.workspace import Region
 
 SHARE = 0.25  # share of the velocity limits at the peak
 LEAST = 0.2  # s of the last part of the way, at least

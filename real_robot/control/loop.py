@@ -12,8 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from embodied.real_robot.control.arm_state import ArmState, Floats
-from embodied.real_robot.control.chunk_check import ChunkCheck
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
 from embodied.real_robot.control.guarded_loop import Episode
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.control.rate import Rate
@@ -24,8 +23,7 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
 from embodied.real_robot.safety.chain import Chain
-from embodied.real_robot.safety.checks import Fresh
-from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
+from embodied.real_robot.safety.checks import DaemonAlive, Fresh, HoldToRun
 
 RESETS = (Mode.ESTOP, Mode.RELEASED)
 RELEASES = (Command.RELEASE, Command.RELEASE_SUPPORTED)

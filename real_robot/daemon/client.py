@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from embodied.real_robot.daemon.requests import (
@@ -15,6 +17,10 @@ from embodied.real_robot.daemon.requests import (
     parse_reply,
 )
 from embodied.real_robot.daemon.server import SOCKET
+from embodied.real_robot.ipc.channels import EmergencyStop
+from embodied.real_robot.ipc.mailbox import MailboxError
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
 
 MAX_REPLY_BYTES = 1 << 20
 
@@ -90,3 +96,103 @@ def _line(line: socket.socket, deadline: float) -> bytes:
             raise ClientError("the daemon closed the connection before it replied")
         came += more
     return came
+
+
+CONFIRM = 0.5  # s in which the control process is seen to latch
+LOOK = 0.005  # s
+NEWEST = 200  # records among which the one is that latched
+UNCONFIRMED = "the control process was not seen to latch: use the robot's own stop"
+
+
+@dataclass
+class Stopped:
+    """`latched`: s from the press until the control process had latched (None: it was not seen to).
+    `reply`: the daemon's (None: it did not answer, `problem` says why)."""
+
+    latched: float | None
+    reply: Reply | None
+    problem: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.latched is not None or (self.reply is not None and self.reply.ok)
+
+    def line(self) -> str:
+        """One line about what happened."""
+        if not self.done:
+            said = self.problem if self.reply is None else self.reply.reason
+            return f"{said}; {UNCONFIRMED}"
+        took = "" if self.latched is None else f", latched after {1e3 * self.latched:.0f} ms"
+        if self.reply is None:
+            return f"pressed{took}; {self.problem}"
+        return f"pressed{took}"
+
+
+@dataclass
+class _Asked:
+    """The daemon is asked by a thread: it may hang."""
+
+    folder: Path
+    timeout: float
+    replies: list[Reply] = field(default_factory=list[Reply])
+    problem: str = "the daemon does not answer"
+
+    def __call__(self) -> None:
+        try:
+            self.replies.append(call(self.folder, Verb.ESTOP, self.timeout))
+        except (ClientError, RequestError) as error:
+            self.problem = str(error)
+
+
+def emergency_stop(folder: Path, patience: float) -> Stopped:
+    """Stop the arm of the daemon in `folder`, in shared memory and by asking the daemon as well,
+    which need not answer: the control process looks at the flag in every tick.
+
+    Wait for the daemon's answer for `patience` s at most, and no longer than it takes to see that
+    the arm has latched. ClientError: no daemon is there."""
+    pressed = press(folder)
+    asked = _Asked(folder, patience)
+    thread = threading.Thread(target=asked, daemon=True)
+    thread.start()
+    latched = None if pressed is None else latched_after(folder, pressed, CONFIRM)
+    thread.join(CONFIRM if latched is not None else patience + LOOK)
+    if pressed is None and not asked.replies:
+        raise ClientError(asked.problem)
+    return Stopped(latched, asked.replies[0] if asked.replies else None, asked.problem)
+
+
+def press(folder: Path) -> float | None:
+    """Press the stop in shared memory; when (s), or None where there is none."""
+    try:
+        flag = EmergencyStop(folder / "estop")
+    except (MailboxError, OSError, ValueError):
+        return None
+    now = time.monotonic()
+    flag.press()
+    flag.close()
+    return now
+
+
+def latched_after(folder: Path, pressed: float, patience: float = 0.0) -> float | None:
+    """Time (s) from `pressed` until the control process had latched (0: it had before); None
+    where that was not seen within `patience` s from now."""
+    try:
+        ring = BlackBox.left(folder / "ring")
+    except MailboxError:
+        return None
+    try:
+        deadline = time.monotonic() + patience
+        while (found := _first_latched(ring, pressed)) is None and time.monotonic() < deadline:
+            time.sleep(LOOK)
+        return found
+    finally:
+        ring.close()
+
+
+def _first_latched(ring: BlackBox, pressed: float) -> float | None:
+    records = ring.since(max(0, ring.count - NEWEST))[0]
+    records = records[records["now"] >= pressed]
+    latched = records["mode"] == Mode.ESTOP
+    if not latched.any() or not latched[-1]:
+        return None
+    return float(records["now"][latched][0]) - pressed

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
 from queue import Queue
@@ -25,16 +26,101 @@ from typing import Any
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
-from embodied.real_robot.daemon.commands import Commands
-from embodied.real_robot.daemon.folders import make_private
-from embodied.real_robot.daemon.processes import Processes, Restarts
+from embodied.real_robot.daemon.processes import Answer, Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError
-from embodied.real_robot.daemon.status import Endpoint, StatusMonitor, render
-from embodied.real_robot.daemon.systemd import Notifier
+from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
+from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles, BlackBoxSaver
+from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
+
+ANSWER = 2.0  # s that the control process has for an answer
+MOST_QUEUED = 32
+
+
+@dataclass
+class Pending:
+    """A command that the control process was told and has not answered."""
+
+    client: Client | None
+    request: Request
+    number: int
+    deadline: float
+
+
+class Commands:
+    """`put` and `overtake`, and `poll` often. `quit`: the control process agreed to quit."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        monitor: StatusMonitor,
+        answer: Answer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.channels = channels
+        self.monitor = monitor
+        self.answer = answer
+        self.clock = clock
+        self.queue: deque[tuple[Client | None, Request]] = deque()
+        self.pending: Pending | None = None
+        self.sent = 0
+        self.quit = False
+
+    def put(self, client: Client | None, request: Request) -> None:
+        """Behind the others; refused where too many wait."""
+        if len(self.queue) >= MOST_QUEUED:
+            self.answer(client, request, False, "too many requests are waiting")
+        else:
+            self.queue.append((client, request))
+
+    def overtake(self, client: Client | None, request: Request) -> None:
+        """Before all others, of which nothing comes."""
+        self.drop_all("overtaken by a stop")
+        self._forward(client, request)
+
+    def poll(self) -> None:
+        """Answer what the control process has answered, and send the next."""
+        self._answer_pending()
+        if self.pending is None and self.queue:
+            self._forward(*self.queue.popleft())
+
+    def drop_all(self, reason: str) -> None:
+        """Tell all clients that wait that nothing came of it."""
+        if self.pending is not None:
+            self.answer(self.pending.client, self.pending.request, False, reason)
+        for client, request in self.queue:
+            self.answer(client, request, False, reason)
+        self.pending = None
+        self.queue.clear()
+
+    def _forward(self, client: Client | None, request: Request) -> None:
+        if client is not None and client.gone and request.verb in (Verb.ARM, Verb.START):
+            return  # who asked for it no longer looks
+        self.sent += 1
+        fields = self.channels.request.fields
+        fields["number"] = self.sent
+        fields["command"] = request.command
+        fields["seconds"] = 0.0 if request.seconds is None else request.seconds
+        self.channels.request.send()
+        self.pending = Pending(client, request, self.sent, self.clock() + ANSWER)
+
+    def _answer_pending(self) -> None:
+        pending = self.pending
+        if pending is None:
+            return
+        done = self.monitor.answered(pending.number)
+        if done is None and self.clock() < pending.deadline:
+            return
+        self.pending = None
+        verb = pending.request.verb
+        reason = "" if done else self.monitor.why_not(verb)
+        if done is None:
+            reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
+        self.answer(pending.client, pending.request, bool(done), reason)
+        self.quit = self.quit or (bool(done) and verb == Verb.QUIT)
+
 
 LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited

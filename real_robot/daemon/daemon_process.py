@@ -16,8 +16,8 @@ from pathlib import Path
 
 from embodied.core.children import module_command
 from embodied.real_robot.daemon.client import call
-from embodied.real_robot.daemon.folders import make_private
 from embodied.real_robot.daemon.requests import Reply, Verb
+from embodied.real_robot.daemon.server import make_private
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import memory_folder
 

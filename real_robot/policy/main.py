@@ -2,7 +2,7 @@
 daemon.
 
 It does not control the arm: it may stall, die and be started again. With POLICY it takes over from
-another policy process (`embodied.real_robot.policy.hot_swap`): it loads, runs a few decisions
+another policy process (`embodied.real_robot.daemon.processes`): it loads, runs a few decisions
 without posting them, writes a file when it is ready, and posts once the daemon has stopped the
 other.
 """

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import Spec, hidden
+from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
 
 AXES = ("x", "y", "z")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
@@ -119,3 +121,31 @@ def _made(name: str, known: Mapping[str, float]) -> float | None:
     one, other, axis = apart.groups()
     a, b = known.get(f"{one}_{axis}"), known.get(f"{other}_{axis}")
     return None if a is None or b is None else a - b
+
+
+SENSED = "success"
+GOAL = ("goal_x", "goal_y", "goal_z")
+
+
+class Success:
+    """Success as it is sensed by that name; else the tool within `goal_within` m of the goal
+    that is given or sensed; else it is not known (None)."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.sensed = deployment.sensed
+        self.within = deployment.goal_within
+        self.given = deployment.given
+        self.forward = forward_kinematics(deployment)
+        has = {*deployment.given, *deployment.sensed}
+        self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
+
+    def __call__(self, q: Floats, sensed: Iterable[float]) -> bool | None:
+        """Success at joints `q` [n] and the sensed numbers."""
+        if not self.known:
+            return None
+        values = {**self.given, **dict(zip(self.sensed, sensed, strict=True))}
+        if SENSED in self.sensed:
+            return values[SENSED] > 0.5
+        assert self.within is not None
+        goal = np.array([values[name] for name in GOAL])
+        return float(np.linalg.norm(self.forward(q[None])[0] - goal)) < self.within

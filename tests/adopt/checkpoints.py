@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from embodied.adopt.convert import policy_node
+from embodied.adopt.adopt import policy_node
 from embodied.adopt.lerobot_config import read_config
 from embodied.adopt.names import own_spec
 from embodied.core.build import build

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embodied import cli
-from embodied.adopt.lerobot_config import Feature, LeRobotConfig
+from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map
 from embodied.adopt.names import Names, scaled_inputs
-from embodied.adopt.normalization import Map
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from embodied.adopt.adopt import Options, adopt
-from embodied.adopt.convert import UNUSED, policy_node
+from embodied.adopt.adopt import UNUSED, Options, adopt, policy_node
 from embodied.adopt.lerobot_config import read_config
 from embodied.adopt.names import own_spec
 from embodied.core import checkpoint

@@ -25,8 +25,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.export.c_header import FLAGS, number, write_header
 from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
-from embodied.export.torchscript import write_torchscript
+from embodied.export.onnx import write_onnx, write_torchscript
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("left", "right"))

@@ -17,7 +17,7 @@ from embodied.real_robot.daemon.requests import RequestError
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED, Mode
-from embodied.real_robot.safety.region import Region
+from embodied.real_robot.safety.workspace import Region
 
 PAST = 3  # ticks that a difference of the third order looks back
 BULGE = 0.005  # m that a motion to rest may lead out of a region between two samples

@@ -13,8 +13,7 @@ from embodied.core.build import ConfigError, build, parse
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
-from embodied.export.torchscript import write_torchscript
+from embodied.export.onnx import write_onnx, write_torchscript
 from embodied.policies.networks.image_encoders import (
     Camera,
     ImageConfig,

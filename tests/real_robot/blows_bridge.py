@@ -16,8 +16,7 @@ import numpy as np
 import yaml
 
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.daemon.client import call
-from embodied.real_robot.daemon.emergency import emergency_stop
+from embodied.real_robot.daemon.client import call, emergency_stop
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import FILE
 from tests.real_robot.blows import BRAKE, TURN

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from embodied.real_robot.assemble import open_channels, open_flight_recorder
-from embodied.real_robot.daemon.client import call
+from embodied.real_robot.daemon.client import call, emergency_stop
 from embodied.real_robot.daemon.daemon_process import DaemonProcess
-from embodied.real_robot.daemon.emergency import emergency_stop
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.channels import Channels

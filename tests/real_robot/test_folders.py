@@ -13,14 +13,16 @@ import pytest
 from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session
-from embodied.real_robot.daemon.folders import (
+from embodied.real_robot.daemon.server import (
+    SOCKET,
     FolderError,
+    RpcServer,
+    RpcServerError,
     default_folder,
     find,
     make_private,
     running,
 )
-from embodied.real_robot.daemon.server import SOCKET, RpcServer, RpcServerError
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.viewer.robot.app import monitor
@@ -35,7 +37,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in memory where the folders of robots are. Its name is short, as a socket's path
     has to be."""
     with TemporaryDirectory(dir=memory_folder()) as name:
-        monkeypatch.setattr("embodied.real_robot.daemon.folders.memory_folder", lambda: Path(name))
+        monkeypatch.setattr("embodied.real_robot.daemon.server.memory_folder", lambda: Path(name))
         yield Path(name)
 
 

@@ -14,7 +14,7 @@ import pytest
 from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.estop import EmergencyStop
+from embodied.real_robot.ipc.channels import EmergencyStop
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import Command, Ended, Mode
 from tests.real_robot.test_control import DOWN, LIMITS, Bench, within

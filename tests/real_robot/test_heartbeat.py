@@ -11,8 +11,7 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Stage
-from embodied.real_robot.safety.checks import Heartbeat
-from embodied.real_robot.safety.silence import DaemonAlive
+from embodied.real_robot.safety.checks import DaemonAlive, Heartbeat
 from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
 from tests.real_robot.test_homing import AWAY
 

@@ -23,8 +23,8 @@ from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
 from embodied.real_robot.safety.chain import Stage
-from embodied.real_robot.safety.silence import HoldToRun as Held
-from embodied.real_robot.safety.silence import Silence
+from embodied.real_robot.safety.checks import HoldToRun as Held
+from embodied.real_robot.safety.checks import Silence
 from embodied.real_robot.teleop.hold_to_run import (
     EVENT,
     Beats,

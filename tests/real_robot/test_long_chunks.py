@@ -13,14 +13,12 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.embodiments.joint_delta import Config as DeltaConfig
 from embodied.embodiments.joint_delta import JointDelta
-from embodied.real_robot.control.chunk_check import ChunkCheck
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
-from embodied.real_robot.control.rtc_alignment import RtcAlignment
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Mode, state_record
 from embodied.real_robot.ipc.ring_buffer import write_records
-from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.decider import Decider, RtcAlignment
 from tests.real_robot.test_control import DT, STEP
 from tests.real_robot.test_decide import SPEC, Arm, tool
 from tests.real_robot.test_record import recording

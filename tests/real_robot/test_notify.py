@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.real_robot.daemon.systemd import Notifier
+from embodied.real_robot.daemon.status import Notifier
 from embodied.real_robot.deployment import Deployment
 from tests.real_robot.test_daemon import PATIENT, deployment
 

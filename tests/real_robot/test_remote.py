@@ -27,10 +27,9 @@ from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.client import ClientError
 from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, Request, Verb, parse_reply
 from embodied.real_robot.deployment import Deployment, Remote
-from embodied.real_robot.remote.authenticator import MAX_MESSAGE_BYTES
 from embodied.real_robot.remote.client import RemoteClient, call_remote
 from embodied.real_robot.remote.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
-from embodied.real_robot.remote.server import Relay
+from embodied.real_robot.remote.server import MAX_MESSAGE_BYTES, Relay
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
 
 __all__ = ["deployment"]

@@ -19,10 +19,10 @@ from embodied.core.tensors import Tensors
 from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.rtc_alignment import RtcAlignment
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.policy.compatibility import with_real_time_chunking
+from embodied.real_robot.policy.decider import RtcAlignment
 from tests.real_robot.test_control import DT, STEP, Bench
 from tests.real_robot.test_daemon import bridging, simulated, until
 from tests.real_robot.test_decide import SPEC, decider_of

@@ -135,7 +135,7 @@ def _confirm(supported: bool) -> None:
 
 def _emergency_stop(folder: Path, as_json: bool) -> None:
     """Also where the daemon hangs. ConfigError where nothing was seen to stop the arm."""
-    from embodied.real_robot.daemon.emergency import emergency_stop
+    from embodied.real_robot.daemon.client import emergency_stop
 
     stopped = emergency_stop(folder, ANSWER)
     if as_json and stopped.reply is not None:
@@ -148,7 +148,7 @@ def _emergency_stop(folder: Path, as_json: bool) -> None:
 def daemon_folder(folder: str | None, words: list[str]) -> Path:
     """The folder of the daemon that is meant: `folder=`, else `robot=` in `words`, else the only
     one that runs. ConfigError where several do."""
-    from embodied.real_robot.daemon.folders import FolderError, find
+    from embodied.real_robot.daemon.server import FolderError, find
 
     robot, words = take(words, "robot")
     require_understood(words, ["folder=DIR"])

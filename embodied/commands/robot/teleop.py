@@ -29,7 +29,7 @@ def add(kinds: Any) -> None:
 def teleop(args: argparse.Namespace) -> None:
     """Nothing is recorded but the black box."""
     from embodied.commands import deploy
-    from embodied.deploy.recording import TeleopSession
+    from embodied.deploy.session import TeleopSession
 
     node = _composed("teleoperate", args)
     output = deploy.output_of(node["out"], args.words)
@@ -47,7 +47,7 @@ def teleop(args: argparse.Namespace) -> None:
 def record(args: argparse.Namespace) -> None:
     """Each episode is in the dataset before the next begins."""
     from embodied.commands import deploy
-    from embodied.deploy.recording import RecordSession
+    from embodied.deploy.session import RecordSession
     from embodied.real_robot.teleop.episode_keys import HINT, EpisodeKeys
 
     node = _composed("record", args)
