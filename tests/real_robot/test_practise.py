@@ -69,9 +69,9 @@ def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
 def test_what_practising_needs() -> None:
     world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "push"}
     with pytest.raises(ConfigError, match="two goals or more"):
-        Config(robot(), world, ({"goal_x": 0.4},))
+        Config(robot(), world, goals=({"goal_x": 0.4},))
     with pytest.raises(ConfigError, match="the same names"):
-        Config(robot(), world, (GOALS[0], {**GOALS[0], "more": 1.0}))
+        Config(robot(), world, goals=(GOALS[0], {**GOALS[0], "more": 1.0}))
     arm = {"driver": {"world": {"task": "push"}}}
     assert lasting(arm)["driver"]["world"] == {"task": "push", "lasting": True}
     assert lasting({"driver": {"host": "x"}}) == {"driver": {"host": "x"}}
