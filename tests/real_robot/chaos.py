@@ -48,7 +48,8 @@ RETRIES = 3
 class Settings:
     """`fresh` of the deployment; how long a process is `paused`; a servo bus's `timeout` of one
     exchange and its servos' `watchdog`; a radio's `silence` that is a lost link, and how long a
-    drone that nobody moves will `hover` (s); `beat`: `heartbeat` of the deployment."""
+    drone that nobody moves will `hover` (s); `beat`: `heartbeat` of the deployment; for how long a
+    daemon is `hung` (s)."""
 
     fresh: FreshConfig
     paused: float
@@ -57,6 +58,7 @@ class Settings:
     silence: float
     hover: float
     beat: Heartbeat
+    hung: int
 
 
 @dataclass(frozen=True)
