@@ -22,7 +22,16 @@ from embodied.core.saved_file import file_hash
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.mapping import Mapping, Source
 from embodied.policies.wrappers.mapped import Mapped
-from tests.adopt.checkpoints import ENV, STATE, random_weights, two_gap_checkpoint, two_gap_mapping
+from tests.adopt.checkpoints import (
+    DATA,
+    ENV,
+    STATE,
+    adopted,
+    embodied,
+    random_weights,
+    two_gap_checkpoint,
+    two_gap_mapping,
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +40,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adopt")
     two_gap_mapping(folder / "names.yaml")
     return two_gap_checkpoint(folder / "lerobot")
-
-
-def adopted(base: Path, out: Path, *words: str) -> Path:
-    """The run that `embodied adopt` makes."""
-    mapping = f"mapping={base.parent / 'names.yaml'}"
-    args = cli.parse(["adopt", str(base), "env=two_gap", mapping, f"out={out}", *words])
-    args.run(args)
-    return out
 
 
 def refused(*argv: str) -> str:
@@ -62,20 +63,18 @@ def changed(base: Path, folder: Path, **settings: Any) -> Path:
 
 
 def test_a_run_that_acts_and_says_where_it_is_from(base: Path, tmp_path: Path) -> None:
-    run = adopted(base, tmp_path / "run", "steps=2")
+    run = adopted(base, tmp_path / "run", "two_gap", "steps=2")
     policy = checkpoint.load_policy(run)
     assert policy.chunk == 3
     assert policy.node["steps"] == 2
     about = json.loads((checkpoint.find(run) / "about.json").read_text())
     assert about["adopted"]["sha256"] == file_hash(base / "model.safetensors")
-    args = cli.parse(["eval", str(run), "episodes=2", "num_envs=2"])
-    args.run(args)
+    embodied("eval", str(run), "episodes=2", "num_envs=2")
 
 
 def test_evaluated_elsewhere(base: Path, tmp_path: Path) -> None:
     """Without env: its own names and physical units; a run without an environment can be named."""
-    args = cli.parse(["adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2"])
-    args.run(args)
+    embodied("adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2")
     policy = checkpoint.load_policy(tmp_path / "run")
     assert set(policy.spec.obs) == {"state", "environment_state"}
     assert policy.spec.act.high == (1.0, 1.0)
@@ -83,7 +82,7 @@ def test_evaluated_elsewhere(base: Path, tmp_path: Path) -> None:
 
 
 def test_past_observations_are_those_of_the_steps_before(base: Path, tmp_path: Path) -> None:
-    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "steps=2"))
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "two_gap", "steps=2"))
     actor = Actor(policy, 2)
     for step in range(8):
         obs = {"state": torch.full((2, 2), float(step))}
@@ -96,8 +95,7 @@ def test_past_observations_are_those_of_the_steps_before(base: Path, tmp_path: P
 
 def test_past_observations_through_a_mapping(base: Path, tmp_path: Path) -> None:
     """A policy in its own names and units, mapped at evaluation, remembers what it saw there."""
-    args = cli.parse(["adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2"])
-    args.run(args)
+    embodied("adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2")
     own = checkpoint.load_policy(tmp_path / "run")
     names = ("environment_state", "state")
     here = replace(own.spec, obs={f"my_{name}": own.spec.obs[name] for name in names})
@@ -116,7 +114,7 @@ def test_past_observations_through_a_mapping(base: Path, tmp_path: Path) -> None
 
 
 def test_the_first_observation_is_its_own_past(base: Path, tmp_path: Path) -> None:
-    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "steps=2"))
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "two_gap", "steps=2"))
     actor = Actor(policy, 1)
     actor({"state": torch.full((1, 2), 0.5)}, torch.tensor([True]))
     assert actor.decision_obs["history/state"].tolist() == [[[0.5, 0.5]]]
@@ -136,10 +134,8 @@ def test_older_layout_with_buffers_in_the_model(base: Path, tmp_path: Path) -> N
     for file in older.glob("policy_*"):
         file.unlink()
     made = [
-        checkpoint.load_policy(
-            adopted(folder, tmp_path / f"run_{folder.name}", "steps=2", *mapping)
-        )
-        for folder, mapping in ((base, ()), (older, (f"mapping={base.parent / 'names.yaml'}",)))
+        checkpoint.load_policy(adopted(each, tmp_path / f"run_{each.name}", "two_gap", "steps=2"))
+        for each in (base, older)
     ]
     obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
     first, second = (policy.act(obs, {}, noise)[0] for policy in made)
@@ -151,7 +147,7 @@ def test_units_of_actions(base: Path, tmp_path: Path) -> None:
     file = two_gap_mapping(tmp_path / "names.yaml")
     file.write_text(file.read_text() + "action: {low: [-0.5, -0.5], high: [0.5, 0.5]}\n")
     plain, doubled = (
-        checkpoint.load_policy(adopted(base, tmp_path / name, "steps=2", *words))
+        checkpoint.load_policy(adopted(base, tmp_path / name, "two_gap", "steps=2", *words))
         for name, words in (("plain", ()), ("doubled", (f"mapping={file}",)))
     )
     obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
@@ -208,8 +204,6 @@ def test_one_line_for_settings_that_do_not_fit(base: Path, tmp_path: Path) -> No
 
 
 def test_a_missing_camera(tmp_path: Path) -> None:
-    from tests.adopt.checkpoints import DATA
-
     line = refused(str(DATA / "diffusion_pictures"), "env=two_gap", f"out={tmp_path / 'run'}")
     assert "model.safetensors" in line
     folder = changed(DATA / "diffusion_pictures", tmp_path / "pictures")
@@ -236,14 +230,13 @@ def test_units_that_do_not_match(base: Path, tmp_path: Path) -> None:
 
 def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     settings = {"temporal_ensemble_coeff": 0.01, "n_action_steps": 1}
-    folder = two_gap_checkpoint(tmp_path / "act", "act_numbers")
-    node = json.loads((folder / "config.json").read_text()) | settings
-    (folder / "config.json").write_text(json.dumps(node))
+    folder = changed(
+        two_gap_checkpoint(tmp_path / "base", "act_numbers"), tmp_path / "act", **settings
+    )
     mapping = two_gap_mapping(tmp_path / "names.yaml")
     words = [str(folder), "env=two_gap", f"mapping={mapping}", f"out={tmp_path / 'run'}"]
     assert "chunk=20" in refused(*words)
-    args = cli.parse(["adopt", *words, "chunk=4"])
-    args.run(args)
+    embodied("adopt", *words, "chunk=4")
     assert checkpoint.load_policy(tmp_path / "run").chunk == 4
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from embodied import cli
 from embodied.core import build, checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
@@ -23,7 +22,7 @@ from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.deployment import Deployment, with_allowed
 from tests.adopt.checkpoints import ENV as OBJECTS
-from tests.adopt.checkpoints import STATE, random_weights, resized, two_gap_mapping
+from tests.adopt.checkpoints import STATE, adopted, random_weights, resized
 from tests.real_robot.test_deploy import CROWDED, ENV, said, start
 
 RUN = "env: {_target_: embodied.envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
@@ -124,23 +123,19 @@ def test_packages_are_dotted_names() -> None:
     assert Deployment.parse({**node, "policy": "", "allow": ["my_lab.arms"]}).allow
 
 
-def adopted(where: Path, case: str) -> Path:
+def reaching(where: Path, case: str) -> Path:
     """A run of the checkpoint `case`, with the observations and actions of env=fr3_reach."""
-    spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
-    seen = spec.obs["state"].size
-    sizes = {STATE: seen, OBJECTS: seen, "action": spec.act.size}
+    seen = spec().obs["state"].size
+    sizes = {STATE: seen, OBJECTS: seen, "action": spec().act.size}
     folder = random_weights(resized(case, where / "lerobot", sizes))
-    mapping = two_gap_mapping(where / "names.yaml")  # the state, twice
-    words = ["env=fr3_reach", f"mapping={mapping}", f"out={where / 'base'}"]
-    args = cli.parse(["adopt", str(folder), *words, *["steps=2"] * case.startswith("diffusion")])
-    args.run(args)
-    return where / "base"
+    steps = ["steps=2"] * case.startswith("diffusion")
+    return adopted(folder, where / "base", "fr3_reach", *steps)
 
 
 @pytest.mark.parametrize("case", ["act_numbers", "diffusion_numbers"])
 def test_an_adopted_policy_drives_the_arm(tmp_path: Path, folder: Path, case: str) -> None:
     """Its weights are random: it gets nowhere, but the arm follows what it says."""
-    run = adopted(tmp_path, case)
+    run = reaching(tmp_path, case)
     words = ("robot=sim", f"policy={run}", CROWDED, "seconds=2", "robot.blend=0")
     deploy = start(tmp_path, folder, *words)
     text = said(deploy)

@@ -16,6 +16,7 @@ from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
 from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
 from embodied.real_robot.safety.limits import Limiter
 from tests.real_robot.springs import FilteredSprings, TwoLink
+from tests.real_robot.test_control import LIMITS as FR3
 
 TANK: dict[str, Any] = {"start": 2.0, "most": 3.0, "least": 0.1, "power": 1000.0}
 ONE = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))
@@ -174,18 +175,14 @@ def test_a_moving_set_point_is_paid_for_and_then_stops() -> None:
 
 def test_springs_on_the_tool_are_booked_there() -> None:
     """The FR3's tool blocked at its home, and pushed: 250 d^2 J for d metres, and the turn."""
-    limits = Limits(
-        tuple(fr3.LOWER), tuple(fr3.UPPER), (0.0,) * 7, (1.0,) * 7, (10.0,) * 7, (500.0,) * 7,
-        (1e3,) * 7, (9.0,) * 7,
-    )  # fmt: skip
 
     def poses(q: Floats) -> Floats:
         place, turn, _ = fr3.forward(q)
         return np.concatenate([place, turn.reshape(len(q), 9)], 1)
 
     config = Config(**TANK, frame="tool", stiffness=(500.0,) * 3 + (30.0,) * 3, damping=(0.0,) * 6)
-    stage = Energy(config, limits, 0.01, poses)
-    chain = Chain([stage], Limiter(limits, 0.01))
+    stage = Energy(config, FR3, 0.01, poses)
+    chain = Chain([stage], Limiter(FR3, 0.01))
     arm = ArmState(fr3.HOME.copy(), np.zeros(7), np.zeros(7), 0.0)
     chain.begin(arm)
     for _ in range(400):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.embodiments import fr3, so101, ur5e
 from embodied.real_robot.assemble import build_chain, build_regions, forward_kinematics
-from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
+from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.safety import fit_capsules, mjcf_arm
 from embodied.real_robot.safety.capsules import Kinematics, Model, read_model
@@ -30,14 +30,11 @@ from embodied.real_robot.safety.geometry import (
 from embodied.real_robot.safety.limits import Limiter
 from embodied.real_robot.safety.workspace import Config as Tool
 from embodied.real_robot.safety.workspace import Workspace
+from tests.real_robot.test_control import LIMITS
 
 ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
 ARMS = {"fr3": fr3, "so101": so101, "ur5e": ur5e}
 RANGES = {name: (np.maximum(arm.LOWER, -3), np.minimum(arm.UPPER, 3)) for name, arm in ARMS.items()}
-LIMITS = Limits(
-    tuple(fr3.LOWER), tuple(fr3.UPPER), (0.0,) * 7, tuple(0.8 * fr3.VELOCITY), (8.0,) * 7,
-    (1000.0,) * 7, tuple(fr3.TORQUE), (1.0,) * 7,
-)  # fmt: skip
 FINGERS = ("left_finger", "right_finger")
 
 
@@ -310,7 +307,7 @@ def test_an_mjcf_of_ones_own_is_fitted_and_read(tmp_path: Path) -> None:
         '<geom type="sphere" size="0.02" pos="0.1 0 0.1"/></body></body></body>'
         "</worldbody></mujoco>"
     )
-    made = fit_capsules.fit_model(mjcf_arm.compile_mjcf(str(arm)))
+    made = fit_capsules.fit_model(mjcf_arm.compile_mjcf(str(arm)), poses=100)
     fit_capsules.write(made, tmp_path / "arm.yaml", "arm.xml")
     assert read_model(str(tmp_path / "arm.yaml")) == made
     assert [body.joint for body in made.bodies] == [0, 1, 1] and len(made.joints) == 2
@@ -341,7 +338,5 @@ def test_an_mjcf_of_ones_own_is_fitted_and_read(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_settings_that_are_wrong_are_named(settings: dict[str, Any], says: str) -> None:
-    from embodied.core.build import parse
-
     with pytest.raises(ConfigError, match=says):
         Geometry(parse(Config, {"model": "fr3"} | settings, "geometry"), 7)

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -311,47 +310,3 @@ def test_a_policy_that_dies_while_nobody_holds_it_is_still_a_fault(bench: HoldBe
     bench.action = None
     bench.run(100)
     assert bench.mode == Mode.ESTOP and "last observation" in bench.fault
-
-
-OPERATOR = """
-import signal, sys, time
-from pathlib import Path
-from embodied.real_robot.teleop.hold_to_run import HoldToRun
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may ignore it
-with HoldToRun(None) as hold:
-    hold.start(Path(sys.argv[1]))
-    print("ready", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_terminal_writes_beats_while_its_space_bar_is_held(tmp_path: Path) -> None:
-    """A process of its own, whose controlling terminal is a pseudo-terminal."""
-    mailbox = Mailbox(tmp_path / DEADMAN, HEARTBEAT, VERSION, create=True)
-    file, slave = pty.openpty()
-    command = [sys.executable, "-c", OPERATOR, str(tmp_path)]
-    child = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", *command], stdin=slave, stdout=slave, stderr=slave
-    )
-    try:
-        assert b"ready" in os.read(file, 100)
-        time.sleep(0.5)
-        assert not mailbox.receive(), "nobody holds it"
-        for _ in range(30):
-            os.write(file, b" ")
-            time.sleep(0.033)
-        assert mailbox.receive()
-        count = int(mailbox.fields["count"][0])
-        assert count >= 2
-        time.sleep(0.5)
-        mailbox.receive()
-        count = int(mailbox.fields["count"][0])
-        time.sleep(0.5)
-        assert not mailbox.receive() and mailbox.fields["count"][0] == count, "let go"
-        os.write(file, b"\x03")
-        assert child.wait(30) != 0, "Ctrl-C ends it"
-    finally:
-        child.kill()
-        child.wait()
-        os.close(file)
-        os.close(slave)
