@@ -45,11 +45,7 @@ MOST = 300  # characters of a message of another library
 def forward_kinematics(deployment: Deployment) -> Callable[[Floats], Floats]:
     """The function of the tool's positions [k, 3] (m) at joint positions [k, n]."""
     solve = forward_of(deployment.kinematics)
-
-    def positions(q: Floats) -> Floats:
-        return solve(q)[0]
-
-    return positions
+    return lambda q: solve(q)[0]
 
 
 def tool_poses(deployment: Deployment) -> Callable[[Floats], Floats]:

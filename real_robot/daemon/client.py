@@ -63,7 +63,14 @@ def _send(folder: Path, request: Request, timeout: float) -> Reply:
         try:
             connect(line, folder / SOCKET, time.monotonic() + timeout)
             line.sendall(request.line())
-            return parse_reply(_line(line, time.monotonic() + timeout))
+            deadline, came = time.monotonic() + timeout, b""
+            while not came.endswith(b"\n"):
+                line.settimeout(max(1e-3, deadline - time.monotonic()))
+                more = line.recv(1 << 16)
+                if not more or len(came) > MAX_REPLY_BYTES:
+                    raise ClientError("the daemon closed the connection before it replied")
+                came += more
+            return parse_reply(came)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ClientError(f"no daemon runs in {folder}; start one first") from error
         except TimeoutError as error:
@@ -85,17 +92,6 @@ def connect(line: socket.socket, path: Path, deadline: float) -> None:
             if time.monotonic() > deadline:
                 raise TimeoutError from error
             time.sleep(0.01)
-
-
-def _line(line: socket.socket, deadline: float) -> bytes:
-    came = b""
-    while not came.endswith(b"\n"):
-        line.settimeout(max(1e-3, deadline - time.monotonic()))
-        more = line.recv(1 << 16)
-        if not more or len(came) > MAX_REPLY_BYTES:
-            raise ClientError("the daemon closed the connection before it replied")
-        came += more
-    return came
 
 
 CONFIRM = 0.5  # s in which the control process is seen to latch

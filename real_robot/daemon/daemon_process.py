@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from embodied.core.children import module_command
+from embodied.real_robot.daemon.child import how_ended
 from embodied.real_robot.daemon.client import call
 from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.daemon.server import make_private
@@ -69,9 +69,7 @@ class DaemonProcess:
 
     def cause(self) -> str:
         """A few words about how the process ended, once it has."""
-        code = self.returncode
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
-        last = self.error().splitlines()[-1:]
+        how, last = how_ended(self.returncode), self.error().splitlines()[-1:]
         return f"the daemon died ({how}){': ' + last[0][:300] if last else ''}"
 
     def error(self) -> str:

@@ -143,7 +143,8 @@ class RpcServer:
         except OSError as error:
             LOG.warning("a client could not be accepted: %s", error)
             return
-        if not _same_user(line):
+        # The peer is the same user; without SO_PEERCRED the socket's mode decides.
+        if hasattr(socket, "SO_PEERCRED") and _user_of(line) != os.geteuid():
             self.refused += 1
             LOG.warning("refused: a client of another user")
             line.close()
@@ -184,17 +185,15 @@ class RpcServer:
             self._refuse(client, request.number, f"number {client.number} was used already")
             return
         client.number = request.number
+        why = ""
         if request.verb != Verb.ESTOP and self._floods(client):
-            self._refuse(client, request.number, f"more than {PER_SECOND} requests a second")
-            return
-        if request.foreign(self.token):
-            self._refuse(client, request.number, FOREIGN)
-            return
-        late = request.late(self.clock())
-        if late:
-            self._refuse(client, request.number, late)
-            return
-        asked.append((client, request))
+            why = f"more than {PER_SECOND} requests a second"
+        elif request.foreign(self.token):
+            why = FOREIGN
+        if why := why or request.late(self.clock()):
+            self._refuse(client, request.number, why)
+        else:
+            asked.append((client, request))
 
     def _floods(self, client: Client) -> bool:
         if client.heard - client.since > 1.0:
@@ -235,12 +234,9 @@ class RpcServer:
         client.line.close()
 
 
-def _same_user(line: socket.socket) -> bool:
-    """Whether the peer is the same user; without SO_PEERCRED the socket's mode decides."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
+def _user_of(line: socket.socket) -> int:
     told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", told)[1] == os.geteuid()
+    return struct.unpack("3i", told)[1]
 
 
 class FolderError(RuntimeError):

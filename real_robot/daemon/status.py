@@ -116,10 +116,13 @@ class StatusMonitor:
         fields, now = self.channels.state.fields[0], self.clock()
         ran = float(fields["now"]) - self.first
         stages = zip(self.names, fields["counts"], fields["changed"], strict=True)
-        alive = control.alive
+        alive, trouble = control.alive, self.fault
+        if self.control_silent:
+            silence = now - self.ticked
+            trouble = f"the control process has not ticked for {silence:.1f} s{UNSEEN}"
         return {
             "mode": self.mode.name if alive else Mode.DISCONNECTED.name,
-            "fault": self._trouble(now) if alive else control.died or self.fault,
+            "fault": trouble if alive else control.died or self.fault,
             "ended": Ended(int(fields["ended"])).name,
             "stopped": self.stopped,
             "intervened": self.intervened,
@@ -152,11 +155,6 @@ class StatusMonitor:
             "up": now - self.began,
             "notes": list(self.notes),
         }
-
-    def _trouble(self, now: float) -> str:
-        if not self.control_silent:
-            return self.fault
-        return f"the control process has not ticked for {now - self.ticked:.1f} s{UNSEEN}"
 
     def _read_state(self, now: float) -> None:
         fields = self.channels.state.fields[0]
