@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ import yaml
 from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, Stats
 from embodied.core.affine import Affine
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Bound, Leaf, Spec
 from embodied.datasets.mapping import Mapping, Source, short
 
 SLACK = 0.05  # values may lie that far outside of bounds, relative to their range
@@ -109,22 +110,18 @@ def require_units(
         ends = [stat[key] * source.scale + source.offset for key in ("min", "max")]
         low, high = ends[0].minimum(ends[1]).min().item(), ends[0].maximum(ends[1]).max().item()
         slack = SLACK * (high - low)
-        if not (low >= _least(leaf) - slack and high <= _most(leaf) + slack):
+        least, most = min(_ends(leaf.low, -math.inf)), max(_ends(leaf.high, math.inf))
+        if not (low >= least - slack and high <= most + slack):
             raise ConfigError(
                 f"units do not match: {name} is in [{low:g}, {high:g}] in the policy's training "
-                f"data, and {match[0]} in [{_least(leaf):g}, {_most(leaf):g}]: mapping=FILE with "
+                f"data, and {match[0]} in [{least:g}, {most:g}]: mapping=FILE with "
                 f"obs: {{{match[0]}: {{name: {name}, scale: ..., offset: ...}}}}"
             )
 
 
-def _least(leaf: Leaf) -> float:
-    values = leaf.low if isinstance(leaf.low, tuple) else (leaf.low,)
-    return min(-float("inf") if value is None else value for value in values)
-
-
-def _most(leaf: Leaf) -> float:
-    values = leaf.high if isinstance(leaf.high, tuple) else (leaf.high,)
-    return max(float("inf") if value is None else value for value in values)
+def _ends(bound: Bound, otherwise: float) -> list[float]:
+    values = bound if isinstance(bound, tuple) else (bound,)
+    return [otherwise if value is None else value for value in values]
 
 
 def action_units(names: Names, stats: Stats, size: int) -> Affine:

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from embodied.core.build import ConfigError, build, nearest
+from embodied.core.checkpoint import CheckpointError, file_hash, find, load_policy
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_node import require_inside
 from embodied.core.tensors import Tensors
 from embodied.deploy.site import Site
+from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.abilities import without_reflex
 from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
 from embodied.real_robot.cameras.camera import CameraError
@@ -32,6 +34,8 @@ from embodied.real_robot.policy.compatibility import (
     with_real_time_chunking,
 )
 from embodied.real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.safety.geometry import Geometry
+from embodied.real_robot.safety.workspace import Workspace
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
@@ -56,8 +60,6 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
     """All lines, in order; the first ones decide whether the others can be looked at. `known` is
     the file of the last good calibration; `connect` also opens the wire (torque goes on, nothing
     moves)."""
-    from embodied.core.checkpoint import CheckpointError, load_policy
-
     try:
         policy = without_reflex(load_policy(site.deployment.policy))
     except CheckpointError as error:
@@ -91,8 +93,6 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
 
 
 def _checkpoint(site: Site, policy: Policy) -> Line:
-    from embodied.core.checkpoint import file_hash, find
-
     folder = find(site.deployment.policy)
     file = folder / "about.json"
     about: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -159,12 +159,13 @@ def _pictures(site: Site, policy: Policy) -> Line:
 
 
 def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
-    from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-
     found = [
         each for each in policy.modules() if isinstance(each, MeanStdNormalizer | MinMaxNormalizer)
     ]
-    fitted = [any(bool((b != _unfitted(k, b)).any()) for k, b in n.named_buffers()) for n in found]
+    unfitted = {"mean": 0.0, "middle": 0.0, "limit": float("inf")}
+    fitted = [
+        any(bool((b != unfitted.get(k, 1.0)).any()) for k, b in n.named_buffers()) for n in found
+    ]
     finite = all(bool(b.isnan().logical_not().all()) for n in found for b in n.buffers())
     if not finite:
         return False, "it holds numbers that are none; take an earlier checkpoint"
@@ -177,14 +178,8 @@ def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, "none, as trained" if site.trained else "none"
 
 
-def _unfitted(name: str, buffer: Any) -> Any:
-    value = {"mean": 0.0, "middle": 0.0, "limit": float("inf")}.get(name, 1.0)
-    return buffer.new_full(buffer.shape, value)
-
-
 def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
     """A stored observation, as the simulation shows it and as the robot's side makes it."""
-    from embodied.deploy.check import compare
     from embodied.envs.mujoco.cameras import NoDisplay
 
     if site.trained is None:
@@ -213,8 +208,6 @@ def _workspace(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return None, "not set: nothing keeps the tool from the table (robot.workspace.low, .high)"
     if not made.home:
         return True, "set"
-    from embodied.real_robot.safety.workspace import Workspace
-
     depth = Workspace(made.workspace, forward_kinematics(made)).depth(np.asarray(made.home)[None])
     return depth > 0, f"the tool at home is {abs(depth):.3f} m {'in' if depth > 0 else 'out'}side"
 
@@ -223,8 +216,6 @@ def _geometry(site: Site, policy: Policy) -> tuple[bool | None, str]:
     made = site.deployment
     if made.geometry is None:
         return None, "not set: nothing keeps the arm off the table and off itself (robot.geometry)"
-    from embodied.real_robot.safety.geometry import Geometry
-
     geometry, margin = Geometry(made.geometry, made.joints), made.geometry.margin
     if not made.home:
         return True, f"set, {len(geometry.names)} capsules"

@@ -101,7 +101,13 @@ class Session:
 
     def ready(self) -> Status:
         """Wait until the arm is held and policy and recorder are ready; Stopped."""
-        return self._until(self._is_ready, "the arm, the policy and the recorder to be ready")
+
+        def is_ready(status: Status) -> bool:
+            recorder = status.get("recorder")
+            recorded = recorder is None or recorder["ready"] or bool(recorder["died"])
+            return status["mode"] == "IDLE" and status["policy"]["number"] > 0 and recorded
+
+        return self._until(is_ready, "the arm, the policy and the recorder to be ready")
 
     def run(self, episodes: int, seconds: float | None, home: bool) -> None:
         """Run episodes. Stopped where an operator, a fault or a dead process ended one."""
@@ -243,29 +249,22 @@ class Session:
         """Wait for the recorder; an episode that could not be recorded is only reported."""
         if not self.deployment.recording or not self.episodes:
             return
-        said = self._until(self._recorder_done, "the episode to be recorded", watch=False)
+
+        def done(status: Status) -> bool:
+            """Whether the recorder has finished the newest episode, or cannot before it closes. A
+            restarted recorder counts from 0."""
+            recorder = status["recorder"]
+            gone = bool(recorder["died"]) or not status["control"]["pid"]
+            return gone or recorder["ended"] != self.before
+
+        said = self._until(done, "the episode to be recorded", watch=False)
         why = said["recorder"]["problem"] or said["recorder"]["died"]
         self.episodes[-1].recorded, self.episodes[-1].unkept = not why, why
-
-    def _recorder_done(self, status: Status) -> bool:
-        """Whether the recorder has finished the newest episode, or cannot before it closes. A
-        restarted recorder counts from 0."""
-        recorder = status["recorder"]
-        gone = bool(recorder["died"]) or not status["control"]["pid"]
-        return gone or recorder["ended"] != self.before
 
     def _do(self, verb: Verb) -> None:
         reply = self._ask(verb)
         if not reply.ok:
             raise Stopped(f"{verb} was refused: {reply.reason}")
-
-    def _is_ready(self, status: Status) -> bool:
-        recorder = status.get("recorder")
-        return (
-            status["mode"] == "IDLE"
-            and status["policy"]["number"] > 0
-            and (recorder is None or recorder["ready"] or bool(recorder["died"]))
-        )
 
     def _is_idle(self, status: Status) -> bool:
         return status["mode"] == "IDLE"
@@ -419,8 +418,9 @@ class RecordSession(Session):
         words = "put the scene back; right arrow: the next episode" if more else "right arrow: done"
         words += "; left arrow: discard the last one" if last.recorded else ""
         print(f"{words}; Esc: stop recording", flush=True)
-        until = None if self.reset_seconds is None else time.monotonic() + self.reset_seconds
-        while until is None or time.monotonic() < until:
+        seconds = math.inf if self.reset_seconds is None else self.reset_seconds
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
             self._alive(self.status)
             key = self.pressed()
             if key == "discard" and last.recorded:
