@@ -21,7 +21,7 @@ from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain, Stage
+from embodied.real_robot.safety.chain import Chain, Limiter, Stage
 from embodied.real_robot.safety.checks import (
     DaemonAlive,
     Enabled,
@@ -35,7 +35,6 @@ from embodied.real_robot.safety.checks import (
 from embodied.real_robot.safety.energy_stage import Energy
 from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.learned_reflex import Reflex
-from embodied.real_robot.safety.limits import Limiter
 from embodied.real_robot.safety.workspace import Region, Workspace
 
 T = TypeVar("T")

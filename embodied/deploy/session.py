@@ -16,8 +16,7 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.main import lock_arm
-from embodied.real_robot.daemon.client import ClientError, press
-from embodied.real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
+from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, press
 from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError

@@ -25,9 +25,8 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Command, Ended, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled
-from embodied.real_robot.safety.limits import Limiter
 
 
 class LastResort:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,6 +181,7 @@ class Answer(Protocol):
     ) -> None: ...
 
 
+@dataclass
 class Restarts:
     """Restarts and replaces processes beside the main loop of the daemon: each takes several polls.
 
@@ -190,19 +191,12 @@ class Restarts:
     policy process is there.
     """
 
-    def __init__(
-        self,
-        processes: Processes,
-        answer: Answer,
-        start: Callable[[], None],
-        policy_started: Callable[[str], None],
-    ) -> None:
-        self.processes = processes
-        self.answer = answer
-        self.start = start
-        self.policy_started = policy_started
-        self._task: Iterator[None] | None = None
-        self._loading: tuple[Client, Request] | None = None
+    processes: Processes
+    answer: Answer
+    start: Callable[[], None]
+    policy_started: Callable[[str], None]
+    _task: Iterator[None] | None = None
+    _loading: tuple[Client, Request] | None = None
 
     @property
     def busy(self) -> bool:

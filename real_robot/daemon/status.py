@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -37,32 +38,30 @@ WHEN = {
 }
 
 
+@dataclass
 class StatusMonitor:
     """`look` often; the rest tells what was seen. `names` are the chain's stages; `notes` are
     lines for people, with their time (s); a policy decides every `step` s."""
 
-    def __init__(
-        self,
-        channels: Channels,
-        names: Sequence[str],
-        notes: deque[str],
-        step: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.channels = channels
-        self.names = names
-        self.notes = notes
-        self.clock = clock
-        self.patience = max(SILENT, 3 * step)
-        self.mode: Mode = Mode.DISCONNECTED
-        self.fault = ""
-        self.stopped = ""
-        """Why the daemon itself stopped the newest episode; empty where it did not."""
-        self.began = self.ticked = self.spoke = clock()
-        self.first = 0.0  # when the first tick was
-        self.ticks = self.chunks = 0
-        self.control_silent = self.policy_silent = False
-        self.intervened: bool = False
+    channels: Channels
+    names: Sequence[str]
+    notes: deque[str]
+    step: float
+    clock: Callable[[], float]
+    mode: Mode = Mode.DISCONNECTED
+    fault: str = ""
+    stopped: str = ""
+    """Why the daemon itself stopped the newest episode; empty where it did not."""
+    first: float = 0.0  # when the first tick was
+    ticks: int = 0
+    chunks: int = 0
+    control_silent: bool = False
+    policy_silent: bool = False
+    intervened: bool = False
+
+    def __post_init__(self) -> None:
+        self.patience = max(SILENT, 3 * self.step)
+        self.began = self.ticked = self.spoke = self.clock()
 
     def note(self, text: str) -> None:
         """Note a line for the status and the log."""

@@ -16,7 +16,7 @@ from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import (
     Enabled,
     Finite,
@@ -26,7 +26,6 @@ from embodied.real_robot.safety.checks import (
     TorqueRate,
     Tracking,
 )
-from embodied.real_robot.safety.limits import Limiter
 from embodied.real_robot.safety.workspace import Config as Box
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.test_control import LIMITS as FR3

@@ -17,9 +17,8 @@ from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Stage
+from embodied.real_robot.safety.chain import Chain, Limiter, Stage
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.limits import Limiter
 
 DT, STEP = 0.01, 0.05
 LIMITS = Limits(

@@ -19,8 +19,12 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session, Stopped
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
-from embodied.real_robot.daemon.client import ForeignDaemonError, call, emergency_stop
-from embodied.real_robot.daemon.daemon_process import DaemonProcess
+from embodied.real_robot.daemon.client import (
+    DaemonProcess,
+    ForeignDaemonError,
+    call,
+    emergency_stop,
+)
 from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.channels import Channels

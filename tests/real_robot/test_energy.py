@@ -11,10 +11,9 @@ import pytest
 from embodied.core.build import ConfigError
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState, Floats, Limits
-from embodied.real_robot.safety.chain import Chain, Tick
+from embodied.real_robot.safety.chain import Chain, Limiter, Tick
 from embodied.real_robot.safety.energy_stage import Config, Energy, tool_error
 from embodied.real_robot.safety.energy_tank import Held, Tank, TankConfig
-from embodied.real_robot.safety.limits import Limiter
 from tests.real_robot.springs import FilteredSprings, TwoLink
 from tests.real_robot.test_control import LIMITS as FR3
 

@@ -17,7 +17,7 @@ from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.safety import fit_capsules, mjcf_arm
 from embodied.real_robot.safety.capsules import Kinematics, Model, read_model
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.geometry import (
     Box,
     BoxDistances,
@@ -27,7 +27,6 @@ from embodied.real_robot.safety.geometry import (
     Plane,
     SelfDistances,
 )
-from embodied.real_robot.safety.limits import Limiter
 from embodied.real_robot.safety.workspace import Config as Tool
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.test_control import LIMITS

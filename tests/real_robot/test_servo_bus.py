@@ -22,9 +22,8 @@ from embodied.real_robot.drivers.servos import feetech_codec, serial_port
 from embodied.real_robot.drivers.servos.driver import Config, Hand, Joint, ServoBus
 from embodied.real_robot.drivers.servos.serial_port import SerialPort
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.limits import Limiter
 from tests.fakes.servo_bus import FakeBus, Faults, FeetechServo
 
 START = (2100, 1500, 2500, 3000)
