@@ -202,16 +202,6 @@ def test_a_policy_moves_the_arm_when_an_operator_says_so(bridge: Bridge) -> None
     bridge.mode("IDLE")
 
 
-def test_a_stop_is_latched_until_a_reset(bridge: Bridge) -> None:
-    bridge.running()
-    assert bridge.ask(Verb.ESTOP).ok
-    assert bridge.mode("ESTOP")["fault"] == "an operator pressed stop"
-    for verb in (Verb.ARM, Verb.START, Verb.STOP):
-        assert not bridge.ask(verb).ok
-    bridge.done(Verb.RESET)
-    assert not bridge.mode("IDLE")["fault"]
-
-
 def test_a_killed_policy_is_held_and_latched_and_leaves_a_black_box(
     bridge: Bridge, deployment: Deployment
 ) -> None:

@@ -262,7 +262,7 @@ def test_a_killed_recorder_keeps_finished_pictures(bridge: Bridge, deployment: D
     before = read_episodes(deployment.recording)
     running = bridge.running()
     os.kill(running["recorder"]["pid"], signal.SIGKILL)
-    until(lambda: bridge.status["recorder"]["died"], "it is noted")
+    until(lambda: "SIGKILL" in bridge.status["recorder"]["died"], "it is noted")
     tick = running["control"]["tick"]
     after = until(
         lambda: s if (s := bridge.status)["control"]["tick"] > tick + 50 else None, "it ticks on"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,7 +179,10 @@ def recorded(bridge: Bridge, steps: int = 20) -> dict[str, Any]:
 def test_an_episode_can_be_replayed_at_a_desk(bridge: Bridge, deployment: Deployment) -> None:
     said = recorded(bridge)
     assert said["episodes"] == 1 and not said["problem"] and said["steps"] > 10
-    rows = read_episodes(deployment.recording).steps
+    episodes = read_episodes(deployment.recording)
+    assert episodes.info[0]["policy"] == deployment.policy
+    assert episodes.info[0]["stages"][-1] == "limits"
+    rows = episodes.steps
     policy = load_policy(deployment.policy)
     noise = rows["noise"]
     heard = noise.abs().sum(1) > 0
@@ -193,34 +194,6 @@ def test_an_episode_can_be_replayed_at_a_desk(bridge: Bridge, deployment: Deploy
     assert (rows["stamp/decided"] <= rows["stamp/measured"]).all()
     sent = rows["action/sent"].numpy()
     assert (np.abs(np.diff(sent, axis=0)).max(0) > 0).any(), "it moved"
-
-
-def test_a_killed_recorder_keeps_what_was_finished(bridge: Bridge, deployment: Deployment) -> None:
-    recorded(bridge)
-    count = len(read_episodes(deployment.recording))
-    running = bridge.running()
-    pid, tick = running["recorder"]["pid"], running["control"]["tick"]
-    os.kill(pid, signal.SIGKILL)
-    status = until(lambda: s if (s := bridge.status)["recorder"]["died"] else None, "it is noted")
-    assert "SIGKILL" in status["recorder"]["died"]
-    after = until(
-        lambda: s if (s := bridge.status)["control"]["tick"] > tick + 50 else None, "it ticks on"
-    )
-    assert after["mode"] == "RUNNING" and not after["fault"]
-    assert len(read_episodes(deployment.recording)) == count
-    bridge.ask(Verb.STOP)
-    bridge.mode("IDLE")
-
-
-def test_a_recorder_that_died_is_started_again_by_a_reset(bridge: Bridge) -> None:
-    if bridge.status["recorder"]["pid"]:
-        os.kill(bridge.status["recorder"]["pid"], signal.SIGKILL)
-        until(lambda: bridge.status["recorder"]["died"], "it is noted")
-    bridge.idle()
-    assert bridge.ask(Verb.ESTOP).ok
-    bridge.done(Verb.RESET)
-    until(lambda: bridge.status["recorder"]["ready"], "it looks again")
-    assert recorded(bridge)["episodes"] >= 1
 
 
 def test_a_full_disk_costs_an_episode_and_nothing_else(
@@ -241,9 +214,3 @@ def test_a_full_disk_costs_an_episode_and_nothing_else(
     assert len(read_episodes(deployment.recording)) == count
     assert not recorded(bridge)["problem"], "with room again, it goes on"
     assert len(read_episodes(deployment.recording)) == count + 1
-
-
-def test_a_recording_names_its_policy(deployment: Deployment) -> None:
-    episodes = read_episodes(deployment.recording)
-    assert episodes.info[0]["policy"] == deployment.policy
-    assert episodes.info[0]["stages"][-1] == "limits"
