@@ -44,7 +44,7 @@ def start(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
     """`embodied deploy`, with its output in `where/out`."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY),
+            *(sys.executable, "-m", "embodied.cli", "deploy", *PATIENTLY, *words),
             *("yes=true", f"out={where / 'out'}", f"folder={folder}"),
         ],
         cwd=where,

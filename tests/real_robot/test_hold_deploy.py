@@ -99,9 +99,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
+def terminal(tmp_path: Path, folder: Path) -> Iterator[Terminal]:
     made = Terminal(tmp_path, folder, "robot=sim", "demonstrator=reach", CROWDED, "seconds=600")
     yield made
     made.close()
@@ -134,9 +132,9 @@ def test_the_arm_moves_while_the_space_bar_is_held(terminal: Terminal, tmp_path:
     assert summary["episodes"][0]["interventions"]["hold_to_run"] > 0
 
 
-def test_without_a_terminal_or_without_the_mode_it_is_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
+def test_without_a_terminal_or_without_the_mode_it_is_one_line(
+    tmp_path: Path, folder: Path
+) -> None:
     words = ("robot=sim", "demonstrator=reach")
     deploy = start(tmp_path, folder, *words, "hold_to_run=true")
     text = said(deploy)
