@@ -12,7 +12,8 @@ import pytest
 import torch
 import yaml
 
-from embodied.core import build, checkpoint
+from embodied.core import build as core_build
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
@@ -58,11 +59,11 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "__init__.py").write_text("")
     (tmp_path / "my_lab" / "lift.py").write_text(SOURCE)
-    monkeypatch.setattr(build, "ALLOWED", [*build.ALLOWED])
-    monkeypatch.setattr(build, "ASKED", [*build.ASKED])
+    monkeypatch.setattr(core_build, "ALLOWED", [*core_build.ALLOWED])
+    monkeypatch.setattr(core_build, "ASKED", [*core_build.ASKED])
     monkeypatch.syspath_prepend(tmp_path)
-    build.allow("my_lab")
-    policy = build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=spec())
+    core_build.allow("my_lab")
+    policy = core_build.build({"_target_": "my_lab.lift.Lift"}, Policy, spec=spec())
     save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
     (tmp_path / "run" / "run.yaml").write_text(RUN)
     return tmp_path
