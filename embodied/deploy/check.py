@@ -27,7 +27,7 @@ from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
 from embodied.real_robot.cameras.sources import FIRST_IMAGE
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.policy.compatibility import (
+from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
     require_rate,

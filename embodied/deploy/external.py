@@ -35,9 +35,8 @@ from embodied.real_robot.daemon.server import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.policy.compatibility import observer
 from embodied.real_robot.policy.decider import observe_state
-from embodied.real_robot.policy.observer import names_of
+from embodied.real_robot.policy.observer import names_of, observer
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 TARGETS = "embodied.embodiments.joint_targets.JointTargets"

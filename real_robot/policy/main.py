@@ -29,13 +29,13 @@ from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import READY
-from embodied.real_robot.policy.compatibility import (
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
     require_rate,
     with_real_time_chunking,
 )
-from embodied.real_robot.policy.decider import Decider
 
 WARM_UP_DECISIONS = 5
 

@@ -36,8 +36,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.policy.compatibility import observer
-from embodied.real_robot.policy.observer import Success
+from embodied.real_robot.policy.observer import Success, observer
 from embodied.real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
 
 PER_STEP = 4  # looks in a step of the policy

@@ -32,9 +32,8 @@ from embodied.real_robot.deployment import Deployment, controller_settings, with
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.emulators.process import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate
 from embodied.real_robot.policy.decider import observe_state
-from embodied.real_robot.policy.observer import Success
+from embodied.real_robot.policy.observer import Success, observer, require_actions, require_rate
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step

@@ -73,11 +73,14 @@ def _slices(triangles: Floats, axis: Floats, cuts: Floats) -> list[Floats]:
 def fit_points(points: Floats, rounds: int = ROUNDS) -> Capsule:
     """A small capsule around `points` [m, 3]; a seeded search over its direction, place and
     radius."""
-    outer = _extremes(points)
+    ways = np.random.default_rng(1).normal(0, 1, (400, 3))
+    outer = points[np.unique(np.argmax(points @ ways.T, axis=0))]  # the furthest in many directions
     random = np.random.default_rng(0)
     tried = [_search(outer, axis, random, rounds) for axis in _main_axes(outer)]
     start, end, _ = min(tried, key=lambda made: float(_volume(*made)))
-    radius = float(_distances(points, start, end).max())
+    way = end - start
+    share = np.clip((points - start) @ way / max(float(way @ way), 1e-12), 0, 1)
+    radius = float(np.linalg.norm(points - start - share[:, None] * way, axis=1).max())
     return Capsule(point(start), point(end), round(radius + 5e-5, 4))
 
 
@@ -115,19 +118,6 @@ def _around(points: Floats, states: Floats) -> tuple[Floats, Floats, Floats]:
     middle = (first + last) / 2  # where a sphere is enough
     low, high = np.minimum(first, middle), np.maximum(last, middle)
     return states[:, 3:6] + low[:, None] * axis, states[:, 3:6] + high[:, None] * axis, radius
-
-
-def _distances(points: Floats, start: Floats, end: Floats) -> Floats:
-    way = end - start
-    share = np.clip((points - start) @ way / max(float(way @ way), 1e-12), 0, 1)
-    return np.linalg.norm(points - start - share[:, None] * way, axis=1)
-
-
-def _extremes(points: Floats) -> Floats:
-    """The points that are furthest in one of many directions."""
-    random = np.random.default_rng(1)
-    ways = random.normal(0, 1, (400, 3))
-    return points[np.unique(np.argmax(points @ ways.T, axis=0))]
 
 
 def _main_axes(points: Floats) -> Floats:

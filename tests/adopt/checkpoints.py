@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embodied import cli
-from embodied.adopt.adopt import policy_node
+from embodied.adopt.adopt import own_spec, policy_node
 from embodied.adopt.lerobot_config import read_config
-from embodied.adopt.names import own_spec
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.datasets.mapping import short

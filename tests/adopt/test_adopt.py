@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embodied import cli
-from embodied.adopt.adopt import UNUSED, Options, adopt, policy_node
+from embodied.adopt.adopt import UNUSED, Names, Options, adopt, own_spec, policy_node, scaled_inputs
 from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, read_config
-from embodied.adopt.names import Names, own_spec, scaled_inputs
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine

@@ -31,8 +31,8 @@ from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
 from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
 from embodied.real_robot.ipc.ring_buffer import write_records
-from embodied.real_robot.policy.compatibility import with_real_time_chunking
 from embodied.real_robot.policy.decider import Decider, RtcAlignment
+from embodied.real_robot.policy.observer import with_real_time_chunking
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
 from tests.policies.remote.servers import Process, free_port
