@@ -30,6 +30,7 @@ from embodied.real_robot.policy.observer import observer, require_actions, requi
 from tests.adopt.checkpoints import ENV as OBJECTS
 from tests.adopt.checkpoints import STATE, adopted, random_weights, resized
 from tests.real_robot.test_deploy import CROWDED, ENV, said, start
+from tests.tiers import only_all
 
 RUN = "env: {_target_: embodied.envs.fr3.env.Fr3, task: reach}\nexecute: null\n"
 SOURCE = '''
@@ -138,7 +139,7 @@ def reaching(where: Path, case: str) -> Path:
     return adopted(folder, where / "base", "fr3_reach", *steps)
 
 
-@pytest.mark.parametrize("case", ["act_numbers", "diffusion_numbers"])
+@pytest.mark.parametrize("case", ["act_numbers", pytest.param("diffusion_numbers", marks=only_all)])
 def test_an_adopted_policy_drives_the_arm(tmp_path: Path, folder: Path, case: str) -> None:
     """Its weights are random: it gets nowhere, but the arm follows what it says."""
     run = reaching(tmp_path, case)

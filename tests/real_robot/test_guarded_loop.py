@@ -24,6 +24,19 @@ from tests.real_robot.test_homing import AWAY
 from tests.real_robot.test_yielding import MOST, SECOND, Pressing
 
 
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """An arm that moves."""
+    bench = Bench(tmp_path)
+    bench.moving()
+    return bench
+
+
+@pytest.fixture
+def control(bench: Bench) -> Any:
+    return bench.control
+
+
 class Broken:
     """Raises whenever it is called."""
 
@@ -67,10 +80,8 @@ def breaks(bench: Bench, where: str) -> None:
 
 @pytest.mark.parametrize("where", PARTS)
 def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
-    tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
+    bench: Bench, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
     breaks(bench, where)
     bench.run(6)
     assert bench.mode == Mode.ESTOP
@@ -88,11 +99,10 @@ def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
 
 
 @pytest.mark.parametrize("where", ["controller", "stage"])
-def test_what_raised_is_not_run_again_before_a_reset(tmp_path: Path, where: str) -> None:
+def test_what_raised_is_not_run_again_before_a_reset(
+    bench: Bench, control: Any, where: str
+) -> None:
     """Also not a stage, which runs in every mode."""
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
     broken: Any = Broken(IndexError("bug"))
     controller, stages = control.follower.controller, control.chain.stages
     if where == "controller":
@@ -108,10 +118,7 @@ def test_what_raised_is_not_run_again_before_a_reset(tmp_path: Path, where: str)
     within(bench.sent)
 
 
-def test_a_reset_that_raises_is_latched_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_a_reset_that_raises_is_latched_again(bench: Bench, control: Any) -> None:
     whole, control.follower.controller = control.follower.controller, Broken(IndexError("bug"))
     bench.run(100)
     recover, control.driver.recover = control.driver.recover, Broken(KeyError("again"))
@@ -121,10 +128,7 @@ def test_a_reset_that_raises_is_latched_again(tmp_path: Path) -> None:
     assert bench.ask(Command.RESET) == Mode.IDLE
 
 
-def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(bench: Bench, control: Any) -> None:
     stop, stopped = control.driver.stop, []
     control.driver.stop = lambda: stopped.append(stop())
     control.driver.write = Broken(TypeError("bug"))
@@ -137,28 +141,22 @@ def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(tmp_path: Path) -
     assert bench.sent[-1] == pytest.approx(control.arm.q, abs=0.02), "from where the arm stands"
 
 
-def test_a_driver_error_anywhere_is_the_drivers_fault(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_a_driver_error_anywhere_is_the_drivers_fault(bench: Bench, control: Any) -> None:
     control.driver.stiffen = control.driver.write = Broken(DriverError("the cable is gone"))
     bench.run(3)
     assert bench.mode == Mode.ESTOP and bench.fault == "the cable is gone"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_process_ends_it(tmp_path: Path, error: type[BaseException]) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_what_ends_a_process_ends_it(
+    bench: Bench, control: Any, error: type[BaseException]
+) -> None:
     control.follower = Broken(error())
     with pytest.raises(error):
         bench.run(2)
 
 
-def test_a_command_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
+def test_a_command_that_nobody_knows_is_refused(bench: Bench) -> None:
     bench.ask(1_000_000)  # pyright: ignore[reportArgumentType]
     assert bench.mode == Mode.RUNNING and bench.refused
 
@@ -390,10 +388,8 @@ def test_stamps_of_long_ago_are_stale_and_no_other_fault(tmp_path: Path) -> None
         assert bench.mode == Mode.ESTOP and "s old" in bench.fault
 
 
-def test_stamps_that_are_no_numbers_do_not_switch_freshness_off(tmp_path: Path) -> None:
+def test_stamps_that_are_no_numbers_do_not_switch_freshness_off(bench: Bench) -> None:
     """Every chunk says NaN, and then nothing comes for 3 s."""
-    bench = Bench(tmp_path)
-    bench.moving()
     bench.action = None
     for _ in range(5):
         speak(bench, {"seen": NAN, "start": NAN})
@@ -403,10 +399,8 @@ def test_stamps_that_are_no_numbers_do_not_switch_freshness_off(tmp_path: Path) 
     within(bench.sent)
 
 
-def test_numbers_may_begin_anew(tmp_path: Path) -> None:
+def test_numbers_may_begin_anew(bench: Bench) -> None:
     """A policy that is started again counts from 1."""
-    bench = Bench(tmp_path)
-    bench.moving()
     bench.there.chunk.fields["number"] = -5
     bench.run(50)
     assert bench.mode == Mode.RUNNING

@@ -35,7 +35,19 @@ GAINS: dict[str, dict[str, Any]] = {
 }
 MOST = 15.0  # N, from 1 s after a latched stop on
 SECOND = round(1 / DT)
-both = pytest.mark.parametrize("gains", GAINS)
+
+
+@pytest.fixture(params=GAINS)
+def gains(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pressing(tmp_path: Path, gains: str) -> Pressing:
+    """An arm that presses on a plate."""
+    bench = Pressing(tmp_path, gains)
+    bench.press()
+    return bench
 
 
 class Pressing(Bench):
@@ -101,72 +113,58 @@ STOPS: dict[str, Callable[[Pressing], object]] = {
 }
 
 
-@both
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(
-    tmp_path: Path, gains: str, stop: str
-) -> None:
-    bench = Pressing(tmp_path, gains)
-    bench.press()
-    STOPS[stop](bench)
+def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(pressing: Pressing, stop: str) -> None:
+    STOPS[stop](pressing)
     for _ in range(2 * SECOND):
-        if bench.mode == Mode.ESTOP:
+        if pressing.mode == Mode.ESTOP:
             break
-        bench.run(1)
-    assert bench.mode == Mode.ESTOP and bench.fault
-    latched = len(bench.force)
-    bench.run(6 * SECOND)
-    assert max(bench.force[latched + SECOND :]) < MOST, bench.fault
-    within(bench.sent)
+        pressing.run(1)
+    assert pressing.mode == Mode.ESTOP and pressing.fault
+    latched = len(pressing.force)
+    pressing.run(6 * SECOND)
+    assert max(pressing.force[latched + SECOND :]) < MOST, pressing.fault
+    within(pressing.sent)
 
 
-@both
-def test_what_comes_after_the_stop_presses_no_more_either(tmp_path: Path, gains: str) -> None:
-    bench = Pressing(tmp_path, gains)
-    bench.press()
-    bench.ask(Command.ESTOP)
-    bench.run(SECOND)
+def test_what_comes_after_the_stop_presses_no_more_either(pressing: Pressing) -> None:
+    pressing.ask(Command.ESTOP)
+    pressing.run(SECOND)
     for wish, mode in ((Command.RESET, Mode.IDLE), (Command.ARM, Mode.ARMED)):
-        before = len(bench.force)
-        assert bench.ask(wish) == mode
-        bench.run(3 * SECOND)
-        assert max(bench.force[before:]) < MOST, wish
-    within(bench.sent)
+        before = len(pressing.force)
+        assert pressing.ask(wish) == mode
+        pressing.run(3 * SECOND)
+        assert max(pressing.force[before:]) < MOST, wish
+    within(pressing.sent)
 
 
-@both
 def test_an_arm_that_was_stopped_in_contact_arms_and_goes_home_without_pressing(
-    tmp_path: Path, gains: str
+    pressing: Pressing,
 ) -> None:
     """A plain stop is no fault; the set-point of an arm at rest lets go all the same."""
-    bench = Pressing(tmp_path, gains)
-    bench.press()
-    bench.ask(Command.STOP)
-    bench.run(2 * SECOND)
-    assert bench.mode == Mode.IDLE
-    assert max(bench.force[-SECOND // 2 :]) < MOST
-    assert bench.ask(Command.ARM) == Mode.ARMED
-    bench.run(SECOND)
-    assert max(bench.force[-SECOND // 2 :]) < MOST
-    within(bench.sent)
+    pressing.ask(Command.STOP)
+    pressing.run(2 * SECOND)
+    assert pressing.mode == Mode.IDLE
+    assert max(pressing.force[-SECOND // 2 :]) < MOST
+    assert pressing.ask(Command.ARM) == Mode.ARMED
+    pressing.run(SECOND)
+    assert max(pressing.force[-SECOND // 2 :]) < MOST
+    within(pressing.sent)
 
 
-@both
-def test_the_way_home_begins_where_the_arm_presses_on_nothing(tmp_path: Path, gains: str) -> None:
-    bench = Pressing(tmp_path, gains)
-    bench.control.homing = Homing(fr3.HOME, LIMITS)
-    bench.press()
-    bench.ask(Command.STOP)
-    bench.run(2 * SECOND)
-    push(bench, 60.0)  # somebody leans on it
-    bench.run(20)
-    before = len(bench.force)
-    assert bench.ask(Command.HOME) == Mode.HOMING
-    push(bench, 0.0)
-    bench.run(4 * SECOND)
-    assert bench.mode == Mode.IDLE and max(bench.force[before:]) < 60.0 + MOST
-    assert np.abs(bench.sent[-1] - fr3.HOME).max() < 0.01, "up to what friction holds"
-    within(bench.sent)
+def test_the_way_home_begins_where_the_arm_presses_on_nothing(pressing: Pressing) -> None:
+    pressing.control.homing = Homing(fr3.HOME, LIMITS)
+    pressing.ask(Command.STOP)
+    pressing.run(2 * SECOND)
+    push(pressing, 60.0)  # somebody leans on it
+    pressing.run(20)
+    before = len(pressing.force)
+    assert pressing.ask(Command.HOME) == Mode.HOMING
+    push(pressing, 0.0)
+    pressing.run(4 * SECOND)
+    assert pressing.mode == Mode.IDLE and max(pressing.force[before:]) < 60.0 + MOST
+    assert np.abs(pressing.sent[-1] - fr3.HOME).max() < 0.01, "up to what friction holds"
+    within(pressing.sent)
 
 
 def push(bench: Pressing, down: float) -> None:
@@ -174,7 +172,6 @@ def push(bench: Pressing, down: float) -> None:
     bench.driver.data.xfrc_applied[bench.driver.model.body("hand").id, 2] = -down
 
 
-@both
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
 def test_an_arm_that_hangs_in_the_air_stays_where_it_is(
     tmp_path: Path, gains: str, noise: float
@@ -190,7 +187,6 @@ def test_an_arm_that_hangs_in_the_air_stays_where_it_is(
     within(bench.sent)
 
 
-@both
 def test_a_stopped_motion_ends_where_the_arm_is_and_does_not_go_back(
     tmp_path: Path, gains: str
 ) -> None:
@@ -208,7 +204,6 @@ def test_a_stopped_motion_ends_where_the_arm_is_and_does_not_go_back(
     within(bench.sent)
 
 
-@both
 def test_an_unknown_load_sinks_by_a_bounded_way_and_then_is_held(
     tmp_path: Path, gains: str
 ) -> None:
