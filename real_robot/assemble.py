@@ -100,11 +100,10 @@ def build_chain(deployment: Deployment) -> Chain:
     return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]))
 
 
-def open_flight_recorder(
-    deployment: Deployment, folder: Path, stages: int, create: bool
-) -> BlackBox:
+def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = False) -> BlackBox:
     """The ring buffer of the last `seconds`, in `folder`."""
     slots = max(2, round(deployment.seconds * deployment.hertz))
+    stages = len(build_chain(deployment).names)
     record = state_record(deployment.joints, stages, len(deployment.sensed))
     return BlackBox(folder / "ring", record, slots, create)
 
@@ -130,7 +129,7 @@ def build_control(deployment: Deployment, folder: Path) -> Control:
         chain,
         ChunkFollower(controller, deployment.step, deployment.blend, deployment.grace),
         open_channels(deployment, folder),
-        ring=open_flight_recorder(deployment, folder, len(chain.names), create=False),
+        ring=open_flight_recorder(deployment, folder),
         homing=Homing(home, deployment.limits, build_regions(deployment), retreat)
         if deployment.home
         else None,

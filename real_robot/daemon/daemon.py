@@ -323,7 +323,7 @@ class Daemon:
         # Only the daemon, which has the folder's lock, writes it; what another program wrote goes.
         self.deployment.write(self.folder)
         self.channels = open_channels(self.deployment, self.folder, create=True)
-        self.ring = open_flight_recorder(self.deployment, self.folder, len(self.names), create=True)
+        self.ring = open_flight_recorder(self.deployment, self.folder, create=True)
         self.monitor = StatusMonitor(
             self.channels, self.names, self.notes, self.deployment.step, self.clock
         )

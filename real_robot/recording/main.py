@@ -180,9 +180,7 @@ def main(folder: Path) -> None:
     gone = threading.Event()
     on_daemon_exit(lambda reason: gone.set())
     deployment = Deployment.read(folder).allow_packages()
-    ring = open_flight_recorder(
-        deployment, folder, len(build_chain(deployment).names), create=False
-    )
+    ring = open_flight_recorder(deployment, folder)
     status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
     discard = Mailbox(folder / "discard", DISCARD, VERSION, create=False)
     recorder = Recorder(folder, ring, open_channels(deployment, folder).chunk, status, discard)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.real_robot.assemble import build_chain, build_regions, open_flight_recorder
+from embodied.real_robot.assemble import build_regions, open_flight_recorder
 from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import RequestError
 from embodied.real_robot.deployment import Deployment
@@ -109,7 +109,7 @@ class LimitsWatch:
         while not self._done.wait(0.02):
             with suppress(Exception):
                 made = Deployment.read(self.folder)
-                return open_flight_recorder(made, self.folder, len(build_chain(made).names), False)
+                return open_flight_recorder(made, self.folder)
         raise SystemExit
 
     def _check(self, past: Any, tick: Any) -> None:

@@ -25,7 +25,7 @@ from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
-from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
+from embodied.real_robot.assemble import open_channels, open_flight_recorder
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import memory_folder
@@ -115,7 +115,6 @@ class Scene:
         self.folder, self.settings, self.bus = folder, settings, bus
         self.trouble = Trouble(folder / "trouble", create=True)
         self.deployment = self.deployed()
-        self.stages = len(build_chain(self.deployment).names)
         self.deployment.write(folder)
         self.bridge = self.bridged()
         self.unplugged = False
@@ -171,7 +170,7 @@ class Scene:
 
     def records(self) -> Any:
         """What the control process recorded; the ring outlives it."""
-        ring = open_flight_recorder(self.deployment, self.folder, self.stages, create=False)
+        ring = open_flight_recorder(self.deployment, self.folder)
         records = ring.records()
         ring.close()
         return records

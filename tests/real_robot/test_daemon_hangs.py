@@ -18,7 +18,7 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session, Stopped
-from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
+from embodied.real_robot.assemble import open_channels, open_flight_recorder
 from embodied.real_robot.daemon.client import (
     DaemonProcess,
     ForeignDaemonError,
@@ -355,8 +355,7 @@ def test_the_first_sessions_limits_and_policy_act_after_a_reset(
     first.ready()
     first.run(1, 2.0, home=False)
     assert [each.end for each in first.episodes] == ["time"], "the control process ended it"
-    names = build_chain(plain).names
-    ring = open_flight_recorder(plain, first.folder, len(names), create=False)
+    ring = open_flight_recorder(plain, first.folder)
     records = ring.records()
     ring.close()
     sent = records["sent"][records["mode"] == Mode.RUNNING]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.real_robot.assemble import build_chain, open_flight_recorder
+from embodied.real_robot.assemble import open_flight_recorder
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError
@@ -46,9 +46,7 @@ class Watched(threading.Thread):
             with suppress(OSError, MailboxError, ValueError):
                 if box is None:
                     made = Deployment.read(self.folder)
-                    box = open_flight_recorder(
-                        made, self.folder, len(build_chain(made).names), create=False
-                    )
+                    box = open_flight_recorder(made, self.folder)
                 rows, count = box.since(count)
                 self.sent.append(rows["sent"].reshape(-1, 7))
                 self.ticks.append(rows["tick"].ravel())

@@ -136,7 +136,7 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
     """The recorder learns what policy there is from its first chunk, ticks after what it is of."""
     deployment.write(tmp_path)
     stages = len(build_chain(deployment).names)
-    ring = open_flight_recorder(deployment, tmp_path, stages, create=True)
+    ring = open_flight_recorder(deployment, tmp_path, create=True)
     boxes = open_channels(deployment, tmp_path, create=True)
     tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
     discard = Mailbox(tmp_path / "discard", DISCARD, VERSION, create=True)
