@@ -110,9 +110,8 @@ def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = Fa
 
 def open_channels(deployment: Deployment, folder: Path, create: bool = False) -> Channels:
     """The mailboxes in `folder`; MailboxError where they should exist and do not."""
-    make = Channels.make if create else Channels.open
     stages = len(build_chain(deployment).names)
-    return make(folder, deployment.joints, stages, len(deployment.sensed))
+    return Channels.open(folder, deployment.joints, stages, len(deployment.sensed), create)
 
 
 def build_control(deployment: Deployment, folder: Path) -> Control:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ DECISIONS = 5  # of a policy server, to see how long they take
 SLACK = 0.04  # rad that limits may reach beyond a calibrated range
 
 
+Look = Callable[[Site, Policy], tuple[bool | None, str]]
+
+
 @dataclass(frozen=True)
 class Line:
     """`fine` is None where that could not be looked at: no reason to stop, but to know."""
@@ -65,8 +68,8 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
     except CheckpointError as error:
         yield Line("policy", False, str(error))
         return
-    yield _checkpoint(site, policy)
-    for name, look in (
+    looks: list[tuple[str, Look]] = [
+        ("policy", _checkpoint),
         ("rate", _rate),
         ("actions", _actions),
         ("observations", _observations),
@@ -79,27 +82,28 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("freshness", _freshness),
         ("server", _server),
         ("range", _range),
-    ):
+        ("calibration", lambda site, policy: _calibration(site, known)),
+    ]
+    if connect and site.deployment.cameras:
+        looks.append(("pictures", _pictures))
+    if connect:
+        looks.append(("arm", _arm))
+    for name, look in looks:
         try:
             line = Line(name, *look(site, policy))
-        except (ConfigError, DriverError) as error:
+        except (CameraError, ConfigError, DriverError) as error:
             line = Line(name, False, " ".join(str(error).split()))
         yield line
-    yield _calibration(site, known)
-    if connect:
-        if site.deployment.cameras:
-            yield _pictures(site, policy)
-        yield _arm(site)
 
 
-def _checkpoint(site: Site, policy: Policy) -> Line:
+def _checkpoint(site: Site, policy: Policy) -> tuple[bool | None, str]:
     folder = find(site.deployment.policy)
     file = folder / "about.json"
     about: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     wanted = about.get("policy_sha256")
     if wanted is not None and wanted != file_hash(folder / "policy.safetensors"):
-        return Line("policy", False, f"{folder} was changed after it was saved")
-    return Line("policy", True, f"{type(policy).__name__}, step {about.get('step', '?')}, {folder}")
+        return False, f"{folder} was changed after it was saved"
+    return True, f"{type(policy).__name__}, step {about.get('step', '?')}, {folder}"
 
 
 def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -145,17 +149,14 @@ def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, ", ".join(said) if said else "the policy sees no pictures"
 
 
-def _pictures(site: Site, policy: Policy) -> Line:
+def _pictures(site: Site, policy: Policy) -> tuple[bool | None, str]:
     """One of each, as the policy would see it, or the recording."""
-    try:
-        spec = recorded_spec(policy.spec, site.deployment.filmed)
-        with PolicyImages(spec, site.deployment.cameras, FIRST_IMAGE) as images:
-            if images.scenes:
-                return Line("pictures", None, "drawn from what is measured, not taken")
-            dark = [name for name, frame in images.read().items() if int(frame.max()) < DARK]
-    except (CameraError, ConfigError) as error:
-        return Line("pictures", False, str(error))
-    return Line("pictures", None if dark else True, f"{dark[0]} is black" if dark else "they come")
+    spec = recorded_spec(policy.spec, site.deployment.filmed)
+    with PolicyImages(spec, site.deployment.cameras, FIRST_IMAGE) as images:
+        if images.scenes:
+            return None, "drawn from what is measured, not taken"
+        dark = [name for name, frame in images.read().items() if int(frame.max()) < DARK]
+    return (None, f"{dark[0]} is black") if dark else (True, "they come")
 
 
 def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -264,20 +265,18 @@ def _range(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, f"limits are inside of what {len(driver.joints)} calibrated joints reach"
 
 
-def _calibration(site: Site, known: Path | None) -> Line:
+def _calibration(site: Site, known: Path | None) -> tuple[bool | None, str]:
     """Signs, zeros and ranges against those of the last deployment that went well."""
     if known is None or not known.exists():
-        return Line("calibration", None, "no last good one; look at signs and zeros by hand")
+        return None, "no last good one; look at signs and zeros by hand"
     good, now = json.loads(known.read_text()), calibration(site)
     odd = [k for k in sorted({*good, *now}) if good.get(k) != now.get(k)]
     if odd:
-        return Line(
-            "calibration",
-            False,
+        return False, (
             f"{odd[0]} is {now.get(odd[0])}, it was {good.get(odd[0])} in the last good "
-            f"deployment; if that is meant, remove {known}",
+            f"deployment; if that is meant, remove {known}"
         )
-    return Line("calibration", True, "as in the last good deployment")
+    return True, "as in the last good deployment"
 
 
 def calibration(site: Site) -> dict[str, Any]:
@@ -293,19 +292,16 @@ def calibration(site: Site) -> dict[str, Any]:
     }
 
 
-def _arm(site: Site) -> Line:
-    try:
-        with build_driver(site.deployment) as arm:
-            q = arm.read().q
-    except DriverError as error:
-        return Line("arm", False, str(error))
+def _arm(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    with build_driver(site.deployment) as arm:
+        q = arm.read().q
     limits = site.deployment.limits
     out = np.maximum(np.asarray(limits.low) - q, q - np.asarray(limits.high))
     where = ", ".join(f"{each:.2f}" for each in q)
     if out.max() > 0:
         name = arm.joints[int(np.argmax(out))]
-        return Line("arm", False, f"{name} is {out.max():.2f} rad outside of its limits ({where})")
-    return Line("arm", True, f"answers, at {where}")
+        return False, f"{name} is {out.max():.2f} rad outside of its limits ({where})"
+    return True, f"answers, at {where}"
 
 
 SEED = 7

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,17 +77,15 @@ class Channels:
     @classmethod
     def make(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Channels:
         """New ones in `folder`; this process owns them."""
-        return cls._all(folder, state_record(joints, stages, sensed), create=True)
+        return cls.open(folder, joints, stages, sensed, create=True)
 
     @classmethod
-    def open(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Channels:
+    def open(
+        cls, folder: Path, joints: int, stages: int, sensed: int = 0, create: bool = False
+    ) -> Channels:
         """Open the mailboxes in the folder. MailboxError where there are none."""
-        return cls._all(folder, state_record(joints, stages, sensed), create=False)
-
-    @classmethod
-    def _all(cls, folder: Path, record: np.dtype[Any], create: bool) -> Channels:
         return cls(
-            Mailbox(folder / "state", record, VERSION, create),
+            Mailbox(folder / "state", state_record(joints, stages, sensed), VERSION, create),
             Mailbox(folder / "chunk", CHUNK, VERSION, create),
             Mailbox(folder / "request", REQUEST, VERSION, create),
             Mailbox(folder / "heartbeat", HEARTBEAT, VERSION, create),
