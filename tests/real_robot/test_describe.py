@@ -482,7 +482,10 @@ def test_each_arm_to_be_filled_in_has_geometry(name: str) -> None:
     assert node["geometry"]["model"] in ARMS and node["geometry"]["planes"]
 
 
-def test_an_mjcf_of_ones_own_is_fitted_and_read(tmp_path: Path) -> None:
+def test_an_mjcf_of_ones_own_is_fitted_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mjcf_arm, "SLICES", 1)  # the small arm above is cut
     arm = tmp_path / "arm.xml"
     arm.write_text(
         '<mujoco><worldbody><geom type="plane" size="1 1 1"/><body name="low">'
