@@ -130,13 +130,10 @@ def test_a_chunk_that_is_late_begins_as_what_the_arm_did_meanwhile(tmp_path: Pat
     for slow in (naive, guided):
         assert len(slow.apart) > 35 and max(slow.apart[1:]) < 1e-6, slow.apart
     assert np.mean(alone.apart) > 0.2, "without a memory, every chunk is another plan"
-    changes = {slow: mean_change(slow.actions) for slow in (alone, naive, guided)}
+    actions = {slow: np.stack(slow.actions) for slow in (alone, naive, guided)}
+    changes = {slow: np.abs(np.diff(each, axis=0)).mean() for slow, each in actions.items()}
     assert changes[guided] < 0.8 * changes[naive]
     assert changes[guided] < 0.95 * changes[alone], "though that one is blended, and so averaged"
-
-
-def mean_change(actions: list[Floats]) -> float:
-    return float(np.abs(np.diff(np.stack(actions), axis=0)).mean())
 
 
 def test_the_clock_says_where_a_plan_is() -> None:
