@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,7 +23,7 @@ import numpy as np
 
 from embodied.compose import compose
 from embodied.core.bounds import Bound
-from embodied.core.build import ConfigError, Node, build, nearest, parse
+from embodied.core.build import ConfigError, Node, build, nearest
 from embodied.core.spec import Leaf, Spec
 from embodied.deploy.site import as_trained, emulated
 from embodied.embodiments.controller import Controller
@@ -238,9 +238,3 @@ def _opening(robot: Node) -> float:
     if isinstance(hand, Mapping) and "width" in hand:
         return float(hand["width"])  # pyright: ignore[reportUnknownArgumentType]
     return OPENING if robot.get("home_width") is not None else 0.0
-
-
-def parsed(settings: Mapping[str, Any]) -> Config:
-    """From what the other program says. ConfigError names the nearest known key."""
-    words: Sequence[str] = settings.get("words", ())
-    return parse(Config, {**settings, "words": list(words)}, "robot")
