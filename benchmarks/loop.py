@@ -32,7 +32,6 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import (
-    build_chain,
     build_control,
     open_channels,
     open_flight_recorder,
@@ -202,7 +201,7 @@ def bridge(hertz: int) -> Iterator[Control]:
         settings = deployment(hertz, folder)
         settings.write(folder)
         open_channels(settings, folder, create=True)
-        open_flight_recorder(settings, folder, len(build_chain(settings).names), create=True)
+        open_flight_recorder(settings, folder, create=True)
         control, policy = (
             build_control(settings, folder),
             Child("policy", "embodied.real_robot.policy.main", folder),

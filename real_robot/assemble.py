@@ -21,15 +21,21 @@ from embodied.real_robot.drivers.dry_run import DryRunDriver
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import state_record
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain, Stage
-from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, Torque, TorqueRate, Tracking
+from embodied.real_robot.safety.chain import Chain, Limiter, Stage
+from embodied.real_robot.safety.checks import (
+    DaemonAlive,
+    Enabled,
+    Finite,
+    Fresh,
+    HoldToRun,
+    Torque,
+    TorqueRate,
+    Tracking,
+)
 from embodied.real_robot.safety.energy_stage import Energy
 from embodied.real_robot.safety.geometry import Geometry
 from embodied.real_robot.safety.learned_reflex import Reflex
-from embodied.real_robot.safety.limits import Limiter
-from embodied.real_robot.safety.region import Region
-from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
-from embodied.real_robot.safety.workspace import Workspace
+from embodied.real_robot.safety.workspace import Region, Workspace
 
 T = TypeVar("T")
 MOST = 300  # characters of a message of another library
@@ -38,11 +44,7 @@ MOST = 300  # characters of a message of another library
 def forward_kinematics(deployment: Deployment) -> Callable[[Floats], Floats]:
     """The function of the tool's positions [k, 3] (m) at joint positions [k, n]."""
     solve = forward_of(deployment.kinematics)
-
-    def positions(q: Floats) -> Floats:
-        return solve(q)[0]
-
-    return positions
+    return lambda q: solve(q)[0]
 
 
 def tool_poses(deployment: Deployment) -> Callable[[Floats], Floats]:
@@ -98,20 +100,18 @@ def build_chain(deployment: Deployment) -> Chain:
     return Chain(stages, Limiter(limits, dt, [region.depths for region in regions]))
 
 
-def open_flight_recorder(
-    deployment: Deployment, folder: Path, stages: int, create: bool
-) -> BlackBox:
+def open_flight_recorder(deployment: Deployment, folder: Path, create: bool = False) -> BlackBox:
     """The ring buffer of the last `seconds`, in `folder`."""
     slots = max(2, round(deployment.seconds * deployment.hertz))
+    stages = len(build_chain(deployment).names)
     record = state_record(deployment.joints, stages, len(deployment.sensed))
     return BlackBox(folder / "ring", record, slots, create)
 
 
 def open_channels(deployment: Deployment, folder: Path, create: bool = False) -> Channels:
     """The mailboxes in `folder`; MailboxError where they should exist and do not."""
-    make = Channels.make if create else Channels.open
     stages = len(build_chain(deployment).names)
-    return make(folder, deployment.joints, stages, len(deployment.sensed))
+    return Channels.open(folder, deployment.joints, stages, len(deployment.sensed), create)
 
 
 def build_control(deployment: Deployment, folder: Path) -> Control:
@@ -128,7 +128,7 @@ def build_control(deployment: Deployment, folder: Path) -> Control:
         chain,
         ChunkFollower(controller, deployment.step, deployment.blend, deployment.grace),
         open_channels(deployment, folder),
-        ring=open_flight_recorder(deployment, folder, len(chain.names), create=False),
+        ring=open_flight_recorder(deployment, folder),
         homing=Homing(home, deployment.limits, build_regions(deployment), retreat)
         if deployment.home
         else None,

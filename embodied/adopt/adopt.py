@@ -2,23 +2,306 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections import abc
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
+from torch import Tensor
 
-from embodied.adopt import names as naming
-from embodied.adopt.convert import network_weights, normalization_weights, policy_node
-from embodied.adopt.lerobot_config import LeRobotConfig, read_config
-from embodied.adopt.normalization import Normalization, read_normalization, read_tensors
+from embodied.adopt.lerobot_config import (
+    Feature,
+    LeRobotConfig,
+    Map,
+    Normalization,
+    Stats,
+    is_buffer,
+    read_config,
+    read_normalization,
+    read_tensors,
+)
 from embodied.core import checkpoint, formats
+from embodied.core.affine import Affine
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.saved_file import file_hash
-from embodied.core.spec import Spec
+from embodied.core.spec import Bound, Leaf, Spec
+from embodied.datasets.mapping import Mapping, Source, short
+
+SLACK = 0.05  # values may lie that far outside of bounds, relative to their range
+
+
+@dataclass(frozen=True)
+class Names:
+    """A mapping file as a policy needs it: `source` of every observation here (None: not given);
+    one observation may be several inputs, `also`: {input: observation}."""
+
+    mapping: Mapping = field(default_factory=Mapping)
+    also: abc.Mapping[str, str] = field(default_factory=dict[str, str])
+    units: bool = False  # the file says what the actions are
+
+    @classmethod
+    def load(cls, path: str | None) -> Names:
+        """Read a mapping file (None: none); ConfigError."""
+        if path is None:
+            return cls()
+        try:
+            node = yaml.safe_load(Path(path).read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            return cls(Mapping.load(path))  # with its error
+        if not isinstance(node, dict):
+            return cls(Mapping.load(path))
+        given = cast(dict[str, Any], node)
+        obs = given.get("obs")
+        also: dict[str, str] = {}
+        if isinstance(obs, dict):
+            firsts: dict[Any, Any] = {}
+            for name, theirs in cast(dict[Any, Any], obs).items():
+                several = isinstance(theirs, list) and theirs
+                words = [short(str(each)) for each in cast(list[Any], theirs)] if several else []
+                also |= {word: str(name) for word in words[1:]}
+                firsts[name] = words[0] if words else theirs
+            given = {**given, "obs": firsts}
+        return cls(Mapping.parse(given, path), also, "action" in given)
+
+    def here(self, wanted: str, spec: Spec) -> tuple[str, Source] | None:
+        """Our observation for the input `wanted` (a short name), and how its values are related."""
+        for name, source in self.mapping.obs.items():
+            if source.name == wanted:
+                return name, source
+        if wanted in self.also:
+            return self.also[wanted], Source(wanted)
+        if wanted in spec.obs and wanted not in self.mapping.obs:
+            return wanted, Source(wanted)
+        return None
+
+
+def observation_names(config: LeRobotConfig, names: Names, spec: Spec) -> dict[str, str]:
+    """Our observation of every input; ConfigError for one that is missing."""
+    found: dict[str, str] = {}
+    for name, feature in config.inputs.items():
+        match = names.here(short(name), spec)
+        if match is None or match[0] not in spec.obs:
+            kind = "picture" if feature.kind == "image" else f"vector of {feature.shape[0]}"
+            missing = "" if match is None else f" ({match[0]}, which the mapping names, is absent)"
+            raise ConfigError(
+                f"the policy needs {name} (a {kind}), and the environment has no observation for "
+                f"it{missing}; it has {', '.join(sorted(spec.obs))}: mapping=FILE with obs: "
+                f"{{OURS: {name}}}"
+            )
+        found[name] = match[0]
+    return found
+
+
+def scaled_inputs(
+    config: LeRobotConfig, maps: abc.Mapping[str, Map], names: Names, spec: Spec
+) -> dict[str, Map]:
+    """The maps of the inputs from our units: here = there * scale + offset."""
+    made: dict[str, Map] = {}
+    for name, each in maps.items():
+        match = names.here(short(name), spec)
+        source = match[1] if match else Source(short(name))
+        if config.inputs[name].kind == "image" and not source.same_units:
+            raise ConfigError(f"{name} is a picture: it has no scale and offset")
+        low, scale = each.low * source.scale + source.offset, each.scale * source.scale
+        made[name] = Map(low, scale, each.offset)
+    return made
+
+
+def require_units(
+    config: LeRobotConfig, stats: abc.Mapping[str, Stats], names: Names, spec: Spec
+) -> None:
+    """ConfigError if an input's training data lie outside of the bounds of our observation."""
+    for name in config.inputs:
+        match, stat = names.here(short(name), spec), stats.get(name, {})
+        leaf = spec.obs[match[0]] if match else None
+        if leaf is None or leaf.is_image or "min" not in stat or "max" not in stat:
+            continue
+        assert match is not None
+        source = match[1]
+        ends = [stat[key] * source.scale + source.offset for key in ("min", "max")]
+        low, high = ends[0].minimum(ends[1]).min().item(), ends[0].maximum(ends[1]).max().item()
+        slack = SLACK * (high - low)
+        least, most = min(_ends(leaf.low, -math.inf)), max(_ends(leaf.high, math.inf))
+        if not (low >= least - slack and high <= most + slack):
+            raise ConfigError(
+                f"units do not match: {name} is in [{low:g}, {high:g}] in the policy's training "
+                f"data, and {match[0]} in [{least:g}, {most:g}]: mapping=FILE with "
+                f"obs: {{{match[0]}: {{name: {name}, scale: ..., offset: ...}}}}"
+            )
+
+
+def _ends(bound: Bound, otherwise: float) -> list[float]:
+    values = bound if isinstance(bound, tuple) else (bound,)
+    return [otherwise if value is None else value for value in values]
+
+
+def action_units(names: Names, stats: Stats, size: int) -> Affine:
+    """The physical values of our actions of -1 and +1; ConfigError if they are not known."""
+    given = names.mapping.action
+    if isinstance(given, Affine):
+        if given.size != size:
+            raise ConfigError(f"the mapping's action has {given.size} values, the policy {size}")
+        return given
+    if names.units:
+        keys = ("q01", "q99") if given == "quantiles" else ("min", "max")
+        if any(key not in stats for key in keys):
+            raise ConfigError(
+                f"the checkpoint's statistics of actions have no {' and '.join(keys)}: "
+                "mapping=FILE with action: {low: [...], high: [...]}"
+            )
+        least, most = (stats[key].flatten().tolist() for key in keys)
+        return Affine.of_range(least, most)
+    low, high = stats.get("min"), stats.get("max")
+    if low is None or high is None or low.min() < -1 - SLACK or high.max() > 1 + SLACK:
+        seen = "are not known"
+        if low is not None and high is not None:
+            seen = f"are in [{float(low.min()):g}, {float(high.max()):g}]"
+        raise ConfigError(
+            f"units do not match: the policy's actions {seen}, the environment's are in [-1, 1]: "
+            "mapping=FILE with action: {low: [...], high: [...]}, its values of -1 and +1"
+        )
+    return Affine((-1.0,) * size, (1.0,) * size)
+
+
+def own_spec(config: LeRobotConfig, stats: abc.Mapping[str, Stats], fps: float, text: str) -> Spec:
+    """The Spec of the checkpoint itself: short names, physical units, the range of its actions."""
+    obs = {short(name): _leaf(each) for name, each in config.inputs.items()}
+    if len(obs) < len(config.inputs):
+        raise ConfigError(f"two inputs have the same name without prefix: {list(config.inputs)}")
+    action = stats.get("action", {})
+    low, high = (
+        tuple(action[key].flatten().tolist()) if key in action else None for key in ("min", "max")
+    )
+    return Spec(obs, Leaf((config.action,), low=low, high=high), 1 / fps, text=text)
+
+
+def _leaf(feature: Feature) -> Leaf:
+    if feature.kind == "image":
+        channels, height, width = feature.shape
+        return Leaf((height, width, channels), dtype="uint8")
+    return Leaf(feature.shape)
+
+
+COMPILED = "._orig_mod"  # what torch.compile puts into names
+UNUSED = {"diffusion": (), "act": ("model.vae_encoder",)}  # only training uses them
+
+
+def policy_node(
+    config: LeRobotConfig,
+    weights: abc.Mapping[str, Tensor],
+    names: abc.Mapping[str, str],
+    chunk: int | None,
+    steps: int | None,
+) -> Node:
+    """The policy's node; `names`: our observation of each input; `chunk`, `steps`: instead of the
+    checkpoint's. ConfigError for a setting without effect."""
+    inputs = {
+        name: {"obs": names[name], "kind": each.kind, "shape": list(each.shape)}
+        for name, each in config.inputs.items()
+    }
+    if config.type != "diffusion" and steps is not None:
+        raise ConfigError("steps are of a Diffusion policy's sampler; an ACT policy has none")
+    try:
+        if config.type == "diffusion":
+            return {**_diffusion(config, weights, chunk, steps), "inputs": inputs}
+        return {**_act(config, chunk), "inputs": inputs}
+    except KeyError as error:
+        raise ConfigError(f"config.json has no {error.args[0]}: it is damaged") from error
+    except TypeError as error:
+        raise ConfigError(f"config.json is damaged: {error}") from error
+
+
+def _diffusion(
+    config: LeRobotConfig, weights: abc.Mapping[str, Tensor], chunk: int | None, steps: int | None
+) -> Node:
+    given = config.settings
+    train_steps = int(given["num_train_timesteps"])
+    separate = any(name.startswith("diffusion.rgb_encoder.0.") for name in weights)
+    return {
+        "_target_": "embodied.policies.lerobot.diffusion.LeRobotDiffusion",
+        "chunk": chunk or int(given["n_action_steps"]),
+        "horizon": int(given["horizon"]),
+        "obs_steps": config.obs_steps,
+        "steps": steps or int(given.get("num_inference_steps") or train_steps),
+        "train_steps": train_steps,
+        "schedule": given["beta_schedule"],
+        "beta_start": float(given["beta_start"]),
+        "beta_end": float(given["beta_end"]),
+        "prediction": given["prediction_type"],
+        "clip_sample": float(given["clip_sample_range"]) if given["clip_sample"] else None,
+        "unet": {
+            "channels": list(given["down_dims"]),
+            "kernel": int(given["kernel_size"]),
+            "groups": int(given["n_groups"]),
+            "time_dim": int(given["diffusion_step_embed_dim"]),
+            "scale": bool(given["use_film_scale_modulation"]),
+        },
+        "images": {
+            "backbone": given.get("vision_backbone", "resnet18"),
+            **_sizes(given),
+            "groups": bool(given.get("use_group_norm", False)),
+            "keypoints": int(given.get("spatial_softmax_num_keypoints", 32)),
+            "separate": separate,
+        },
+    }
+
+
+def _sizes(given: abc.Mapping[str, Any]) -> Node:
+    """`resize` and `crop`, as LeRobot makes them of its settings."""
+    resize, crop = given.get("resize_shape"), given.get("crop_shape")
+    if resize is not None:
+        ratio = float(given.get("crop_ratio", 1.0))
+        crop = [int(side * ratio) for side in resize] if ratio < 1 else None
+    return {"resize": resize, "crop": crop}
+
+
+def _act(config: LeRobotConfig, chunk: int | None) -> Node:
+    given = config.settings
+    if given.get("temporal_ensemble_coeff") is not None and chunk is None:
+        raise ConfigError(
+            "this ACT policy was run with temporal ensembling, which is not adopted: say how many "
+            f"of its {given['chunk_size']} predicted steps are executed, such as chunk=20"
+        )
+    return {
+        "_target_": "embodied.policies.lerobot.act.LeRobotAct",
+        "chunk": chunk or int(given["n_action_steps"]),
+        "horizon": int(given["chunk_size"]),
+        "latent": int(given["latent_dim"]),
+        "backbone": given.get("vision_backbone", "resnet18"),
+        "dilate": bool(given.get("replace_final_stride_with_dilation", False)),
+        "transformer": {
+            "width": int(given["dim_model"]),
+            "heads": int(given["n_heads"]),
+            "feedforward": int(given["dim_feedforward"]),
+            "activation": given["feedforward_activation"],
+            "encoder": int(given["n_encoder_layers"]),
+            "decoder": int(given["n_decoder_layers"]),
+            "before": bool(given["pre_norm"]),
+        },
+    }
+
+
+def network_weights(config: LeRobotConfig, weights: abc.Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The network's tensors, which keep LeRobot's names."""
+    unused = UNUSED[config.type]
+    named = {name.replace(COMPILED, ""): value for name, value in weights.items()}
+    return {k: v for k, v in named.items() if not is_buffer(k) and not k.startswith(unused)}
+
+
+def normalization_weights(found: Normalization) -> dict[str, Tensor]:
+    """The tensors of the maps of inputs and actions, by our names."""
+    parts = {f"normalize.{i}": each for i, each in enumerate(found.inputs.values())}
+    made: dict[str, Tensor] = {}
+    for name, each in {**parts, "unnormalize": found.action}.items():
+        made |= {f"{name}.low": each.low.clone(), f"{name}.scale": each.scale.clone()}
+        made[f"{name}.offset"] = each.low.new_tensor(each.offset)
+    return made
+
 
 WEIGHTS = "model.safetensors"
 
@@ -46,16 +329,16 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
     config = read_config(folder, options.ignore)
     weights = read_tensors(folder / WEIGHTS)
     found = read_normalization(folder, config, weights)
-    names = naming.Names.load(options.mapping)
+    names = Names.load(options.mapping)
     spec = _spec(config, found, options)
     node = policy_node(
-        config, weights, naming.observation_names(config, names, spec), options.chunk, options.steps
+        config, weights, observation_names(config, names, spec), options.chunk, options.steps
     )
     if options.env is not None:
-        naming.require_units(config, found.stats, names, spec)
-        units = naming.action_units(names, found.stats.get("action", {}), config.action)
+        require_units(config, found.stats, names, spec)
+        units = action_units(names, found.stats.get("action", {}), config.action)
         node["action"] = units.to_json()
-    inputs = naming.scaled_inputs(config, found.inputs, names, spec)
+    inputs = scaled_inputs(config, found.inputs, names, spec)
     policy = build(node, Policy, spec=spec)
     state = network_weights(config, weights)
     _load(policy, {**state, **normalization_weights(replace(found, inputs=inputs))}, folder)
@@ -70,7 +353,7 @@ def _spec(config: LeRobotConfig, found: Normalization, options: Options) -> Spec
             raise ConfigError(
                 "a checkpoint does not say how often its policy decides: env=NAME, or fps=30"
             )
-        return naming.own_spec(config, found.stats, options.fps, options.text)
+        return own_spec(config, found.stats, options.fps, options.text)
     env = build({**options.env, "num_envs": 1}, VecEnv)
     spec = env.spec
     env.close()

@@ -131,7 +131,7 @@ def settings_of(site: Site, node: Node, output: Path, recording: str) -> Deploym
 
 def folder_of(node: Node, robot: str | None, made: Deployment) -> Path:
     """The daemon's. `robot`: the name that was typed; the default folder is that robot's."""
-    from embodied.real_robot.daemon.folders import default_folder
+    from embodied.real_robot.daemon.server import default_folder
 
     return Path(node["folder"]) if node["folder"] else default_folder(robot or made.robot)
 

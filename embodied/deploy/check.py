@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from embodied.core.build import ConfigError, build, nearest
+from embodied.core.checkpoint import CheckpointError, file_hash, find, load_policy
+from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.saved_node import require_inside
+from embodied.core.tensors import Tensors
 from embodied.deploy.site import Site
+from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.abilities import without_reflex
 from embodied.real_robot.assemble import build_chain, build_driver, forward_kinematics
 from embodied.real_robot.cameras.policy_images import PolicyImages, image_sizes
 from embodied.real_robot.cameras.sources import FIRST_IMAGE, CameraError
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.drivers.driver import Driver, DriverError
-from embodied.real_robot.policy.compatibility import (
+from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
     require_rate,
     with_real_time_chunking,
 )
 from embodied.real_robot.recording.recorder import recorded_spec
+from embodied.real_robot.safety.geometry import Geometry
+from embodied.real_robot.safety.workspace import Workspace
 
 SAME = 1e-3  # of what a policy sees and does, in simulation and here
 DARK = 8  # of 255: the brightest spot of a picture with the cap on
 DECISIONS = 5  # of a policy server, to see how long they take
 SLACK = 0.04  # rad that limits may reach beyond a calibrated range
+
+
+Look = Callable[[Site, Policy], tuple[bool | None, str]]
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,13 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
     """All lines, in order; the first ones decide whether the others can be looked at. `known` is
     the file of the last good calibration; `connect` also opens the wire (torque goes on, nothing
     moves)."""
-    from embodied.core.checkpoint import CheckpointError, load_policy
-
     try:
         policy = without_reflex(load_policy(site.deployment.policy))
     except CheckpointError as error:
         yield Line("policy", False, str(error))
         return
-    yield _checkpoint(site, policy)
-    for name, look in (
+    looks: list[tuple[str, Look]] = [
+        ("policy", _checkpoint),
         ("rate", _rate),
         ("actions", _actions),
         ("observations", _observations),
@@ -72,29 +81,28 @@ def check(site: Site, known: Path | None, connect: bool = False) -> Iterator[Lin
         ("freshness", _freshness),
         ("server", _server),
         ("range", _range),
-    ):
+        ("calibration", lambda site, policy: _calibration(site, known)),
+    ]
+    if connect and site.deployment.cameras:
+        looks.append(("pictures", _pictures))
+    if connect:
+        looks.append(("arm", _arm))
+    for name, look in looks:
         try:
             line = Line(name, *look(site, policy))
-        except (ConfigError, DriverError) as error:
+        except (CameraError, ConfigError, DriverError) as error:
             line = Line(name, False, " ".join(str(error).split()))
         yield line
-    yield _calibration(site, known)
-    if connect:
-        if site.deployment.cameras:
-            yield _pictures(site, policy)
-        yield _arm(site)
 
 
-def _checkpoint(site: Site, policy: Policy) -> Line:
-    from embodied.core.checkpoint import file_hash, find
-
+def _checkpoint(site: Site, policy: Policy) -> tuple[bool | None, str]:
     folder = find(site.deployment.policy)
     file = folder / "about.json"
     about: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     wanted = about.get("policy_sha256")
     if wanted is not None and wanted != file_hash(folder / "policy.safetensors"):
-        return Line("policy", False, f"{folder} was changed after it was saved")
-    return Line("policy", True, f"{type(policy).__name__}, step {about.get('step', '?')}, {folder}")
+        return False, f"{folder} was changed after it was saved"
+    return True, f"{type(policy).__name__}, step {about.get('step', '?')}, {folder}"
 
 
 def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
@@ -140,26 +148,24 @@ def _cameras(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, ", ".join(said) if said else "the policy sees no pictures"
 
 
-def _pictures(site: Site, policy: Policy) -> Line:
+def _pictures(site: Site, policy: Policy) -> tuple[bool | None, str]:
     """One of each, as the policy would see it, or the recording."""
-    try:
-        spec = recorded_spec(policy.spec, site.deployment.filmed)
-        with PolicyImages(spec, site.deployment.cameras, FIRST_IMAGE) as images:
-            if images.scenes:
-                return Line("pictures", None, "drawn from what is measured, not taken")
-            dark = [name for name, frame in images.read().items() if int(frame.max()) < DARK]
-    except (CameraError, ConfigError) as error:
-        return Line("pictures", False, str(error))
-    return Line("pictures", None if dark else True, f"{dark[0]} is black" if dark else "they come")
+    spec = recorded_spec(policy.spec, site.deployment.filmed)
+    with PolicyImages(spec, site.deployment.cameras, FIRST_IMAGE) as images:
+        if images.scenes:
+            return None, "drawn from what is measured, not taken"
+        dark = [name for name, frame in images.read().items() if int(frame.max()) < DARK]
+    return (None, f"{dark[0]} is black") if dark else (True, "they come")
 
 
 def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
-    from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-
     found = [
         each for each in policy.modules() if isinstance(each, MeanStdNormalizer | MinMaxNormalizer)
     ]
-    fitted = [any(bool((b != _unfitted(k, b)).any()) for k, b in n.named_buffers()) for n in found]
+    unfitted = {"mean": 0.0, "middle": 0.0, "limit": float("inf")}
+    fitted = [
+        any(bool((b != unfitted.get(k, 1.0)).any()) for k, b in n.named_buffers()) for n in found
+    ]
     finite = all(bool(b.isnan().logical_not().all()) for n in found for b in n.buffers())
     if not finite:
         return False, "it holds numbers that are none; take an earlier checkpoint"
@@ -172,14 +178,8 @@ def _normaliser(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, "none, as trained" if site.trained else "none"
 
 
-def _unfitted(name: str, buffer: Any) -> Any:
-    value = {"mean": 0.0, "middle": 0.0, "limit": float("inf")}.get(name, 1.0)
-    return buffer.new_full(buffer.shape, value)
-
-
 def _parity(site: Site, policy: Policy) -> tuple[bool | None, str]:
     """A stored observation, as the simulation shows it and as the robot's side makes it."""
-    from embodied.deploy.parity import compare
     from embodied.envs.mujoco.cameras import NoDisplay
 
     if site.trained is None:
@@ -208,8 +208,6 @@ def _workspace(site: Site, policy: Policy) -> tuple[bool | None, str]:
         return None, "not set: nothing keeps the tool from the table (robot.workspace.low, .high)"
     if not made.home:
         return True, "set"
-    from embodied.real_robot.safety.workspace import Workspace
-
     depth = Workspace(made.workspace, forward_kinematics(made)).depth(np.asarray(made.home)[None])
     return depth > 0, f"the tool at home is {abs(depth):.3f} m {'in' if depth > 0 else 'out'}side"
 
@@ -218,8 +216,6 @@ def _geometry(site: Site, policy: Policy) -> tuple[bool | None, str]:
     made = site.deployment
     if made.geometry is None:
         return None, "not set: nothing keeps the arm off the table and off itself (robot.geometry)"
-    from embodied.real_robot.safety.geometry import Geometry
-
     geometry, margin = Geometry(made.geometry, made.joints), made.geometry.margin
     if not made.home:
         return True, f"set, {len(geometry.names)} capsules"
@@ -268,20 +264,18 @@ def _range(site: Site, policy: Policy) -> tuple[bool | None, str]:
     return True, f"limits are inside of what {len(driver.joints)} calibrated joints reach"
 
 
-def _calibration(site: Site, known: Path | None) -> Line:
+def _calibration(site: Site, known: Path | None) -> tuple[bool | None, str]:
     """Signs, zeros and ranges against those of the last deployment that went well."""
     if known is None or not known.exists():
-        return Line("calibration", None, "no last good one; look at signs and zeros by hand")
+        return None, "no last good one; look at signs and zeros by hand"
     good, now = json.loads(known.read_text()), calibration(site)
     odd = [k for k in sorted({*good, *now}) if good.get(k) != now.get(k)]
     if odd:
-        return Line(
-            "calibration",
-            False,
+        return False, (
             f"{odd[0]} is {now.get(odd[0])}, it was {good.get(odd[0])} in the last good "
-            f"deployment; if that is meant, remove {known}",
+            f"deployment; if that is meant, remove {known}"
         )
-    return Line("calibration", True, "as in the last good deployment")
+    return True, "as in the last good deployment"
 
 
 def calibration(site: Site) -> dict[str, Any]:
@@ -297,16 +291,74 @@ def calibration(site: Site) -> dict[str, Any]:
     }
 
 
-def _arm(site: Site) -> Line:
-    try:
-        with build_driver(site.deployment) as arm:
-            q = arm.read().q
-    except DriverError as error:
-        return Line("arm", False, str(error))
+def _arm(site: Site, policy: Policy) -> tuple[bool | None, str]:
+    with build_driver(site.deployment) as arm:
+        q = arm.read().q
     limits = site.deployment.limits
     out = np.maximum(np.asarray(limits.low) - q, q - np.asarray(limits.high))
     where = ", ".join(f"{each:.2f}" for each in q)
     if out.max() > 0:
         name = arm.joints[int(np.argmax(out))]
-        return Line("arm", False, f"{name} is {out.max():.2f} rad outside of its limits ({where})")
-    return Line("arm", True, f"answers, at {where}")
+        return False, f"{name} is {out.max():.2f} rad outside of its limits ({where})"
+    return True, f"answers, at {where}"
+
+
+SEED = 7
+
+
+def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
+    """How far apart, at most, observations (in their units) and actions are; or why nobody knows.
+
+    The first observation of the run's world goes to the policy as it is; its named numbers go
+    through the robot's kinematics and observer to the same policy, with the same noise.
+    """
+    assert site.trained is not None
+    try:
+        require_inside(site.trained["env"], "its run.yaml")
+    except ConfigError as error:
+        return str(error)
+    env = build(site.trained["env"] | {"num_envs": 1}, VecEnv)
+    try:
+        obs: Tensors = env.reset(SEED)
+    finally:
+        env.close()
+    pairs = ((leaf.names, obs[name][0]) for name, leaf in policy.spec.obs.items() if leaf.names)
+    shown = {n: float(v) for names, row in pairs for n, v in zip(names, row.tolist(), strict=True)}
+    joints = site.deployment.joints
+    needed = [f"{kind}{i}" for kind in ("q", "dq") for i in range(1, joints + 1)]
+    if missing := [name for name in (*needed, *_axes("tool"), *_axes("lead")) if name not in shown]:
+        return f"the run's world does not show {missing[0]}: it is another robot's, or its task's"
+    here = _through(site, policy, shown)
+    there = {name: obs[name] for name in here}
+    apart = max(float((here[k] - there[k]).abs().max()) for k in here)
+    pictures = {name: obs[name] for name in image_sizes(policy.spec)}  # the same for both
+    return apart, _acts_apart(policy, here | pictures, there | pictures)
+
+
+def _axes(name: str) -> list[str]:
+    return [f"{name}_{axis}" for axis in "xyz"]
+
+
+def _through(site: Site, policy: Policy, shown: dict[str, float]) -> Tensors:
+    """The same numbers, from joints and what is given and sensed."""
+    made = site.deployment
+    watch = observer(policy.spec, made)
+    q = np.array([shown[f"q{i}"] for i in range(1, made.joints + 1)])
+    dq = np.array([shown[f"dq{i}"] for i in range(1, made.joints + 1)])
+    target = np.array(
+        [shown[t] + shown[a] for t, a in zip(_axes("tool"), _axes("lead"), strict=True)]
+    )
+    watch.given |= {name: shown[name] for name in made.given if name in shown}
+    sensed = np.array([shown.get(name, 0.0) for name in made.sensed])
+    leaves = watch(q, dq, target, shown.get("width", 0.0), sensed)
+    return {name: torch.as_tensor(value)[None] for name, value in leaves.items()}
+
+
+@torch.inference_mode()
+def _acts_apart(policy: Policy, here: Tensors, there: Tensors) -> float:
+    noise = policy.sample_noise(1)
+    said: list[torch.Tensor] = []
+    for obs in (here, there):
+        seen, carry = policy.observe(obs, policy.initial(1), noise)
+        said.append(policy.act(seen, carry, noise)[0])
+    return float((said[0] - said[1]).abs().max())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,11 +99,18 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     and does not start."""
     low, high = _reach(table)
     arm, n = str(Path(config.out).resolve()), len(table.joints)
+    driver: dict[str, Any] = {"_target_": own}
+    if own is None:
+        simulation = "embodied.real_robot.drivers.mujoco_arm.MujocoArm"
+        meshes = {} if config.meshes is None else {"meshes": str(Path(config.meshes).resolve())}
+        driver = {"_target_": simulation, "file": str(path.resolve()), "arm": arm, **meshes}
+    action = "embodied.embodiments.cartesian_delta.CartesianDelta"
+    weight = {"weight": 0.1} if n < 6 else {}
     node: dict[str, Any] = {
         "_target_": "embodied.real_robot.deployment.Deployment",
         "robot": table.name,
-        "driver": _simulation(path, arm, config.meshes) if own is None else {"_target_": own},
-        "controller": _controller(table, arm, low, high),
+        "driver": driver,
+        "controller": {"_target_": action, "arm": arm, "low": low, "high": high, **weight},
         "kinematics": arm,
         "hertz": 100,
         "step": 0.05,
@@ -128,22 +134,6 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     what = f"simulated from {path.name}" if own is None else f"through {own}"
     head = f"# {table.name}, {what}: docs/own_robot.md\n"
     return head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99)
-
-
-def _simulation(path: Path, arm: str, meshes: str | None) -> dict[str, Any]:
-    target = "embodied.real_robot.drivers.mujoco_arm.MujocoArm"
-    driver: dict[str, Any] = {"_target_": target, "file": str(path.resolve()), "arm": arm}
-    return driver if meshes is None else {**driver, "meshes": str(Path(meshes).resolve())}
-
-
-def _controller(
-    table: ArmFile, arm: str, low: Sequence[float], high: Sequence[float]
-) -> dict[str, Any]:
-    target = "embodied.embodiments.cartesian_delta.CartesianDelta"
-    node: dict[str, Any] = {"_target_": target, "arm": arm, "low": low, "high": high}
-    if len(table.joints) < 6:
-        node["weight"] = 0.1
-    return node
 
 
 def _limits(table: ArmFile, n: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,14 +29,13 @@ from embodied.deploy.site import as_trained, emulated
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.cameras.shared_frames import FrameReader
-from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
-from embodied.real_robot.daemon.folders import default_folder
+from embodied.real_robot.cameras.sources import FIRST_IMAGE
+from embodied.real_robot.daemon.server import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.policy.compatibility import observer
 from embodied.real_robot.policy.decider import observe_state
-from embodied.real_robot.policy.observer import names_of
+from embodied.real_robot.policy.observer import names_of, observer
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 TARGETS = "embodied.embodiments.joint_position.JointTargets"
@@ -158,9 +157,16 @@ class External:
             self._require_unlatched()
             if session.mode != Mode.RUNNING:
                 session.rest()
-                session.start(self._still())
+                state = session.state
+                hand = [float(state["sent_width"])] if self.opening > 0 else []
+                still = [*state["sent"], *hand] if self.config.actions == "joints" else 0 * values
+                session.start(np.asarray(still))  # the action that moves nothing
                 self.seen = float(session.state["measured"])
-            session.send_action(self._ours(values), self.seen)
+            if self.config.actions == "joints":  # to rad and m
+                n = len(self.joints)
+                q = np.radians(values[:n]) if self.config.units == "degrees" else values[:n]
+                values = np.concatenate([q, values[n:] / 100 * self.opening])
+            session.send_action(values, self.seen)
             self.deadman.feed()
             sent = session.state["sent"], float(session.state["sent_width"])
         return self._joint_numbers(*sent) if self.config.actions == "joints" else dict(action)
@@ -194,22 +200,6 @@ class External:
             time.sleep(0.05)
             session.update()
 
-    def _still(self) -> np.ndarray[Any, Any]:
-        """The action that moves nothing."""
-        if self.config.actions == "controller":
-            return np.zeros(len(self._action_keys()))
-        state = self._connected().state
-        hand = [float(state["sent_width"])] if self.opening > 0 else []
-        return np.array([*state["sent"], *hand])
-
-    def _ours(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """rad and m of joint actions."""
-        if self.config.actions == "controller":
-            return values
-        n = len(self.joints)
-        q = np.radians(values[:n]) if self.config.units == "degrees" else values[:n]
-        return np.concatenate([q, values[n:] / 100 * self.opening])
-
     def _joint_numbers(self, q: Any, width: float) -> Numbers:
         shown = np.degrees(q) if self.config.units == "degrees" else np.asarray(q)
         hand = [100 * width / self.opening] if self.opening > 0 else []
@@ -223,7 +213,11 @@ class External:
         if self.config.actions == "joints":
             return self._joint_keys()
         names = build(self.deployment.controller, Controller).names
-        return [_action_key(name) for name in names]
+        position = ("gripper", "gripper.pos")  # others without an end are the speed of something
+        return [
+            name if name.endswith(".pos") else f"{name}.{'pos' if name in position else 'vel'}"
+            for name in names
+        ]
 
     def _spec(self) -> Spec:
         """Of the further numbers; ConfigError for one that nobody measures."""
@@ -237,24 +231,9 @@ class External:
         return Spec(obs=obs, act=act, dt=made.step)
 
 
-def _action_key(name: str) -> str:
-    """Of a controller's action: a position, or the speed of something."""
-    if name.endswith(".pos"):
-        return name
-    return f"{name}.pos" if name == "gripper" else f"{name}.vel"
-
-
 def _opening(robot: Node) -> float:
     """How far the hand opens, m; 0 without a hand."""
     hand: Any = robot["driver"].get("hand")
     if isinstance(hand, Mapping) and "width" in hand:
         return float(hand["width"])  # pyright: ignore[reportUnknownArgumentType]
     return OPENING if robot.get("home_width") is not None else 0.0
-
-
-def parsed(settings: Mapping[str, Any]) -> Config:
-    """From what the other program says. ConfigError names the nearest known key."""
-    from embodied.core.build import parse
-
-    words: Sequence[str] = settings.get("words", ())
-    return parse(Config, {**settings, "words": list(words)}, "robot")

@@ -22,10 +22,10 @@ import struct
 import sys
 from typing import Any
 
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, parse
 from embodied.core.errors import RobotError
-from embodied.deploy.external import External, parsed
-from embodied.real_robot.cameras.sources import Frame
+from embodied.deploy.external import Config, External
+from embodied.real_robot.cameras.camera import Frame
 from embodied.real_robot.drivers.driver import DriverError
 
 LENGTH = struct.Struct(">I")
@@ -43,7 +43,8 @@ class Server:
         """The reply; ConfigError, RobotError, DriverError."""
         verb = request.pop("do", "")
         if verb == "begin":
-            self.robot = External(parsed(request))
+            settings = {"words": [], **request}
+            self.robot = External(parse(Config, settings, "robot"))
             return self.robot.describe(), []
         robot = self.robot
         if robot is None:

@@ -16,13 +16,15 @@ import numpy as np
 
 from embodied.core.build import ConfigError
 from embodied.real_robot.control.main import lock_arm
-from embodied.real_robot.daemon.client import ClientError
-from embodied.real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
-from embodied.real_robot.daemon.emergency import press
+from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess, press
 from embodied.real_robot.daemon.requests import Reply, RequestError, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.policy.success import Success
+from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.messages import DISCARD, VERSION
+from embodied.real_robot.policy.observer import Success
+from embodied.real_robot.teleop.episode_keys import EpisodeKeys, Key
+from embodied.real_robot.teleop.teleop import Device
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 ANSWER = 20.0  # s that a daemon has for an answer, on a busy machine
@@ -98,7 +100,13 @@ class Session:
 
     def ready(self) -> Status:
         """Wait until the arm is held and policy and recorder are ready; Stopped."""
-        return self._until(self._is_ready, "the arm, the policy and the recorder to be ready")
+
+        def is_ready(status: Status) -> bool:
+            recorder = status.get("recorder")
+            recorded = recorder is None or recorder["ready"] or bool(recorder["died"])
+            return status["mode"] == "IDLE" and status["policy"]["number"] > 0 and recorded
+
+        return self._until(is_ready, "the arm, the policy and the recorder to be ready")
 
     def run(self, episodes: int, seconds: float | None, home: bool) -> None:
         """Run episodes. Stopped where an operator, a fault or a dead process ended one."""
@@ -240,29 +248,22 @@ class Session:
         """Wait for the recorder; an episode that could not be recorded is only reported."""
         if not self.deployment.recording or not self.episodes:
             return
-        said = self._until(self._recorder_done, "the episode to be recorded", watch=False)
+
+        def done(status: Status) -> bool:
+            """Whether the recorder has finished the newest episode, or cannot before it closes. A
+            restarted recorder counts from 0."""
+            recorder = status["recorder"]
+            gone = bool(recorder["died"]) or not status["control"]["pid"]
+            return gone or recorder["ended"] != self.before
+
+        said = self._until(done, "the episode to be recorded", watch=False)
         why = said["recorder"]["problem"] or said["recorder"]["died"]
         self.episodes[-1].recorded, self.episodes[-1].unkept = not why, why
-
-    def _recorder_done(self, status: Status) -> bool:
-        """Whether the recorder has finished the newest episode, or cannot before it closes. A
-        restarted recorder counts from 0."""
-        recorder = status["recorder"]
-        gone = bool(recorder["died"]) or not status["control"]["pid"]
-        return gone or recorder["ended"] != self.before
 
     def _do(self, verb: Verb) -> None:
         reply = self._ask(verb)
         if not reply.ok:
             raise Stopped(f"{verb} was refused: {reply.reason}")
-
-    def _is_ready(self, status: Status) -> bool:
-        recorder = status.get("recorder")
-        return (
-            status["mode"] == "IDLE"
-            and status["policy"]["number"] > 0
-            and (recorder is None or recorder["ready"] or bool(recorder["died"]))
-        )
 
     def _is_idle(self, status: Status) -> bool:
         return status["mode"] == "IDLE"
@@ -329,3 +330,104 @@ def relative(status: Status, first: Status) -> Status:
     }
     missed = status["control"]["missed"] - first["control"]["missed"]
     return {**status, "stages": stages, "control": {**status["control"], "missed": missed}}
+
+
+class TeleopSession(Session):
+    """One episode without an end of its own: neither success nor a time that nobody said."""
+
+    def run(self, episodes: int, seconds: float | None, home: bool) -> None:
+        if home:
+            self._go_home()
+        self._play(seconds)
+
+    def _success(self, status: Status) -> bool | None:
+        return None
+
+
+@dataclass(kw_only=True)
+class RecordSession(Session):
+    """Episodes are kept unless the operator discards them, until the dataset has as many as it
+    should. Keys come from the terminal (`keys`) and from the `device`; `there`: how many episodes
+    the dataset has already. `reset_seconds`: how long an operator has to put the scene back (None:
+    until they press a key)."""
+
+    keys: EpisodeKeys
+    device: Device
+    there: int
+    reset_seconds: float | None
+    stopping: bool = field(default=False, init=False)
+
+    def run(self, episodes: int, seconds: float | None, home: bool) -> None:
+        """Record until the dataset has `episodes`. Stopped as in a session."""
+        with self.keys:
+            self._record(episodes, seconds, home)
+
+    def pressed(self) -> Key:
+        """The newest key since the last call."""
+        return self.keys.pressed() or self.device.pressed()
+
+    def _record(self, episodes: int, seconds: float | None, home: bool) -> None:
+        while self.there < episodes and not self.stopping:
+            if home:
+                self._go_home()
+            print(f"episode {self.there + 1} of {episodes}", flush=True)
+            self.pressed()  # what was typed before does not count
+            self._play(seconds)
+            episode = self.episodes[-1]
+            if episode.end == DISCARDED:
+                self._discard()
+            elif episode.recorded:
+                self.there += 1
+            else:
+                raise Stopped(f"the episode is not on the disk: {episode.unkept}")
+            if not self.stopping and (self.there < episodes or self.reset_seconds is None):
+                self._wait_for_reset(self.there < episodes)
+
+    def asked(self) -> str:
+        key = self.pressed()
+        self.stopping = self.stopping or key == "stop"
+        return {"": "", "discard": DISCARDED}.get(key, KEPT)
+
+    def stop(self) -> None:
+        """Also: an episode that did not end by itself is not kept."""
+        super().stop()
+        if self.episodes and self.episodes[-1].end not in WHOLE and self.episodes[-1].recorded:
+            with suppress(Stopped, ConfigError):
+                self._discard()
+
+    def _discard(self) -> None:
+        """Let the recorder remove the newest episode."""
+        number = int(self.status["recorder"]["ended"])
+        box = Mailbox(self.folder / "discard", DISCARD, VERSION, create=False)
+        box.fields["ended"] = number
+        box.send()
+        box.close()
+
+        def gone(status: Status) -> bool:
+            if problem := status["recorder"]["problem"] or status["recorder"]["died"]:
+                raise Stopped(f"the episode was not discarded: {problem}")
+            return status["recorder"]["discarded"] == number
+
+        self._until(gone, "the episode to be discarded", watch=False)
+        self.episodes[-1].recorded, self.episodes[-1].unkept = False, "discarded"
+
+    def _wait_for_reset(self, more: bool) -> None:
+        """The operator puts the scene back; they may still discard the episode before."""
+        last = self.episodes[-1]
+        words = "put the scene back; right arrow: the next episode" if more else "right arrow: done"
+        words += "; left arrow: discard the last one" if last.recorded else ""
+        print(f"{words}; Esc: stop recording", flush=True)
+        seconds = math.inf if self.reset_seconds is None else self.reset_seconds
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._alive(self.status)
+            key = self.pressed()
+            if key == "discard" and last.recorded:
+                self._discard()
+                self.there -= 1
+                print("discarded", flush=True)
+            elif key == "stop":
+                self.stopping = True
+            if key in ("next", "stop"):
+                return
+            time.sleep(LOOK)

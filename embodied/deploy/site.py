@@ -29,6 +29,7 @@ from embodied.real_robot.deployment import (
 )
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.emulators.process import Emulator
+from embodied.real_robot.policy.observer import names_of
 
 AS_TRAINED = "as_trained"
 
@@ -70,9 +71,11 @@ def site(node: Node, policy: str | None, output: Path) -> Iterator[Site]:
     robot = as_trained(robot, trained)
     # Check all settings before anything starts.
     onboard = Deployment.parse({**robot, "policy": ""}).onboard
-    if policy is not None and onboard is not None and _action_names(policy) == onboard.names:
-        robot = _with_onboard_policy(onboard, robot, policy, output)
-        node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
+    if policy is not None and onboard is not None:
+        act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
+        if tuple(act.get("names") or ()) == onboard.names:
+            robot = _with_onboard_policy(onboard, robot, policy, output)
+            node, policy, trained = {**node, "demonstrator": onboard.setpoints}, None, script
     with emulated(robot) as (robot, emulator):
         driver = build(robot["driver"], Driver)
         if policy is None:
@@ -97,12 +100,6 @@ def emulated(robot: Node) -> Iterator[tuple[Node, Emulator | None]]:
     finally:
         if emulator is not None:
             emulator.stop()
-
-
-def _action_names(policy: str) -> tuple[str, ...]:
-    """The names of the policy's actions."""
-    act = json.loads((checkpoint.find(Path(policy)) / "spec.json").read_text())["act"]
-    return tuple(act.get("names") or ())
 
 
 def _with_onboard_policy(onboard: Onboard, robot: Node, policy: str, output: Path) -> Node:
@@ -152,8 +149,6 @@ def _task_of(trained: Node | None, part: str) -> Node:
 
 def _scripted(node: Node, robot: Node, output: Path) -> str:
     """A checkpoint of the demonstrator, for this robot's observations and actions."""
-    from embodied.real_robot.policy.observer import names_of
-
     controller = build(robot["controller"], Controller)
     # All observations that the robot can provide, by name.
     names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])

@@ -130,7 +130,8 @@ def _functions(layers: Feedforward) -> list[str]:
     if not kinds <= known:
         names = ", ".join(sorted(kind.__name__ for kind in kinds - known))
         raise ConfigError(f"a C header cannot hold layers of the kind {names}: use --onnx")
-    made = [FINITE, LINEAR] + ([NORM] if nn.LayerNorm in kinds else [])
+    sources = ["policy_linear.h"] + ["policy_layernorm.h"] * (nn.LayerNorm in kinds)
+    made = [Path(__file__).with_name(name).read_text() for name in sources]
     return made + [
         f"static inline void policy_{kind.__name__.lower()}(float *v, int n)\n{{\n"
         f"    for (int i = 0; i < n; i++) {{\n        const float x = v[i];\n"
@@ -138,43 +139,6 @@ def _functions(layers: Feedforward) -> list[str]:
         for kind, formula in ACTIVATIONS.items()
         if kind in kinds
     ]
-
-
-FINITE = """\
-/* a test of bits: compilers may take isfinite for true (-ffinite-math-only, -Ofast) */
-static inline bool policy_finite(const float *v, int n)
-{
-    for (int i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &v[i], sizeof bits);
-        if ((bits & 0x7f800000u) == 0x7f800000u) return false;
-    }
-    return true;
-}
-"""
-LINEAR = """\
-/* y = W x + b, W row by row */
-static inline void policy_linear(const float *x, int inputs, const float *w, const float *b,
-                                 float *y, int outputs)
-{
-    for (int i = 0; i < outputs; i++) {
-        float sum = b[i];
-        for (int j = 0; j < inputs; j++) sum += w[i * inputs + j] * x[j];
-        y[i] = sum;
-    }
-}
-"""
-NORM = """\
-static inline void policy_layernorm(float *v, int n, const float *scale, const float *shift,
-                                    float epsilon)
-{
-    float mean = 0.0f, variance = 0.0f;
-    for (int i = 0; i < n; i++) mean += v[i] / (float)n;
-    for (int i = 0; i < n; i++) variance += (v[i] - mean) * (v[i] - mean) / (float)n;
-    for (int i = 0; i < n; i++)
-        v[i] = (v[i] - mean) / sqrtf(variance + epsilon) * scale[i] + shift[i];
-}
-"""
 
 
 def _network(layers: Feedforward, inputs: int) -> list[str]:

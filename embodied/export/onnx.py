@@ -70,3 +70,21 @@ def _trace(decision: Decision, path: Path) -> None:
             opset_version=OPSET,
             dynamo=False,  # the dynamo exporter needs one more package and has no benefit here
         )
+
+
+def write_torchscript(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
+    """Write `path`; arguments in the order of `decision.inputs`, with a dynamic batch size.
+
+    The file is loaded again and compared; ConfigError, and no file, if it differs from PyTorch.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with tracing():
+            traced: Any = torch.jit.trace(decision, decision.example(2), check_trace=False)
+            torch.jit.save(traced, str(partial), _extra_files={"facts.json": json.dumps(facts)})
+            loaded: Any = torch.jit.load(str(partial))
+            difference = compare(decision, lambda given: loaded(*given))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Export(path, difference, f"torch {torch.__version__}")

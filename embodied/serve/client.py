@@ -125,7 +125,11 @@ class Client:
                 f"nothing answers at {self.url} ({error.strerror or error}): start the server "
                 f"(embodied serve RUN port={port}), or correct the address"
             ) from error
-        _limit_sending(wire, self.timeout)
+        # Let a send fail that the other side does not take, which otherwise would wait for ever.
+        limit = struct.pack("ll", int(self.timeout), int(self.timeout % 1 * 1e6))
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        wire.settimeout(None)
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             return connect(
                 self.url,
@@ -158,11 +162,3 @@ class Client:
         if status == 503:
             return ServerLost(f"{self.url} has as many clients as it allows (connections=N)")
         return RemoteError(f"{self.url} is no policy server: it answers HTTP {status}")
-
-
-def _limit_sending(wire: socket.socket, seconds: float) -> None:
-    """Let a send fail that the other side does not take, which otherwise would wait for ever."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    wire.settimeout(None)
-    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

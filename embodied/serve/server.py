@@ -88,7 +88,15 @@ class Server:
     def start(self) -> Self:
         """Listen; RemoteError if the address cannot be used."""
         ready, problem = threading.Event(), list[OSError]()
-        self._thread = threading.Thread(target=self._run, args=(ready, problem), daemon=True)
+
+        def run() -> None:
+            try:
+                asyncio.run(self._serve(ready))
+            except OSError as error:
+                problem.append(error)
+                ready.set()
+
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
         ready.wait()
         if problem:
@@ -111,13 +119,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, ready: threading.Event, problem: list[OSError]) -> None:
-        try:
-            asyncio.run(self._serve(ready))
-        except OSError as error:
-            problem.append(error)
-            ready.set()
 
     async def _serve(self, ready: threading.Event) -> None:
         self._stop = asyncio.Event()

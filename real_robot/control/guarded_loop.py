@@ -6,23 +6,122 @@ An error in a tick is a latched fault. Until an operator resets it, the loop run
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
+import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
+
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.last_resort import LastResort
 from embodied.real_robot.control.rate import Rate
-from embodied.real_robot.drivers.driver import Driver
+from embodied.real_robot.drivers.driver import Driver, DriverError, droop_of
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import MOST_ACTION, TEXT, Command, Ended, Mode
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled
+
+
+class LastResort:
+    """Braking after an error in the control loop itself, by as little code as possible.
+
+    A part of the loop raised: a controller with a mistake, a driver that returned the wrong shape,
+    a motion planner that failed. None of them is run again before an operator resets. The commanded
+    motion goes to where the arm was measured last, within its limits, so that the arm does not
+    press on. Call `mark` at the beginning of every tick (0.5 us), `begin` after an error, then
+    `brake` once a tick."""
+
+    def __init__(self, driver: Driver, limiter: Limiter) -> None:
+        self.driver = driver
+        self.limiter = limiter
+        self.stopped = False
+        """Whether braking failed as well and the driver was told to stop; it is sent nothing."""
+        self._sent = limiter.q.copy()
+        self._aim: Floats | None = None
+
+    def mark(self) -> None:
+        """Remember the set-point that was sent last, to know whether this tick has already moved
+        it."""
+        np.copyto(self._sent, self.limiter.q)
+
+    @property
+    def resting(self) -> bool:
+        return self.stopped or self.limiter.resting
+
+    def begin(self, error: Exception, arm: ArmState | None, released: bool) -> str:
+        """Begin to brake after `error`; returns the fault to latch, which is logged as well.
+
+        `arm` is the newest measurement. An arm that was `released` is held again. Never raises."""
+        self.stopped = False
+        self._aim = self._measured(arm)
+        try:
+            if released:
+                self.driver.engage()
+        except Exception as another:
+            self._give_up(another)
+        return _logged(describe(error))
+
+    def brake(self, width: float) -> None:
+        """Send one tick of braking; where that fails as well, tell the driver to stop. Never
+        raises."""
+        if self.stopped:
+            return
+        try:
+            # Two steps in one tick would be twice the speed.
+            moved = bool((self.limiter.q != self._sent).any())
+            self.driver.hold(self.limiter.q if moved else self._step(), width)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Tell the driver to stop, and send nothing more."""
+        self.stopped = True
+        _logged(f"braking failed as well: {describe(error)}")
+        with contextlib.suppress(Exception):
+            self.driver.stop()
+
+    def _measured(self, arm: ArmState | None) -> Floats | None:
+        """The set-point [n] that holds the arm where it was measured; None where that is not
+        known, and the arm is only braked."""
+        try:
+            assert arm is not None
+            aim = np.add(arm.q, droop_of(self.driver)(arm.q))
+            return aim if aim.shape == self.limiter.q.shape and np.isfinite(aim).all() else None
+        except Exception:
+            return None
+
+    def _step(self) -> Floats:
+        """The next set-point [n] on the way to rest."""
+        try:
+            return self.limiter.brake() if self._aim is None else self.limiter.unguarded(self._aim)
+        except Exception:
+            self._aim = None
+            return self.limiter.brake()
+
+
+def describe(error: Exception) -> str:
+    """One line about `error`: its type, its message and the line that raised it."""
+    if isinstance(error, DriverError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    said = " ".join(str(error).split())[: TEXT - 100]
+    return f"internal error in the control loop: {type(error).__name__}: {said}{place}"
+
+
+def _logged(line: str) -> str:
+    """Print `line` to the log, and return it."""
+    with contextlib.suppress(OSError):  # a full disk
+        print(line, file=sys.stderr, flush=True)
+    return line
+
 
 COMMANDS = frozenset(Command)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.real_robot.control.arm_state import Floats, Limits
-from embodied.real_robot.safety.region import Region
+from embodied.real_robot.safety.workspace import Region
 
 SHARE = 0.25  # share of the velocity limits at the peak
 LEAST = 0.2  # s of the last part of the way, at least
@@ -136,8 +136,8 @@ class HomeRoute:
         starts = self._reached(q, self._moved(q))
         ends = self._reached(self.home, self._moved(self.home))
         ways = [[a] for a in starts] + [[b] for b in ends] + [[a, b] for a in starts for b in ends]
-        ways = sorted(ways, key=lambda way: _length([q, *way, self.home]))[:TRIED]
-        for way in ways:
+        lengths = [np.abs(np.diff([q, *way, self.home], axis=0)).max(1).sum() for way in ways]
+        for way in [ways[i] for i in np.argsort(lengths, kind="stable")[:TRIED]]:
             if self._free([q, *way, self.home]):
                 return [*way, self.home]
         return None
@@ -181,7 +181,3 @@ def _leads_out(depths: Floats) -> NDArray[np.bool_]:
     before."""
     inside = np.maximum.accumulate(np.minimum(depths, 0.0), axis=0)
     return depths < inside - 1e-6
-
-
-def _length(poses: Sequence[Floats]) -> float:
-    return sum(float(np.abs(two - one).max()) for one, two in pairwise(poses))

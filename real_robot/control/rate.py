@@ -11,12 +11,8 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-import numpy as np
-
 SPIN = 3e-4  # s before a deadline at which sleeping ends and waiting begins, at most
 SHARE = 0.1  # share of the period for that, at most
-EDGES = np.array([0.0, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e9])
-"""Edges of the histogram of lateness, s."""
 
 
 @contextmanager
@@ -50,7 +46,6 @@ class Rate:
         self.period = 1 / hertz
         self.clock = clock
         self.spin = min(SPIN, SHARE * self.period) if spin else 0.0
-        self.counts = np.zeros(len(EDGES) - 1, np.int64)
         self.begin()
 
     def begin(self) -> None:
@@ -60,7 +55,6 @@ class Rate:
         self.index = 0
         self.ticks = self.missed = 0
         self.late = self.worst = 0.0
-        self.counts[:] = 0
 
     def wait(self) -> float:
         """Wait until the next deadline, and return it (s). `late` is the time (s) after it."""
@@ -80,13 +74,5 @@ class Rate:
             pass
         self.late = max(0.0, self.clock() - self.deadline)
         self.worst = max(self.worst, self.late)
-        self.counts[np.searchsorted(EDGES, self.late, side="right") - 1] += 1
         self.ticks += 1
         return self.deadline
-
-    def percentile(self, share: float) -> float:
-        """An upper bound of the lateness (s) of that share of all ticks, from the histogram."""
-        if not self.ticks:
-            return 0.0
-        passed = np.cumsum(self.counts) / self.ticks
-        return min(float(EDGES[int(np.searchsorted(passed, share)) + 1]), self.worst)

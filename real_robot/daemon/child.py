@@ -60,8 +60,9 @@ class Child:
         if self.process is None or self.died or self._ending or self.process.poll() is None:
             return False
         code, words = self.process.returncode, last_words(self.log)
-        how = _signal(-code) if code < 0 else f"exit status {code}"
-        self.died = f"the {self.name} process died ({how}){': ' + words if words else ''}"
+        self.died = (
+            f"the {self.name} process died ({how_ended(code)}){': ' + words if words else ''}"
+        )
         return True
 
     def send(self, word: bytes) -> None:
@@ -115,8 +116,11 @@ def last_words(path: Path) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def _signal(number: int) -> str:
+def how_ended(code: int | None) -> str:
+    """A few words about the exit status of a process."""
+    if code is None or code >= 0:
+        return f"exit status {code}"
     try:
-        return signal.Signals(number).name
+        return signal.Signals(-code).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {-code}"

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import secrets
 import socket
+import subprocess
+import tempfile
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from embodied.core.children import module_command
+from embodied.real_robot.daemon.child import how_ended
 from embodied.real_robot.daemon.requests import (
     FOREIGN,
     Reply,
@@ -14,7 +25,12 @@ from embodied.real_robot.daemon.requests import (
     Verb,
     parse_reply,
 )
-from embodied.real_robot.daemon.server import SOCKET
+from embodied.real_robot.daemon.server import SOCKET, make_private
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.channels import EmergencyStop
+from embodied.real_robot.ipc.mailbox import MailboxError, memory_folder
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox
 
 MAX_REPLY_BYTES = 1 << 20
 
@@ -57,7 +73,14 @@ def _send(folder: Path, request: Request, timeout: float) -> Reply:
         try:
             connect(line, folder / SOCKET, time.monotonic() + timeout)
             line.sendall(request.line())
-            return parse_reply(_line(line, time.monotonic() + timeout))
+            deadline, came = time.monotonic() + timeout, b""
+            while not came.endswith(b"\n"):
+                line.settimeout(max(1e-3, deadline - time.monotonic()))
+                more = line.recv(1 << 16)
+                if not more or len(came) > MAX_REPLY_BYTES:
+                    raise ClientError("the daemon closed the connection before it replied")
+                came += more
+            return parse_reply(came)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise ClientError(f"no daemon runs in {folder}; start one first") from error
         except TimeoutError as error:
@@ -81,12 +104,183 @@ def connect(line: socket.socket, path: Path, deadline: float) -> None:
             time.sleep(0.01)
 
 
-def _line(line: socket.socket, deadline: float) -> bytes:
-    came = b""
-    while not came.endswith(b"\n"):
-        line.settimeout(max(1e-3, deadline - time.monotonic()))
-        more = line.recv(1 << 16)
-        if not more or len(came) > MAX_REPLY_BYTES:
-            raise ClientError("the daemon closed the connection before it replied")
-        came += more
-    return came
+CONFIRM = 0.5  # s in which the control process is seen to latch
+LOOK = 0.005  # s
+NEWEST = 200  # records among which the one is that latched
+UNCONFIRMED = "the control process was not seen to latch: use the robot's own stop"
+
+
+@dataclass
+class Stopped:
+    """`latched`: s from the press until the control process had latched (None: it was not seen to).
+    `reply`: the daemon's (None: it did not answer, `problem` says why)."""
+
+    latched: float | None
+    reply: Reply | None
+    problem: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.latched is not None or (self.reply is not None and self.reply.ok)
+
+    def line(self) -> str:
+        """One line about what happened."""
+        if not self.done:
+            said = self.problem if self.reply is None else self.reply.reason
+            return f"{said}; {UNCONFIRMED}"
+        took = "" if self.latched is None else f", latched after {1e3 * self.latched:.0f} ms"
+        if self.reply is None:
+            return f"pressed{took}; {self.problem}"
+        return f"pressed{took}"
+
+
+@dataclass
+class _Asked:
+    """The daemon is asked by a thread: it may hang."""
+
+    folder: Path
+    timeout: float
+    replies: list[Reply] = field(default_factory=list[Reply])
+    problem: str = "the daemon does not answer"
+
+    def __call__(self) -> None:
+        try:
+            self.replies.append(call(self.folder, Verb.ESTOP, self.timeout))
+        except (ClientError, RequestError) as error:
+            self.problem = str(error)
+
+
+def emergency_stop(folder: Path, patience: float) -> Stopped:
+    """Stop the arm of the daemon in `folder`, in shared memory and by asking the daemon as well,
+    which need not answer: the control process looks at the flag in every tick.
+
+    Wait for the daemon's answer for `patience` s at most, and no longer than it takes to see that
+    the arm has latched. ClientError: no daemon is there."""
+    pressed = press(folder)
+    asked = _Asked(folder, patience)
+    thread = threading.Thread(target=asked, daemon=True)
+    thread.start()
+    latched = None if pressed is None else latched_after(folder, pressed, CONFIRM)
+    thread.join(CONFIRM if latched is not None else patience + LOOK)
+    if pressed is None and not asked.replies:
+        raise ClientError(asked.problem)
+    return Stopped(latched, asked.replies[0] if asked.replies else None, asked.problem)
+
+
+def press(folder: Path) -> float | None:
+    """Press the stop in shared memory; when (s), or None where there is none."""
+    try:
+        flag = EmergencyStop(folder / "estop")
+    except (MailboxError, OSError, ValueError):
+        return None
+    now = time.monotonic()
+    flag.press()
+    flag.close()
+    return now
+
+
+def latched_after(folder: Path, pressed: float, patience: float = 0.0) -> float | None:
+    """Time (s) from `pressed` until the control process had latched (0: it had before); None
+    where that was not seen within `patience` s from now."""
+    try:
+        ring = BlackBox.left(folder / "ring")
+    except MailboxError:
+        return None
+    try:
+        deadline = time.monotonic() + patience
+        while (found := _first_latched(ring, pressed)) is None and time.monotonic() < deadline:
+            time.sleep(LOOK)
+        return found
+    finally:
+        ring.close()
+
+
+def _first_latched(ring: BlackBox, pressed: float) -> float | None:
+    records = ring.since(max(0, ring.count - NEWEST))[0]
+    records = records[records["now"] >= pressed]
+    latched = records["mode"] == Mode.ESTOP
+    if not latched.any() or not latched[-1]:
+        return None
+    return float(records["now"][latched][0]) - pressed
+
+
+class DaemonEnded(RuntimeError):
+    """The daemon's process has ended; the message is what it wrote to its standard error."""
+
+
+class DaemonProcess:
+    """A daemon in `folder` that ends when this process does (`tied`), or at `stop`.
+
+    It has a token that only this object knows: `call` carries it, and a daemon of another session
+    refuses it. RpcServerError where the folder is not this user's alone.
+    """
+
+    def __init__(self, folder: Path, deployment: Deployment) -> None:
+        self.folder = make_private(folder)
+        self.token = secrets.token_hex(16)
+        # Not a file in the folder: another daemon may live there.
+        self._errors = tempfile.TemporaryFile(dir=memory_folder())  # noqa: SIM115
+        self._process = subprocess.Popen(
+            module_command("embodied.real_robot.daemon.daemon", str(folder), "tied"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for this process, which stops it in order
+        )
+        # Through its standard input: `ps` shows arguments to everyone, and the environment goes on
+        # to every child of the daemon
+        about = {"session": self.token, "deployment": asdict(deployment)}
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, and `error` says why
+            self._process.stdin.write(json.dumps(about).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def call(self, verb: Verb | str, timeout: float = 5.0, seconds: float | None = None) -> Reply:
+        """Ask this daemon, and no other that may live in the folder. ClientError, RequestError."""
+        return call(self.folder, verb, timeout, seconds=seconds, session=self.token)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._process.poll()
+
+    def cause(self) -> str:
+        """A few words about how the process ended, once it has."""
+        how, last = how_ended(self.returncode), self.error().splitlines()[-1:]
+        return f"the daemon died ({how}){': ' + last[0][:300] if last else ''}"
+
+    def error(self) -> str:
+        """Text that the process wrote to its standard error."""
+        size = os.fstat(self._errors.fileno()).st_size  # its own position is that of the writer
+        return os.pread(self._errors.fileno(), size, 0).decode(errors="replace").strip()
+
+    def wait_until(
+        self, so: Callable[[], bool], patience: float, look: float, late: Callable[[], Exception]
+    ) -> None:
+        """Call `so` every `look` s until it returns True. DaemonEnded where the daemon has ended;
+        the error that `late` makes where it takes longer than `patience` s."""
+        deadline = time.monotonic() + patience
+        while True:
+            if so():
+                return
+            if self.returncode is not None:
+                raise DaemonEnded(self.error())
+            if time.monotonic() > deadline:
+                raise late()
+            time.sleep(look)
+
+    def stop(self, patience: float) -> None:
+        """Let it bring the arm to rest and end, or kill it after `patience` s."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

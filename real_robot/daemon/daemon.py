@@ -10,31 +10,200 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue, SimpleQueue
+from threading import Thread
 from types import FrameType
 from typing import Any
 
+from numpy.typing import NDArray
+
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
-from embodied.real_robot.daemon.commands import Commands
-from embodied.real_robot.daemon.folders import make_private
-from embodied.real_robot.daemon.processes import Processes, Restarts
+from embodied.real_robot.control.main import lock_arm
+from embodied.real_robot.daemon.processes import Answer, Processes, Restarts
 from embodied.real_robot.daemon.requests import Reply, Request, Verb
-from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError
-from embodied.real_robot.daemon.status import Endpoint, StatusMonitor, render
-from embodied.real_robot.daemon.systemd import Notifier
+from embodied.real_robot.daemon.server import Client, RpcServer, RpcServerError, make_private
+from embodied.real_robot.daemon.status import Endpoint, Notifier, StatusMonitor, render
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.blackbox_files import BlackBoxFiles, BlackBoxSaver
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.channels import Channels
+from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import DEADMAN, READY, TAKEOVER, Mode
+from embodied.real_robot.ipc.ring_buffer import BlackBox, BlackBoxError, keep_newest, write_records
+
+KILLED = "-of-a-killed-daemon"
+
+
+class BlackBoxFiles:
+    """Flight records of the daemon in `folder`; the newest `keep` files of the deployment stay."""
+
+    def __init__(self, folder: Path, deployment: Deployment) -> None:
+        self.folder = folder
+        self.newest = deployment.keep
+        self.place = Path(deployment.records) if deployment.records else folder / "blackbox"
+
+    def new_path(self, name: str = "") -> Path:
+        """A file that is named by the present time, with `name` behind it."""
+        return self.place / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}{name}.npz"
+
+    def write(self, records: NDArray[Any], path: Path) -> None:
+        """BlackBoxError, OSError."""
+        write_records(records, path)
+        keep_newest(self.place, self.newest)
+
+    def rescue(self) -> str:
+        """Keep the black box of a daemon before this one that could not; what to note of it."""
+        file = self.folder / "ring"
+        if not file.exists():
+            return ""
+        with suppress(DriverError):  # its control process may still be bringing the arm to rest
+            os.close(lock_arm(self.folder))
+        try:
+            ring = BlackBox.left(file)
+            records, path = ring.records(), self.new_path(KILLED)
+            self.write(records, path)
+            ring.close()
+        except (MailboxError, BlackBoxError, OSError) as error:
+            aside = file.rename(file.with_name(f"ring{KILLED}-{time.time_ns()}"))
+            return f"a daemon before this one was killed; its black box stays in {aside}: {error}"
+        return f"a daemon before this one was killed; its last {len(records)} records are in {path}"
+
+
+class BlackBoxSaver:
+    """`save` copies the ring at once and writes it when those before it are written; both happen in
+    a thread. `results` are one line each, in the order of `save`."""
+
+    def __init__(self, files: BlackBoxFiles) -> None:
+        self.files = files
+        self._last: Thread | None = None
+        self._results: SimpleQueue[str] = SimpleQueue()
+
+    def save(self, ring: BlackBox) -> None:
+        """Begin; `ring` must not be closed."""
+        arguments = (ring, self.files.new_path(), self._last)
+        # A thread each: a disk that hangs must not delay the copy of what the next fault left.
+        self._last = Thread(target=self._save, args=arguments, daemon=True)
+        self._last.start()
+
+    def results(self) -> list[str]:
+        """Notes about the records that were saved since the last call."""
+        found: list[str] = []
+        while True:
+            try:
+                found.append(self._results.get_nowait())
+            except Empty:
+                return found
+
+    def close(self, patience: float) -> bool:
+        """Wait up to `patience` s for what is being saved; whether all of it was."""
+        if self._last is not None:
+            self._last.join(patience)
+        return self._last is None or not self._last.is_alive()
+
+    def _save(self, ring: BlackBox, path: Path, before: Thread | None) -> None:
+        try:
+            records = ring.records()
+            if before is not None:
+                before.join()
+            self.files.write(records, path)
+            self._results.put(f"the last {len(records)} records are in {path}")
+        except (BlackBoxError, OSError, ValueError, MemoryError) as error:
+            self._results.put(str(error) or f"the black box could not be saved to {path}")
+
+
+ANSWER = 2.0  # s that the control process has for an answer
+MOST_QUEUED = 32
+
+
+@dataclass
+class Pending:
+    """A command that the control process was told and has not answered."""
+
+    client: Client | None
+    request: Request
+    number: int
+    deadline: float
+
+
+@dataclass
+class Commands:
+    """Commands on their way to the control process: one at a time, in order; a stop overtakes them.
+    `put` and `overtake`, and `poll` often. `quit`: the control process agreed to quit."""
+
+    channels: Channels
+    monitor: StatusMonitor
+    answer: Answer
+    clock: Callable[[], float]
+    queue: deque[tuple[Client | None, Request]] = field(default_factory=deque)
+    pending: Pending | None = None
+    sent: int = 0
+    quit: bool = False
+
+    def put(self, client: Client | None, request: Request) -> None:
+        """Behind the others; refused where too many wait."""
+        if len(self.queue) >= MOST_QUEUED:
+            self.answer(client, request, False, "too many requests are waiting")
+        else:
+            self.queue.append((client, request))
+
+    def overtake(self, client: Client | None, request: Request) -> None:
+        """Before all others, of which nothing comes."""
+        self.drop_all("overtaken by a stop")
+        self._forward(client, request)
+
+    def poll(self) -> None:
+        """Answer what the control process has answered, and send the next."""
+        self._answer_pending()
+        if self.pending is None and self.queue:
+            self._forward(*self.queue.popleft())
+
+    def drop_all(self, reason: str) -> None:
+        """Tell all clients that wait that nothing came of it."""
+        if self.pending is not None:
+            self.answer(self.pending.client, self.pending.request, False, reason)
+        for client, request in self.queue:
+            self.answer(client, request, False, reason)
+        self.pending = None
+        self.queue.clear()
+
+    def _forward(self, client: Client | None, request: Request) -> None:
+        if client is not None and client.gone and request.verb in (Verb.ARM, Verb.START):
+            return  # who asked for it no longer looks
+        self.sent += 1
+        fields = self.channels.request.fields
+        fields["number"] = self.sent
+        fields["command"] = request.command
+        fields["seconds"] = 0.0 if request.seconds is None else request.seconds
+        self.channels.request.send()
+        self.pending = Pending(client, request, self.sent, self.clock() + ANSWER)
+
+    def _answer_pending(self) -> None:
+        pending = self.pending
+        if pending is None:
+            return
+        done = self.monitor.answered(pending.number)
+        if done is None and self.clock() < pending.deadline:
+            return
+        self.pending = None
+        verb = pending.request.verb
+        reason = "" if done else self.monitor.why_not(verb)
+        if done is None:
+            reason = f"no answer within {ANSWER:.0f} s; use the robot's own stop"
+        self.answer(pending.client, pending.request, bool(done), reason)
+        self.quit = self.quit or (bool(done) and verb == Verb.QUIT)
+
 
 LOG = logging.getLogger("embodied.robot")
 POLL, SOON = 0.05, 0.005  # s between two looks; while an answer is awaited
@@ -154,7 +323,7 @@ class Daemon:
         # Only the daemon, which has the folder's lock, writes it; what another program wrote goes.
         self.deployment.write(self.folder)
         self.channels = open_channels(self.deployment, self.folder, create=True)
-        self.ring = open_flight_recorder(self.deployment, self.folder, len(self.names), create=True)
+        self.ring = open_flight_recorder(self.deployment, self.folder, create=True)
         self.monitor = StatusMonitor(
             self.channels, self.names, self.notes, self.deployment.step, self.clock
         )

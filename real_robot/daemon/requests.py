@@ -12,7 +12,7 @@ import hmac
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeGuard, cast
 
 from embodied.core.build import nearest
 from embodied.real_robot.ipc.messages import Command
@@ -38,16 +38,6 @@ class Verb(StrEnum):
     RELEASE = "release"
 
 
-COMMANDS = {
-    Verb.ARM: Command.ARM,
-    Verb.START: Command.START,
-    Verb.STOP: Command.STOP,
-    Verb.ESTOP: Command.ESTOP,
-    Verb.RESET: Command.RESET,
-    Verb.HOME: Command.HOME,
-    Verb.QUIT: Command.QUIT,
-    Verb.RELEASE: Command.RELEASE,
-}
 TAKES = {Verb.LOAD: ("policy",), Verb.START: ("seconds",), Verb.RELEASE: ("supported",)}
 """The settings of a verb."""
 NEEDS = (Verb.LOAD,)  # its settings may not be left out
@@ -80,7 +70,7 @@ class Request:
         """The command of the control process."""
         if self.verb == Verb.RELEASE and self.supported:
             return Command.RELEASE_SUPPORTED
-        return COMMANDS.get(self.verb, Command.NOTHING)
+        return Command.__members__.get(self.verb.name, Command.NOTHING)
 
     def line(self) -> bytes:
         """The encoded line."""
@@ -131,22 +121,31 @@ def parse(line: bytes) -> Request:
     version, number, time = (message.get(key) for key in ("version", "number", "time"))
     if version.__class__ is not int or version != PROTOCOL:
         raise RequestError(f"version {_shown(version)} is not supported, only {PROTOCOL}")
-    _check_keys(message)
-    if not isinstance(number, int) or number is True or not 0 < number <= MOST_NUMBER:
+    verb = message.get("verb")
+    own = next((keys for each, keys in TAKES.items() if each == verb), ())
+    needed = ["version", "number", "time", "verb", *(own if verb in NEEDS else ())]
+    if unequal := set(needed) - set(message) | set(message) - {*needed, *own, "session"}:
+        raise RequestError(f"the keys should be {', '.join(needed)}; wrong: {_shown(unequal)}")
+    if not isinstance(number, int) or not _is_number(number) or number < 1:
         raise RequestError(f"number {_shown(number)} should count up from 1")
-    if not isinstance(time, int | float) or isinstance(time, bool) or not abs(time) <= MOST_NUMBER:
+    if not _is_number(time):
         raise RequestError(f"time {_shown(time)} should be s on the monotonic clock")
     policy, session = message.get("policy", ""), message.get("session", "")
     if not isinstance(policy, str) or not policy.isprintable():  # it becomes a process's argument
         raise RequestError(f"policy {_shown(policy)} should be a folder's name")
     if not isinstance(session, str) or not session.isascii() or len(session) > MOST_TOKEN:
         raise RequestError(f"session should be a token of at most {MOST_TOKEN} ASCII characters")
-    seconds = _seconds(message["seconds"]) if "seconds" in message else None
+    seconds = message.get("seconds")
+    if "seconds" in message and not (_is_number(seconds) and seconds > 0):
+        raise RequestError(f"seconds {_shown(seconds)} should be a number above 0")
     supported = message.get("supported", False)
     if not isinstance(supported, bool):
         raise RequestError(f"supported {_shown(supported)} should be true or false")
-    verb = _verb(message["verb"])
-    return Request(number, float(time), verb, policy, seconds, session, supported)
+    if not isinstance(verb, str) or verb not in list(Verb):
+        hint = nearest(verb[:40] if isinstance(verb, str) else "", list(Verb))
+        raise RequestError(f"unknown verb {_shown(verb)}{hint}")
+    limit = None if seconds is None else float(seconds)
+    return Request(number, float(time), Verb(verb), policy, limit, session, supported)
 
 
 def parse_reply(line: bytes) -> Reply:
@@ -162,21 +161,6 @@ def parse_reply(line: bytes) -> Reply:
     return Reply(number, ok, reason, cast(dict[str, Any], status))
 
 
-def _check_keys(message: dict[str, Any]) -> None:
-    verb = message.get("verb")
-    own = next((keys for each, keys in TAKES.items() if each == verb), ())
-    needed = ["version", "number", "time", "verb", *(own if verb in NEEDS else ())]
-    if unequal := set(needed) - set(message) | set(message) - {*needed, *own, "session"}:
-        raise RequestError(f"the keys should be {', '.join(needed)}; wrong: {_shown(unequal)}")
-
-
-def _seconds(value: object) -> float:
-    """The time limit of an episode, s."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_NUMBER:
-        return float(value)
-    raise RequestError(f"seconds {_shown(value)} should be a number above 0")
-
-
 def _object(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_once)
@@ -189,11 +173,10 @@ def _object(line: bytes) -> dict[str, Any]:
     return cast(dict[str, Any], message)
 
 
-def _verb(word: object) -> Verb:
-    if isinstance(word, str) and word in list(Verb):
-        return Verb(word)
-    hint = nearest(word[:40], list(Verb)) if isinstance(word, str) else nearest("", list(Verb))
-    raise RequestError(f"unknown verb {_shown(word)}{hint}")
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Whether every JSON reader keeps it."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and abs(value) <= MOST_NUMBER
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -28,6 +28,7 @@ from embodied.real_robot.daemon.requests import (
     Verb,
     parse,
 )
+from embodied.real_robot.ipc.mailbox import memory_folder
 
 LOG = logging.getLogger("embodied.robot")
 SOCKET = "daemon.sock"
@@ -142,7 +143,8 @@ class RpcServer:
         except OSError as error:
             LOG.warning("a client could not be accepted: %s", error)
             return
-        if not _same_user(line):
+        # The peer is the same user; without SO_PEERCRED the socket's mode decides.
+        if hasattr(socket, "SO_PEERCRED") and _user_of(line) != os.geteuid():
             self.refused += 1
             LOG.warning("refused: a client of another user")
             line.close()
@@ -183,17 +185,15 @@ class RpcServer:
             self._refuse(client, request.number, f"number {client.number} was used already")
             return
         client.number = request.number
+        why = ""
         if request.verb != Verb.ESTOP and self._floods(client):
-            self._refuse(client, request.number, f"more than {PER_SECOND} requests a second")
-            return
-        if request.foreign(self.token):
-            self._refuse(client, request.number, FOREIGN)
-            return
-        late = request.late(self.clock())
-        if late:
-            self._refuse(client, request.number, late)
-            return
-        asked.append((client, request))
+            why = f"more than {PER_SECOND} requests a second"
+        elif request.foreign(self.token):
+            why = FOREIGN
+        if why := why or request.late(self.clock()):
+            self._refuse(client, request.number, why)
+        else:
+            asked.append((client, request))
 
     def _floods(self, client: Client) -> bool:
         if client.heard - client.since > 1.0:
@@ -234,9 +234,61 @@ class RpcServer:
         client.line.close()
 
 
-def _same_user(line: socket.socket) -> bool:
-    """Whether the peer is the same user; without SO_PEERCRED the socket's mode decides."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
+def _user_of(line: socket.socket) -> int:
     told = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", told)[1] == os.geteuid()
+    return struct.unpack("3i", told)[1]
+
+
+class FolderError(RuntimeError):
+    """Several daemons may be meant: one line that lists them."""
+
+
+def robots_folder() -> Path:
+    """This user's; the default folder of each robot is in it, never on a disk."""
+    return memory_folder() / f"embodied-robot-{os.geteuid()}"
+
+
+def default_folder(robot: str) -> Path:
+    """The default folder of the daemon of `robot`, by the name that `deploy robot=` got."""
+    return robots_folder() / robot.replace(os.sep, ".").lstrip(".")
+
+
+def make_private(folder: Path) -> Path:
+    """Create the folder of a daemon, for this user alone. RpcServerError."""
+    if folder.parent == robots_folder():
+        private(folder.parent)
+    return private(folder)
+
+
+def running() -> list[Path]:
+    """The default folders in which a daemon listens, also one that hangs."""
+    place = robots_folder()
+    return sorted(each for each in place.glob("*") if listens(each)) if place.is_dir() else []
+
+
+def listens(folder: Path) -> bool:
+    """Whether a process listens at the daemon's socket there. The kernel answers, not the daemon,
+    and the daemon's lock is not touched: a daemon that starts just then would be refused."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.setblocking(False)
+        try:
+            line.connect(str(folder / SOCKET))
+        except BlockingIOError:
+            return True  # many wait for it
+        except OSError:
+            return False
+    return True
+
+
+def find(robot: str | None = None) -> Path:
+    """The folder of the daemon of `robot`; without a name, of the only one that there is.
+
+    FolderError where there are several. Where there is none, the folder where one was looked for.
+    """
+    if robot is not None:
+        return default_folder(robot)
+    found = running()
+    if len(found) > 1:
+        names = ", ".join(f"robot={each.name}" for each in found)
+        raise FolderError(f"several robots run; say which: {names}")
+    return found[0] if found else robots_folder()

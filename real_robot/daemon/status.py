@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,32 +38,30 @@ WHEN = {
 }
 
 
+@dataclass
 class StatusMonitor:
     """`look` often; the rest tells what was seen. `names` are the chain's stages; `notes` are
     lines for people, with their time (s); a policy decides every `step` s."""
 
-    def __init__(
-        self,
-        channels: Channels,
-        names: Sequence[str],
-        notes: deque[str],
-        step: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.channels = channels
-        self.names = names
-        self.notes = notes
-        self.clock = clock
-        self.patience = max(SILENT, 3 * step)
-        self.mode: Mode = Mode.DISCONNECTED
-        self.fault = ""
-        self.stopped = ""
-        """Why the daemon itself stopped the newest episode; empty where it did not."""
-        self.began = self.ticked = self.spoke = clock()
-        self.first = 0.0  # when the first tick was
-        self.ticks = self.chunks = 0
-        self.control_silent = self.policy_silent = False
-        self.intervened: bool = False
+    channels: Channels
+    names: Sequence[str]
+    notes: deque[str]
+    step: float
+    clock: Callable[[], float]
+    mode: Mode = Mode.DISCONNECTED
+    fault: str = ""
+    stopped: str = ""
+    """Why the daemon itself stopped the newest episode; empty where it did not."""
+    first: float = 0.0  # when the first tick was
+    ticks: int = 0
+    chunks: int = 0
+    control_silent: bool = False
+    policy_silent: bool = False
+    intervened: bool = False
+
+    def __post_init__(self) -> None:
+        self.patience = max(SILENT, 3 * self.step)
+        self.began = self.ticked = self.spoke = self.clock()
 
     def note(self, text: str) -> None:
         """Note a line for the status and the log."""
@@ -113,10 +115,13 @@ class StatusMonitor:
         fields, now = self.channels.state.fields[0], self.clock()
         ran = float(fields["now"]) - self.first
         stages = zip(self.names, fields["counts"], fields["changed"], strict=True)
-        alive = control.alive
+        alive, trouble = control.alive, self.fault
+        if self.control_silent:
+            silence = now - self.ticked
+            trouble = f"the control process has not ticked for {silence:.1f} s{UNSEEN}"
         return {
             "mode": self.mode.name if alive else Mode.DISCONNECTED.name,
-            "fault": self._trouble(now) if alive else control.died or self.fault,
+            "fault": trouble if alive else control.died or self.fault,
             "ended": Ended(int(fields["ended"])).name,
             "stopped": self.stopped,
             "intervened": self.intervened,
@@ -149,11 +154,6 @@ class StatusMonitor:
             "up": now - self.began,
             "notes": list(self.notes),
         }
-
-    def _trouble(self, now: float) -> str:
-        if not self.control_silent:
-            return self.fault
-        return f"the control process has not ticked for {now - self.ticked:.1f} s{UNSEEN}"
 
     def _read_state(self, now: float) -> None:
         fields = self.channels.state.fields[0]
@@ -260,3 +260,49 @@ class Endpoint:
         """Answer no more."""
         self.server.shutdown()
         self.server.server_close()
+
+
+class Notifier:
+    """Tells systemd that the daemon is ready, runs and ends (sd_notify(3)).
+
+    A message is a datagram of `KEY=value` to the socket in NOTIFY_SOCKET. With WATCHDOG_USEC set,
+    systemd expects WATCHDOG=1 at least that often and restarts the service otherwise. Says nothing
+    without a listener, and never waits. `environment` is the process's own.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.next = -float("inf")
+        place = environment.get("NOTIFY_SOCKET", "")
+        self.place = f"\0{place[1:]}" if place.startswith("@") else place
+        mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        period = environment.get("WATCHDOG_USEC", "") if mine else ""
+        self.period = int(period) / 1e6 if period.isdecimal() else None
+
+    def ready(self) -> None:
+        """The service is there."""
+        self._say("READY=1")
+
+    def alive(self) -> None:
+        """Tell systemd that the loop runs. Call it often; a message goes out four times in the
+        time that systemd waits."""
+        now = self.clock()
+        if self.period is not None and now >= self.next:
+            self.next = now + self.period / 4
+            self._say("WATCHDOG=1")
+
+    def ending(self) -> None:
+        """Tell systemd that the daemon ends in order."""
+        self._say("STOPPING=1")
+
+    def _say(self, words: str) -> None:
+        if not self.place:
+            return
+        # A systemd that cannot be told acts as if nothing had been said: that is its business.
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            line.setblocking(False)
+            line.sendto(words.encode(), self.place)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embodied.real_robot.ipc.estop import EmergencyStop
-from embodied.real_robot.ipc.mailbox import Mailbox
+from embodied.real_robot.ipc.mailbox import Mailbox, mapped
 from embodied.real_robot.ipc.messages import (
     CHUNK,
     DEADMAN,
@@ -20,6 +20,44 @@ from embodied.real_robot.ipc.messages import (
     VERSION,
     state_record,
 )
+
+NUMBER = np.dtype("<u8")
+
+
+class EmergencyStop:
+    """The flag in the file `path`. `create`: make it, with access for this user only.
+
+    It reaches the control process without the daemon. The file holds one number of 8 bytes: 0, or
+    when the stop was pressed. The control process looks at it in every tick, latches, and puts the
+    number back to 0 at an operator's reset. One aligned store of 8 bytes is never seen half
+    written."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        self._map = mapped(path, NUMBER.itemsize, create)
+        self._number: NDArray[np.uint64] = np.frombuffer(self._map, NUMBER, 1)
+
+    def press(self) -> None:
+        """Stop the arm. Returns at once; the control process acts at its next tick."""
+        self._number[0] = time.monotonic_ns() | 1  # another number at every press, never 0
+
+    @property
+    def number(self) -> int:
+        """0, or which press was the newest."""
+        return int(self._number[0])
+
+    @property
+    def pressed(self) -> bool:
+        """Whether it was pressed since `clear`."""
+        return bool(self._number[0])
+
+    def clear(self) -> None:
+        """An operator has reset. Only the control process calls this."""
+        self._number[0] = 0
+
+    def close(self) -> None:
+        """Unmap the memory; the file stays until its owner unlinks it."""
+        del self._number
+        self._map.close()
 
 
 @dataclass(frozen=True)
@@ -39,17 +77,15 @@ class Channels:
     @classmethod
     def make(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Channels:
         """New ones in `folder`; this process owns them."""
-        return cls._all(folder, state_record(joints, stages, sensed), create=True)
+        return cls.open(folder, joints, stages, sensed, create=True)
 
     @classmethod
-    def open(cls, folder: Path, joints: int, stages: int, sensed: int = 0) -> Channels:
+    def open(
+        cls, folder: Path, joints: int, stages: int, sensed: int = 0, create: bool = False
+    ) -> Channels:
         """Open the mailboxes in the folder. MailboxError where there are none."""
-        return cls._all(folder, state_record(joints, stages, sensed), create=False)
-
-    @classmethod
-    def _all(cls, folder: Path, record: np.dtype[Any], create: bool) -> Channels:
         return cls(
-            Mailbox(folder / "state", record, VERSION, create),
+            Mailbox(folder / "state", state_record(joints, stages, sensed), VERSION, create),
             Mailbox(folder / "chunk", CHUNK, VERSION, create),
             Mailbox(folder / "request", REQUEST, VERSION, create),
             Mailbox(folder / "heartbeat", HEARTBEAT, VERSION, create),

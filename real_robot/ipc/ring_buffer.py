@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.real_robot.ipc.mailbox import MailboxError, checksum
+from embodied.real_robot.ipc.mailbox import MailboxError, checksum, mapped
 
 MAGIC = 0x626F7821
 VERSION = 3
@@ -60,19 +59,7 @@ class BlackBox:
         sums = -(-texts.stop // ALIGN) * ALIGN
         start = sums + -(-slots * SUM.itemsize // ALIGN) * ALIGN
         size = start + slots * dtype.itemsize
-        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
-        try:
-            handle = os.open(path, flags, 0o600)
-        except FileNotFoundError as error:
-            raise MailboxError(f"{path} is not there; is the daemon running?") from error
-        try:
-            if create:
-                os.ftruncate(handle, size)
-            elif os.fstat(handle).st_size != size:
-                raise MailboxError(f"{path} is of another version; restart both sides")
-            self._map = mmap.mmap(handle, size)
-        finally:
-            os.close(handle)
+        self._map = mapped(path, size, create)
         self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
         self._sums: NDArray[np.uint64] = np.frombuffer(self._map, SUM, slots, sums)
         ring: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=start)
@@ -137,15 +124,6 @@ class BlackBox:
     def _records(self, data: NDArray[np.uint8]) -> NDArray[Any]:
         """Bytes [k, size] as k records."""
         return data.view(self.dtype)[:, 0]
-
-    def save(self, path: Path) -> int:
-        """Write all to `path` (.npz, key `state`), whole or not at all; how many there were.
-
-        BlackBoxError where that cannot be done, with nothing left behind; what is in memory stays.
-        """
-        records = self.records()
-        write_records(records, path)
-        return len(records)
 
     def close(self) -> None:
         """Let go of the memory; the file stays until its owner unlinks it."""

@@ -2,7 +2,7 @@
 daemon.
 
 It does not control the arm: it may stall, die and be started again. With POLICY it takes over from
-another policy process (`embodied.real_robot.policy.hot_swap`): it loads, runs a few decisions
+another policy process (`embodied.real_robot.daemon.processes`): it loads, runs a few decisions
 without posting them, writes a file when it is ready, and posts once the daemon has stopped the
 other.
 """
@@ -29,13 +29,13 @@ from embodied.real_robot.control.rate import Rate
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import READY
-from embodied.real_robot.policy.compatibility import (
+from embodied.real_robot.policy.decider import Decider
+from embodied.real_robot.policy.observer import (
     observer,
     require_actions,
     require_rate,
     with_real_time_chunking,
 )
-from embodied.real_robot.policy.decider import Decider
 
 WARM_UP_DECISIONS = 5
 

@@ -15,9 +15,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embodied.core.build import ConfigError, nearest
-from embodied.core.spec import Spec, hidden
+from embodied.core.build import ConfigError, build, nearest
+from embodied.core.policy import Policy
+from embodied.core.spec import Bound, Leaf, Spec, hidden
+from embodied.embodiments.controller import Controller
+from embodied.policies import abilities
+from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import MOST_ACTION
 
 AXES = ("x", "y", "z")
 APART = re.compile(r"(.+)_from_(.+)_([xyz])")
@@ -119,3 +125,89 @@ def _made(name: str, known: Mapping[str, float]) -> float | None:
     one, other, axis = apart.groups()
     a, b = known.get(f"{one}_{axis}"), known.get(f"{other}_{axis}")
     return None if a is None or b is None else a - b
+
+
+SENSED = "success"
+GOAL = ("goal_x", "goal_y", "goal_z")
+
+
+class Success:
+    """Success as it is sensed by that name; else the tool within `goal_within` m of the goal
+    that is given or sensed; else it is not known (None)."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.sensed = deployment.sensed
+        self.within = deployment.goal_within
+        self.given = deployment.given
+        self.forward = forward_kinematics(deployment)
+        has = {*deployment.given, *deployment.sensed}
+        self.known = SENSED in self.sensed or (self.within is not None and {*GOAL} <= has)
+
+    def __call__(self, q: Floats, sensed: Iterable[float]) -> bool | None:
+        """Success at joints `q` [n] and the sensed numbers."""
+        if not self.known:
+            return None
+        values = {**self.given, **dict(zip(self.sensed, sensed, strict=True))}
+        if SENSED in self.sensed:
+            return values[SENSED] > 0.5
+        assert self.within is not None
+        goal = np.array([values[name] for name in GOAL])
+        return float(np.linalg.norm(self.forward(q[None])[0] - goal)) < self.within
+
+
+def observer(spec: Spec, deployment: Deployment) -> Observer:
+    """The object that fills the policy's observations; ConfigError for one that is not measured
+    here, or for a picture without a camera."""
+    forward, given = forward_kinematics(deployment), deployment.given
+    images = tuple(deployment.cameras)
+    return Observer(spec, deployment.joints, forward, given, deployment.sensed, images)
+
+
+def require_rate(spec: Spec, deployment: Deployment) -> None:
+    """ConfigError where the policy decides at another rate than the robot's controller expects."""
+    if abs(spec.dt - deployment.step) > 1e-9:
+        raise ConfigError(
+            f"the policy decides every {spec.dt} s; the deployment's step is {deployment.step}"
+        )
+
+
+def require_actions(spec: Spec, deployment: Deployment) -> None:
+    """ConfigError where the robot's controller means something else by the policy's action."""
+    controller = build(deployment.controller, Controller)
+    names: tuple[str, ...] = tuple(controller.names)
+    if spec.act.dtype != "float32" or spec.act.size > MOST_ACTION:
+        raise ConfigError(f"a robot needs up to {MOST_ACTION} continuous actions")
+    if spec.act.size != len(names) or (spec.act.names and spec.act.names != names):
+        said = ", ".join(spec.act.names) if spec.act.names else f"{spec.act.size} numbers"
+        raise ConfigError(
+            f"the policy says {said}; the robot's controller takes {', '.join(names)} "
+            "(robot.controller.turning=none|yaw|full changes which, or "
+            "robot.controller=joint_position|cartesian_pose|cartesian_delta)"
+        )
+    if _normalized(spec.act) == controller.physical:
+        raise ConfigError(
+            "the policy's actions are in physical units, the robot's controller takes [-1, 1]: "
+            "robot.controller.action=deg (or rad), with robot.controller=joint_position"
+            if controller.physical is False
+            else "the policy's actions are in [-1, 1], the robot's controller takes joint "
+            "positions: robot.controller.action=normalized, with its low and high"
+        )
+
+
+def _normalized(act: Leaf) -> bool:
+    """Whether actions are in [-1, 1]; what has other bounds, or none, is in units of its own."""
+
+    def every(bound: Bound, value: float) -> bool:
+        each = bound if isinstance(bound, tuple) else (bound,)
+        return all(number == value for number in each)
+
+    return every(act.low, -1.0) and every(act.high, 1.0)
+
+
+def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:
+    """`policy`, with real-time chunking where `deployment.chunks` asks for it. ConfigError for a
+    policy that cannot do it."""
+    if deployment.chunks is None:
+        return policy
+    made = abilities.with_real_time_chunking(policy, deployment.chunks)
+    return made if made is policy else made.eval()

@@ -35,8 +35,7 @@ from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
 from embodied.real_robot.ipc.messages import DISCARD, RECORDED, VERSION
 from embodied.real_robot.ipc.ring_buffer import BlackBox
-from embodied.real_robot.policy.compatibility import observer
-from embodied.real_robot.policy.success import Success
+from embodied.real_robot.policy.observer import Success, observer
 from embodied.real_robot.recording.recorder import Episode, EpisodeBuilder, recorded_spec
 
 PER_STEP = 4  # looks in a step of the policy
@@ -180,9 +179,7 @@ def main(folder: Path) -> None:
     gone = threading.Event()
     on_daemon_exit(lambda reason: gone.set())
     deployment = Deployment.read(folder).allow_packages()
-    ring = open_flight_recorder(
-        deployment, folder, len(build_chain(deployment).names), create=False
-    )
+    ring = open_flight_recorder(deployment, folder)
     status = Mailbox(folder / "recorded", RECORDED, VERSION, create=False)
     discard = Mailbox(folder / "discard", DISCARD, VERSION, create=False)
     recorder = Recorder(folder, ring, open_channels(deployment, folder).chunk, status, discard)

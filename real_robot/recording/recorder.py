@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,32 +52,24 @@ class Episode:
     lost: str = ""
 
 
+@dataclass
 class EpisodeBuilder:
     """`take` ticks as they come and `hear` the policy's `noise` numbers; says when an episode is
     whole. A step whose decision was not heard, or which was made upon a tick that was not seen (the
     recorder was late), has zeros for noise. Pictures come from the `frames`."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        observer: Observer,
-        target: Target,
-        noise: int,
-        success: SuccessFunction,
-        frames: FrameHistory | None = None,
-    ) -> None:
-        self.frames = FrameHistory({}, {}, (), 0.0) if frames is None else frames
-        self.spec = spec
-        self.observer = observer
-        self.target = target
-        self.noise = noise
-        self.success = success
-        self.ticks: OrderedDict[float, np.void] = OrderedDict()
-        self.noises: OrderedDict[float, NDArray[np.float32]] = OrderedDict()
-        self.taken_at: OrderedDict[float, dict[str, float]] = OrderedDict()
-        self.steps: list[dict[str, Any]] = []
-        self.open: np.void | None = None
-        self.last: np.void | None = None
+    spec: Spec
+    observer: Observer
+    target: Target
+    noise: int
+    success: SuccessFunction
+    frames: FrameHistory = field(default_factory=lambda: FrameHistory({}, {}, (), 0.0))
+    ticks: OrderedDict[float, np.void] = field(default_factory=OrderedDict)
+    noises: OrderedDict[float, NDArray[np.float32]] = field(default_factory=OrderedDict)
+    taken_at: OrderedDict[float, dict[str, float]] = field(default_factory=OrderedDict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    open: np.void | None = None
+    last: np.void | None = None
 
     def add_decision(
         self, seen: float, noise: NDArray[np.float32], taken_at: Floats | None = None

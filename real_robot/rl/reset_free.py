@@ -11,19 +11,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative, Number
+from embodied.core.bounds import Bound, Number
 from embodied.core.build import ConfigError, Node
 from embodied.core.tensors import Tensors
 from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.policy.success import GOAL
+from embodied.real_robot.policy.observer import GOAL
 from embodied.real_robot.rl import robot_env
 from embodied.real_robot.rl.session import RobotSessionError
 
@@ -40,26 +40,17 @@ class Facts(NamedTuple):
     lost: Tensor
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(robot_env.ArmConfig):
     """Settings of a robot that trains without resets. `given` numbers that are ranges are drawn
     anew for every goal; a goal's own values name `goal_x`, `goal_y`, `goal_z` (m) and the same
     other numbers as all goals."""
 
-    robot: Node  # a robot's YAML
-    world: Node  # environment whose Spec policies are made for
     goals: tuple[Mapping[str, Number], ...]  # what is given on the way to each goal
     thing: str = "tool"  # what goes to the goal: tool, or what is sensed as NAME_x, NAME_y, NAME_z
     within: Annotated[float, Bound(above=0.0, high=10.0)] = 0.025  # m of the goal
     area: tuple[Corner, Corner] | None = None  # box (low, high; m) that the arm reaches; null: any
     retreat: Annotated[int, Bound(0, 1000)] = 10  # steps straight up before the arm goes home
-    num_envs: Count = 1  # 1: a real robot is one arm
-    patience: NonNegative = 600.0  # s for an operator to reset the arm or mend a camera
-    folder: str = ""  # the daemon's working folder; empty: one in memory
-    camera: Node | None = None  # what rewards look through; null: nothing
-    age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # oldest picture that is used, s
-    given: Mapping[str, tuple[Number, Number]] = field(default_factory=dict[str, Any])  # low, high
-    seed: CountOrZero = 0  # of the drawn numbers
 
     def __post_init__(self) -> None:
         if len(self.goals) < 2 or any(not {*GOAL} <= {*goal} for goal in self.goals):
@@ -75,23 +66,9 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
 
     def __init__(self, config: Config) -> None:
         first = {name: (value, value) for name, value in config.goals[0].items()}
-        settings: dict[str, Any] = {
-            name: getattr(config, name)
-            for name in (
-                "robot",
-                "world",
-                "num_envs",
-                "patience",
-                "folder",
-                "camera",
-                "age",
-                "seed",
-            )
-        }
-        settings["robot"] = lasting(config.robot)
-        super().__init__(
-            robot_env.Config(**settings, horizon=ENDLESS, given={**config.given, **first})
-        )
+        settings = {each.name: getattr(config, each.name) for each in fields(robot_env.ArmConfig)}
+        settings |= {"robot": lasting(config.robot), "given": {**config.given, **first}}
+        super().__init__(robot_env.Config(**settings, horizon=ENDLESS))
         self.practice = config
         self.goal = torch.zeros(1, dtype=torch.int64)
         seen = {"tool_x", *self.deployment.sensed}

@@ -32,26 +32,21 @@ from embodied.real_robot.deployment import Deployment, controller_settings, with
 from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.emulators.process import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.policy.compatibility import observer, require_actions, require_rate
 from embodied.real_robot.policy.decider import observe_state
-from embodied.real_robot.policy.success import Success
+from embodied.real_robot.policy.observer import Success, observer, require_actions, require_rate
 from embodied.real_robot.rl.session import DeadmanTimer, RobotSession, RobotSessionError
 
 HARD = ("limits",)  # what it changes is not worth a flag: it smooths every step
 
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of a robot as an environment.
-
-    Success (as the deployment knows it) ends an episode and pays 1. What policies of `world` see is
-    taken by the robot's `cameras`. Rewards look through `camera`, whose picture has to come within
-    `age` s after what it is to show. Where `robot` has `hold_to_run`, a step waits until the key of
-    `hold` is held."""
+class ArmConfig:
+    """Settings of a robot as an environment, with resets or without. What policies of `world` see
+    is taken by the robot's `cameras`. Rewards look through `camera`, whose picture has to come
+    within `age` s after what it is to show."""
 
     robot: Node  # a robot's YAML
     world: Node  # environment whose Spec policies are made for
-    horizon: Count = 100  # steps of an episode
     num_envs: Count = 1  # 1: a real robot is one arm
     patience: NonNegative = 600.0  # s for an operator to reset the arm or mend a camera
     folder: str = ""  # the daemon's working folder; empty: one in memory
@@ -59,6 +54,16 @@ class Config:
     seed: CountOrZero = 0  # of the numbers that are drawn for each episode
     camera: Node | None = None  # what rewards look through; null: nothing
     age: Annotated[float, Bound(above=0.0, high=600.0)] = 0.5  # oldest picture that is used, s
+
+
+@dataclass(frozen=True)
+class Config(ArmConfig):
+    """Settings of a robot as an environment.
+
+    Success (as the deployment knows it) ends an episode and pays 1. Where `robot` has
+    `hold_to_run`, a step waits until the key of `hold` is held."""
+
+    horizon: Count = 100  # steps of an episode
     hold: Node | None = None  # device of hold-to-run; null: the space bar of this terminal
 
 

@@ -24,8 +24,7 @@ from embodied.core.build import ConfigError, Node
 from embodied.core.errors import RobotError
 from embodied.real_robot.assemble import open_channels
 from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.daemon.client import ClientError
-from embodied.real_robot.daemon.daemon_process import DaemonEnded, DaemonProcess
+from embodied.real_robot.daemon.client import ClientError, DaemonEnded, DaemonProcess
 from embodied.real_robot.daemon.requests import RequestError, Verb
 from embodied.real_robot.daemon.server import RpcServerError
 from embodied.real_robot.deployment import Deployment

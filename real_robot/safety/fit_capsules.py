@@ -18,9 +18,8 @@ from typing import Any
 import yaml
 
 from embodied.core.build import ConfigError
-from embodied.real_robot.safety.capsule_search import fit_body
 from embodied.real_robot.safety.capsules import Body, Model
-from embodied.real_robot.safety.mjcf_arm import Arm, compile_mjcf
+from embodied.real_robot.safety.mjcf_arm import Arm, compile_mjcf, fit_body
 
 POSES = 3000  # random ones, to find pairs that come near each other
 

@@ -19,8 +19,7 @@ from embodied.core.bounds import Bound, Number, Positive
 from embodied.core.build import ConfigError, nearest
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.safety.capsules import Body, Capsule, Kinematics, Model, Point, read_model
-from embodied.real_robot.safety.region import Region
-from embodied.real_robot.safety.workspace import unit_plane
+from embodied.real_robot.safety.workspace import Region, unit_plane
 
 FAR = 10.0  # m: clearance of pairs that are not checked
 TINY = 1e-12

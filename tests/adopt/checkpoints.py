@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from embodied.adopt.convert import policy_node
+from embodied import cli
+from embodied.adopt.adopt import own_spec, policy_node
 from embodied.adopt.lerobot_config import read_config
-from embodied.adopt.names import own_spec
 from embodied.core.build import build
 from embodied.core.policy import Policy
 from embodied.datasets.mapping import short
@@ -63,6 +63,19 @@ def two_gap_checkpoint(folder: Path, case: str = "diffusion_numbers", **settings
     """A checkpoint whose features are those of env=two_gap (its state twice)."""
     sizes = {STATE: 2, ENV: 2, "action": 2}
     return random_weights(resized(case, folder, sizes, **settings))
+
+
+def embodied(*words: str) -> None:
+    """What `embodied WORDS` does."""
+    args = cli.parse([*words])
+    args.run(args)
+
+
+def adopted(base: Path, out: Path, env: str, *words: str) -> Path:
+    """The run `out` of the checkpoint `base`, whose state is given twice, in env=`env`."""
+    mapping = two_gap_mapping(out.with_suffix(".yaml"))
+    embodied("adopt", str(base), f"env={env}", f"mapping={mapping}", f"out={out}", *words)
+    return out
 
 
 def two_gap_mapping(file: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,32 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from embodied import cli
-from embodied.adopt.lerobot_config import Feature, LeRobotConfig
-from embodied.adopt.names import Names, scaled_inputs
-from embodied.adopt.normalization import Map
+from embodied.adopt.adopt import UNUSED, Names, Options, adopt, own_spec, policy_node, scaled_inputs
+from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, read_config
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine
+from embodied.core.build import build
+from embodied.core.policy import Policy
 from embodied.core.saved_file import file_hash
 from embodied.core.spec import Leaf, Spec
-from embodied.datasets.mapping import Mapping, Source
+from embodied.core.tensors import Tensors
+from embodied.datasets.mapping import Mapping, Source, short
 from embodied.policies.wrappers.mapped import Mapped
-from tests.adopt.checkpoints import ENV, STATE, random_weights, two_gap_checkpoint, two_gap_mapping
+from tests.adopt.checkpoints import (
+    DATA,
+    ENV,
+    STATE,
+    adopted,
+    embodied,
+    random_weights,
+    two_gap_checkpoint,
+    two_gap_mapping,
+)
+from tests.adopt.formula_weights import weights
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +46,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adopt")
     two_gap_mapping(folder / "names.yaml")
     return two_gap_checkpoint(folder / "lerobot")
-
-
-def adopted(base: Path, out: Path, *words: str) -> Path:
-    """The run that `embodied adopt` makes."""
-    mapping = f"mapping={base.parent / 'names.yaml'}"
-    args = cli.parse(["adopt", str(base), "env=two_gap", mapping, f"out={out}", *words])
-    args.run(args)
-    return out
 
 
 def refused(*argv: str) -> str:
@@ -63,20 +69,18 @@ def changed(base: Path, folder: Path, **settings: Any) -> Path:
 
 
 def test_a_run_that_acts_and_says_where_it_is_from(base: Path, tmp_path: Path) -> None:
-    run = adopted(base, tmp_path / "run", "steps=2")
+    run = adopted(base, tmp_path / "run", "two_gap", "steps=2")
     policy = checkpoint.load_policy(run)
     assert policy.chunk == 3
     assert policy.node["steps"] == 2
     about = json.loads((checkpoint.find(run) / "about.json").read_text())
     assert about["adopted"]["sha256"] == file_hash(base / "model.safetensors")
-    args = cli.parse(["eval", str(run), "episodes=2", "num_envs=2"])
-    args.run(args)
+    embodied("eval", str(run), "episodes=2", "num_envs=2")
 
 
 def test_evaluated_elsewhere(base: Path, tmp_path: Path) -> None:
     """Without env: its own names and physical units; a run without an environment can be named."""
-    args = cli.parse(["adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2"])
-    args.run(args)
+    embodied("adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2")
     policy = checkpoint.load_policy(tmp_path / "run")
     assert set(policy.spec.obs) == {"state", "environment_state"}
     assert policy.spec.act.high == (1.0, 1.0)
@@ -84,7 +88,7 @@ def test_evaluated_elsewhere(base: Path, tmp_path: Path) -> None:
 
 
 def test_past_observations_are_those_of_the_steps_before(base: Path, tmp_path: Path) -> None:
-    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "steps=2"))
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "two_gap", "steps=2"))
     actor = Actor(policy, 2)
     for step in range(8):
         obs = {"state": torch.full((2, 2), float(step))}
@@ -97,8 +101,7 @@ def test_past_observations_are_those_of_the_steps_before(base: Path, tmp_path: P
 
 def test_past_observations_through_a_mapping(base: Path, tmp_path: Path) -> None:
     """A policy in its own names and units, mapped at evaluation, remembers what it saw there."""
-    args = cli.parse(["adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2"])
-    args.run(args)
+    embodied("adopt", str(base), "fps=10", f"out={tmp_path / 'run'}", "steps=2")
     own = checkpoint.load_policy(tmp_path / "run")
     names = ("environment_state", "state")
     here = replace(own.spec, obs={f"my_{name}": own.spec.obs[name] for name in names})
@@ -117,7 +120,7 @@ def test_past_observations_through_a_mapping(base: Path, tmp_path: Path) -> None
 
 
 def test_the_first_observation_is_its_own_past(base: Path, tmp_path: Path) -> None:
-    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "steps=2"))
+    policy = checkpoint.load_policy(adopted(base, tmp_path / "run", "two_gap", "steps=2"))
     actor = Actor(policy, 1)
     actor({"state": torch.full((1, 2), 0.5)}, torch.tensor([True]))
     assert actor.decision_obs["history/state"].tolist() == [[[0.5, 0.5]]]
@@ -137,10 +140,8 @@ def test_older_layout_with_buffers_in_the_model(base: Path, tmp_path: Path) -> N
     for file in older.glob("policy_*"):
         file.unlink()
     made = [
-        checkpoint.load_policy(
-            adopted(folder, tmp_path / f"run_{folder.name}", "steps=2", *mapping)
-        )
-        for folder, mapping in ((base, ()), (older, (f"mapping={base.parent / 'names.yaml'}",)))
+        checkpoint.load_policy(adopted(each, tmp_path / f"run_{each.name}", "two_gap", "steps=2"))
+        for each in (base, older)
     ]
     obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
     first, second = (policy.act(obs, {}, noise)[0] for policy in made)
@@ -152,7 +153,7 @@ def test_units_of_actions(base: Path, tmp_path: Path) -> None:
     file = two_gap_mapping(tmp_path / "names.yaml")
     file.write_text(file.read_text() + "action: {low: [-0.5, -0.5], high: [0.5, 0.5]}\n")
     plain, doubled = (
-        checkpoint.load_policy(adopted(base, tmp_path / name, "steps=2", *words))
+        checkpoint.load_policy(adopted(base, tmp_path / name, "two_gap", "steps=2", *words))
         for name, words in (("plain", ()), ("doubled", (f"mapping={file}",)))
     )
     obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
@@ -209,8 +210,6 @@ def test_one_line_for_settings_that_do_not_fit(base: Path, tmp_path: Path) -> No
 
 
 def test_a_missing_camera(tmp_path: Path) -> None:
-    from tests.adopt.checkpoints import DATA
-
     line = refused(str(DATA / "diffusion_pictures"), "env=two_gap", f"out={tmp_path / 'run'}")
     assert "model.safetensors" in line
     folder = changed(DATA / "diffusion_pictures", tmp_path / "pictures")
@@ -237,14 +236,13 @@ def test_units_that_do_not_match(base: Path, tmp_path: Path) -> None:
 
 def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     settings = {"temporal_ensemble_coeff": 0.01, "n_action_steps": 1}
-    folder = two_gap_checkpoint(tmp_path / "act", "act_numbers")
-    node = json.loads((folder / "config.json").read_text()) | settings
-    (folder / "config.json").write_text(json.dumps(node))
+    folder = changed(
+        two_gap_checkpoint(tmp_path / "base", "act_numbers"), tmp_path / "act", **settings
+    )
     mapping = two_gap_mapping(tmp_path / "names.yaml")
     words = [str(folder), "env=two_gap", f"mapping={mapping}", f"out={tmp_path / 'run'}"]
     assert "chunk=20" in refused(*words)
-    args = cli.parse(["adopt", *words, "chunk=4"])
-    args.run(args)
+    embodied("adopt", *words, "chunk=4")
     assert checkpoint.load_policy(tmp_path / "run").chunk == 4
 
 
@@ -253,3 +251,67 @@ def test_random_weights_follow_the_configuration(tmp_path: Path) -> None:
     folder = two_gap_checkpoint(tmp_path / "again")
     names = set(load_file(random_weights(folder) / "model.safetensors"))
     assert all(name.startswith("diffusion.unet.") for name in names)
+
+
+CASES = sorted(folder.name for folder in DATA.iterdir())
+TOLERANCE = 1e-6  # of the largest action; an unclipped sampler with random weights reaches 1,000
+
+
+def with_weights(case: str, folder: Path) -> Path:
+    """A copy of the checkpoint of `case` with its weights."""
+    copied = Path(shutil.copytree(DATA / case, folder / case))
+    config = read_config(copied)
+    names = {name: short(name) for name in config.inputs}
+    separate = {"diffusion.rgb_encoder.0.": torch.zeros(())}
+    shared = config.settings.get("use_separate_rgb_encoder_per_camera") is False
+    node = policy_node(config, {} if shared else separate, names, None, None)
+    own = build(node, Policy, spec=own_spec(config, {}, 10.0, "")).state_dict()
+    state = {k: v for k, v in own.items() if k.startswith(("diffusion.", "model."))}
+    made = weights({name: tuple(value.shape) for name, value in state.items()})
+    unused = {f"{name}.layers.0.linear1.weight": torch.ones(2) for name in UNUSED[config.type]}
+    found = {k: torch.from_numpy(v) for k, v in made.items()}
+    save_file({**state, **found, **unused}, copied / "model.safetensors")
+    return copied
+
+
+def play(policy: Policy, played: Tensors) -> Tensor:
+    """The actions [steps, rows, A] of the recorded episode, with the recorded noise."""
+    noise, rows = list(played["noise"]), played["actions"].shape[1]
+    if policy.noise_steps:
+        policy.sample_noise = lambda n, explore=False: noise.pop(0)  # pyright: ignore
+    actor, actions = Actor(policy, rows), []
+    names = {short(key): value for key, value in played.items() if key.startswith("obs/")}
+    for step in range(len(played["actions"])):
+        obs = {short(name): value[step] for name, value in names.items()}
+        actions.append(actor(obs, torch.full((rows,), step == 0)))
+    return torch.stack(actions)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_actions_as_lerobot(case: str, tmp_path: Path) -> None:
+    """In double precision, as recorded: how kernels round is not what is compared."""
+    policy = adopt(with_weights(case, tmp_path), tmp_path / "run", Options(fps=10.0)).double()
+    played = load_file(DATA / case / "played.safetensors")
+    double = {k: v.double() if v.is_floating_point() else v for k, v in played.items()}
+    torch.set_default_dtype(torch.float64)
+    try:
+        actions = play(policy, double)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert actions.std() > 0.05
+    size = played["actions"].abs().max().clamp(min=1)
+    assert (actions - played["actions"]).abs().max() <= TOLERANCE * size
+
+
+def test_the_run_loads_as_it_was_adopted(tmp_path: Path) -> None:
+    played = load_file(DATA / "diffusion_numbers" / "played.safetensors")
+    made = adopt(with_weights("diffusion_numbers", tmp_path), tmp_path / "run", Options(fps=10.0))
+    loaded = checkpoint.load_policy(tmp_path / "run")
+    actions = play(loaded, played)
+    assert torch.equal(actions, play(made, played))
+    assert (actions - played["actions"]).abs().max() < 1e-4  # in single precision
+
+
+def test_both_layouts_are_covered() -> None:
+    kinds = {json.loads((DATA / case / "config.json").read_text())["type"] for case in CASES}
+    assert kinds == {"act", "diffusion"}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied import cli
 from embodied.commands.eval import asked_for, trained_with
 from embodied.commands.train import train
 from embodied.compose import compose
@@ -18,7 +17,8 @@ from embodied.policies.abilities import with_real_time_chunking
 from embodied.policies.lerobot.diffusion import LeRobotDiffusion
 from embodied.policies.steering.dsrl import Dsrl
 from embodied.policies.wrappers.best_of_n import BestOfN
-from tests.adopt.checkpoints import two_gap_checkpoint, two_gap_mapping
+from embodied.viewer.launch import open_session
+from tests.adopt.checkpoints import adopted, embodied, two_gap_checkpoint
 
 DEBUG = ["size=debug", "steps=60", "save_every=0", "eval.episodes=2", "device=cpu"]
 SMALL = ["data.warmup_steps=24", "data.utd_ratio=0.2"]
@@ -32,36 +32,24 @@ CASES = {
 }
 
 
-def adopted(folder: Path, case: str) -> Path:
-    base = two_gap_checkpoint(folder / "lerobot", case)
-    mapping = two_gap_mapping(folder / "names.yaml")
-    words = ["env=two_gap", f"mapping={mapping}", f"out={folder / 'base'}"]
-    args = cli.parse(["adopt", str(base), *words, *["steps=2"] * case.startswith("diffusion")])
-    args.run(args)
-    return folder / "base"
-
-
 @pytest.fixture(scope="module")
 def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an adopted Diffusion policy that uses two observations and acts three steps."""
-    return adopted(tmp_path_factory.mktemp("diffusion"), "diffusion_numbers")
+    folder = tmp_path_factory.mktemp("diffusion")
+    return adopted(two_gap_checkpoint(folder / "lerobot"), folder / "base", "two_gap", "steps=2")
 
 
 @pytest.fixture(scope="module")
 def act(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an adopted ACT policy."""
-    return adopted(tmp_path_factory.mktemp("act"), "act_numbers")
+    folder = tmp_path_factory.mktemp("act")
+    return adopted(
+        two_gap_checkpoint(folder / "lerobot", "act_numbers"), folder / "base", "two_gap"
+    )
 
 
 def evaluated(run: Path, *words: str) -> None:
-    args = cli.parse(["eval", str(run), "episodes=2", "num_envs=2", *words])
-    args.run(args)
-
-
-def collected(folder: Path) -> Path:
-    args = cli.parse(["demos", "collect", "env=two_gap", "episodes=4", f"out={folder}"])
-    args.run(args)
-    return folder
+    embodied("eval", str(run), "episodes=2", "num_envs=2", *words)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,7 +117,8 @@ def test_best_of_n_without_a_critic_is_refused(diffusion: Path) -> None:
 @pytest.mark.parametrize("name", ["dsrl_na", "expo"])
 def test_demonstrations_are_mixed_in(name: str, diffusion: Path, tmp_path: Path) -> None:
     """For a base that takes several past observations, they are read from the demonstrations."""
-    demos, out = collected(tmp_path / "demos"), tmp_path / "run"
+    demos, out = tmp_path / "demos", tmp_path / "run"
+    embodied("demos", "collect", "env=two_gap", "episodes=4", f"out={demos}")
     words = [*CASES[name], *DEBUG, f"init={diffusion}", f"demos={demos}", f"out={out}"]
     train([*words, "data.pretrain_steps=2"])
     evaluated(out)
@@ -181,8 +170,7 @@ def test_a_policy_without_noise_can_be_corrected(name: str, act: Path, tmp_path:
 
 
 def test_exported_with_its_past_as_an_input(diffusion: Path, tmp_path: Path) -> None:
-    args = cli.parse(["export", str(diffusion), "--to", str(tmp_path), "--torchscript"])
-    args.run(args)
+    embodied("export", str(diffusion), "--to", str(tmp_path), "--torchscript")
     policy = torch.jit.load(str(tmp_path / "policy.pt"))
     past, obs, noise = torch.rand(2, 1, 2), torch.rand(2, 2), torch.randn(2, 8, 2)
     found = policy(obs, past, noise)
@@ -192,8 +180,6 @@ def test_exported_with_its_past_as_an_input(diffusion: Path, tmp_path: Path) -> 
 
 
 def test_the_viewer_opens_it(diffusion: Path) -> None:
-    from embodied.viewer.launch import open_session
-
     assert open_session(diffusion) is not None
 
 
@@ -202,18 +188,12 @@ def test_a_steered_checkpoint_is_small(tmp_path: Path) -> None:
     folder = two_gap_checkpoint(
         tmp_path / "lerobot", down_dims=[128, 256, 512], horizon=16, n_action_steps=8
     )
-    mapping = two_gap_mapping(tmp_path / "names.yaml")
-    words = ["env=two_gap", f"mapping={mapping}", f"out={tmp_path / 'base'}", "steps=1"]
-    args = cli.parse(["adopt", str(folder), *words])
-    args.run(args)
-    base = checkpoint.load_policy(tmp_path / "base")
+    base = checkpoint.load_policy(adopted(folder, tmp_path / "base", "two_gap", "steps=1"))
     assert isinstance(base, LeRobotDiffusion)
     inner = {"_target_": "embodied.policies.gaussian.Gaussian"}
     policy = Dsrl.wrap(base, {"_target_": "embodied.policies.steering.dsrl.Dsrl"}, inner)
     saved = checkpoint.save(tmp_path / "steered" / "checkpoints" / "00000001", policy, 1)
-    assert (
-        tmp_path / "base" / "checkpoints" / "00000000" / "policy.safetensors"
-    ).stat().st_size > 4e7
+    assert (checkpoint.find(tmp_path / "base") / "policy.safetensors").stat().st_size > 4e7
     assert sum(file.stat().st_size for file in saved.iterdir()) < 5e6
     assert json.loads((saved / "references.json").read_text())[0]["part"] == "base"
     assert isinstance(checkpoint.load_policy(saved), Dsrl)

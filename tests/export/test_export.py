@@ -25,8 +25,8 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.export.c_header import FLAGS, number, write_header
 from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
-from embodied.export.torchscript import write_torchscript
+from embodied.export.onnx import write_onnx, write_torchscript
+from tests.tiers import once_per_class
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ACT = Leaf((2,), low=-1.0, high=1.0, names=("left", "right"))
@@ -68,7 +68,7 @@ def open_session(path: Path) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("world", SPECS)
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", once_per_class(FILES))
 def test_every_policy_acts_the_same_elsewhere(file: Path, world: str, tmp_path: Path) -> None:
     try:
         policy = make(yaml.safe_load(file.read_text()), SPECS[world]).inference_policy()
@@ -237,7 +237,7 @@ def library(header: Path, compiler: str, level: str) -> ctypes.CDLL:
 
 @needs_cc
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("level", ["-O0", "-O2", "-O3", "-Ofast"])
+@pytest.mark.parametrize("level", ["-O0", "-O2", "-Ofast"])
 @pytest.mark.parametrize("fitted", [True, False])
 def test_what_is_not_a_number_is_refused(
     compiler: str, level: str, fitted: bool, tmp_path: Path

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from embodied.real_robot.assemble import build_chain, build_regions, open_flight_recorder
+from embodied.real_robot.assemble import build_regions, open_flight_recorder
 from embodied.real_robot.daemon.client import ClientError, call
 from embodied.real_robot.daemon.requests import RequestError
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import DAEMON_GONE, TERMINATED, Mode
-from embodied.real_robot.safety.region import Region
+from embodied.real_robot.safety.workspace import Region
 
 PAST = 3  # ticks that a difference of the third order looks back
 BULGE = 0.005  # m that a motion to rest may lead out of a region between two samples
@@ -109,7 +109,7 @@ class LimitsWatch:
         while not self._done.wait(0.02):
             with suppress(Exception):
                 made = Deployment.read(self.folder)
-                return open_flight_recorder(made, self.folder, len(build_chain(made).names), False)
+                return open_flight_recorder(made, self.folder)
         raise SystemExit
 
     def _check(self, past: Any, tick: Any) -> None:

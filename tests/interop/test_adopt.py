@@ -15,7 +15,7 @@ need("lerobot")
 from safetensors.torch import load_file  # noqa: E402
 
 from embodied.adopt.adopt import Options, adopt  # noqa: E402
-from tests.adopt.test_parity import DATA, TOLERANCE, play  # noqa: E402
+from tests.adopt.test_adopt import DATA, TOLERANCE, play  # noqa: E402
 from tests.interop.write_lerobot_checkpoints import cases, write  # noqa: E402
 
 

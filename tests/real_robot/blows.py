@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import yaml
+
+from embodied.real_robot.assemble import open_channels
+from embodied.real_robot.daemon.client import call, emergency_stop
 from embodied.real_robot.daemon.requests import MOST_BYTES, Request, Verb
 from embodied.real_robot.emulators.servos.bus import Faults
+from embodied.real_robot.deployment import FILE
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
 from tests.real_robot.chaos import RETRIES, Blow, Scene, Settings
 from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import HERTZ, raw, until
+from tests.real_robot.test_daemon import HERTZ, PATIENT, raw, until
 from tests.real_robot.test_decide import SPEC
 
 CAREFUL = FreshConfig(0.3, 1.0, 0.2, frozen=20, pause=0.15)
-TABLE = Settings(CAREFUL, 0.2, 0.01, 0.2, 0.5, 1.0, Heartbeat())
+TABLE = Settings(CAREFUL, 0.2, 0.01, 0.2, 0.5, 1.0, Heartbeat(), 12)
 """What one would set for an arm."""
 PATIENTLY = FreshConfig(1.0, 3.0, 2.0, frozen=30, pause=1.5)
-BUSY = Settings(PATIENTLY, 2.0, 0.2, 1.5, 2.0, 1.0, Heartbeat(2.0, 6.0))
+BUSY = Settings(PATIENTLY, 2.0, 0.2, 1.5, 2.0, 1.0, Heartbeat(2.0, 6.0), 8)
 """For a machine that does much else at the same time, as those that run tests do."""
 SETTLE = 0.3  # s: an arm that springs hold comes to rest a little after its commands do
 BRAKE = SETTLE + max(
@@ -107,89 +119,57 @@ def heard(scene: Scene) -> None:
     scene.bus.gone.clear()
 
 
-def noise(flip: float, lose: float) -> Blow:
-    """A share of the frames on the bus, both ways."""
-    all_of_it = flip == 1.0
+BRAKES = "control: brakes within the limits"
+HOLDS = "control: its plan ends, then holds"
+WATCHDOG = "servos hold their last goal, then their watchdog"
+PRESSED = "an operator pressed stop"
+Strike = Callable[[Scene], float | None]
+
+
+def brakes(
+    done: str,
+    strike: Strike,
+    wait: float,
+    reason: str | tuple[str, ...] = PRESSED,
+    mend: Strike = lambda scene: scene.trouble.end(),
+    **more: Any,
+) -> Blow:
+    """After at most `wait` s the control process brakes the arm, and latches."""
+    bounds = (wait + BRAKE, wait + TURN)
+    return Blow(done, BRAKES, strike, lambda s: bounds, "latched", reason, mend=mend, **more)
+
+
+def silences(done: str, strike: Strike, stops: str = HOLDS, more: float = 0.0) -> Blow:
+    """Nothing new comes of the policy, from `more` times the freshness of a picture on."""
+    return Blow(
+        done,
+        stops,
+        strike,
+        lambda s: ((1 + more) * s.fresh.hold + BRAKE, more * s.fresh.hold + s.fresh.stop + TURN),
+        "latched",
+        "the policy's last observation is",
+    )
+
+
+def hurt(name: str, value: float = 1.0) -> Strike:
+    """By one of the suite's own parts."""
+    return lambda scene: setattr(scene.trouble, name, value)
+
+
+def noisy(flip: float = 0.0, lose: float = 0.0) -> Strike:
+    """A share of the frames on the bus is flipped or lost, both ways."""
 
     def strike(scene: Scene) -> None:
         assert scene.bus is not None
         scene.bus.faults = Faults(flip=flip, lose=lose)
 
-    def mend(scene: Scene) -> None:
-        assert scene.bus is not None
-        scene.bus.faults = Faults()
-
-    share = "every frame" if all_of_it else f"{flip:.0%} of frames flipped, {lose:.0%} lost"
-    return Blow(
-        f"noise on a servo bus: {'a bit of every frame is flipped' if all_of_it else share}",
-        "servos hold their last goal, then their watchdog"
-        if all_of_it
-        else "nothing has to: it goes on",
-        strike,
-        lambda s: (
-            s.watchdog + SETTLE + asked(s),
-            asked(s) + TURN,
-        ),
-        "latched" if all_of_it else "goes on",
-        "fr3_joint" if all_of_it else "",
-        on="bus",
-        mend=mend,
-    )
-
-
-def jump(by: float) -> Blow:
-    """Of the clock that the control process reads."""
-
-    def strike(scene: Scene) -> None:
-        scene.trouble.jump = by
-
-    ahead = by > 0
-    return Blow(
-        f"the control process's clock jumps {'ahead' if ahead else 'back'} by an hour",
-        "control: brakes within the limits",
-        strike,
-        lambda s: (TURN + BRAKE, TURN),
-        "latched",
-        # Whether a measurement or a chunk is the first to come after the jump is chance.
-        ("paused for 3",) if ahead else ("older than the one before", "from the future"),
-    )
-
-
-def hurt(name: str, done: str, within: float, reason: str) -> Blow:
-    """By one of the suite's own parts."""
-
-    def strike(scene: Scene) -> None:
-        setattr(scene.trouble, name, 1)
-
-    stop = "control: brakes within the limits"
-    return Blow(done, stop, strike, lambda s: (within + BRAKE, within + TURN), "latched", reason)
+    return strike
 
 
 ARM = (
-    Blow(
-        "an operator presses stop",
-        "control: brakes within the limits",
-        press,
-        lambda s: (SAY + BRAKE, SAY + TURN),
-        "latched",
-        "an operator pressed stop",
-    ),
-    Blow(
-        "the policy process is killed",
-        "control: its plan ends, then holds",
-        lambda scene: scene.send("policy", signal.SIGKILL),
-        lambda s: (s.fresh.hold + BRAKE, s.fresh.stop + TURN),
-        "latched",
-        "the policy's last observation is",
-    ),
-    Blow(
-        "the policy process hangs",
-        "control: its plan ends, then holds",
-        lambda scene: scene.send("policy", signal.SIGSTOP),
-        lambda s: (s.fresh.hold + BRAKE, s.fresh.stop + TURN),
-        "latched",
-        "the policy's last observation is",
-    ),
+    brakes("an operator presses stop", press, SAY),
+    silences("the policy process is killed", lambda scene: scene.send("policy", signal.SIGKILL)),
+    silences("the policy process hangs", lambda scene: scene.send("policy", signal.SIGSTOP)),
     Blow(
         "the control process is stopped for {paused} s (SIGSTOP)",
         "the arm's own servo loops, then control brakes",
@@ -198,46 +178,36 @@ ARM = (
         "latched",
         "the control process paused for",
     ),
-    Blow(
-        "the policy's camera gives no more pictures",
-        "control: its plan ends, then holds",
-        darken,
-        lambda s: (s.fresh.hold + BRAKE, s.fresh.stop + TURN),
-        "latched",
-        "the policy's last observation is",
-    ),
-    Blow(
+    silences("the policy's camera gives no more pictures", darken),
+    silences(
         "the process of the policy's camera is killed",
-        "control: pictures grow old, the plan ends, then holds",
         blind,
-        lambda s: (2 * s.fresh.hold + BRAKE, s.fresh.hold + s.fresh.stop + TURN),
-        "latched",
-        "the policy's last observation is",
+        "control: pictures grow old, the plan ends, then holds",
+        more=1.0,
     ),
-    hurt("frozen", "the sensors repeat themselves", 0.3, "the sensors have not changed in"),
-    hurt("blind", "the sensors say NaN", 0.0, "a measurement is not a finite number"),
-    hurt("wild", "the policy says NaN", 3 * SPEC.dt, "a command is not a finite number"),
-    jump(HOUR),
-    jump(-HOUR),
-    Blow(
+    brakes("the sensors repeat themselves", hurt("frozen"), 0.3, "the sensors have not changed in"),
+    brakes("the sensors say NaN", hurt("blind"), 0.0, "a measurement is not a finite number"),
+    brakes("the policy says NaN", hurt("wild"), 3 * SPEC.dt, "a command is not a finite number"),
+    brakes(
+        "the control process's clock jumps ahead by an hour",
+        hurt("jump", HOUR),
+        TURN,
+        "paused for 3",
+    ),
+    # Whether a measurement or a chunk is the first to come after the jump is chance.
+    brakes(
+        "the control process's clock jumps back by an hour",
+        hurt("jump", -HOUR),
+        TURN,
+        ("older than the one before", "from the future"),
+    ),
+    brakes(
         "104 clients, garbage and 199 requests at once at the socket; then stop is pressed",
-        "control: brakes within the limits",
         flood,
-        lambda s: (4 * SAY + BRAKE, 4 * SAY + TURN),
-        "latched",
-        "an operator pressed stop",
+        4 * SAY,
         mend=leave,
     ),
-    Blow(
-        "the disk is full; then stop is pressed",
-        "control: brakes within the limits",
-        fill_disk,
-        lambda s: (SAY + BRAKE, SAY + TURN),
-        "latched",
-        "an operator pressed stop",
-        saved=False,
-        mend=empty_disk,
-    ),
+    brakes("the disk is full; then stop is pressed", fill_disk, SAY, saved=False, mend=empty_disk),
     Blow(
         "the daemon is killed",
         "control: brakes, then ends; the arm is held",
@@ -252,15 +222,20 @@ ARM = (
 """On the simulated arm, in this order."""
 
 BUS = (
-    noise(0.01, 0.01),
+    Blow(
+        "noise on a servo bus: 1% of frames flipped, 1% lost",
+        "nothing has to: it goes on",
+        noisy(0.01, 0.01),
+        lambda s: (0.0, 0.0),
+        "goes on",
+        on="bus",
+        mend=noisy(),
+    ),
     Blow(
         "one servo of seven falls silent",
         "control: brakes the others within the limits; it holds its last goal",
         mute,
-        lambda s: (
-            2 * (RETRIES + 1) * s.timeout + TURN + BRAKE,
-            2 * (RETRIES + 1) * s.timeout + TURN,
-        ),
+        lambda s: (asked(s) + TURN + BRAKE, asked(s) + TURN),
         "latched",
         "fr3_joint4",
         on="bus",
@@ -268,17 +243,26 @@ BUS = (
     ),
     Blow(
         "the control process is killed, on a servo bus",
-        "servos hold their last goal, then their watchdog",
+        WATCHDOG,
         lambda scene: scene.send("control", signal.SIGKILL),
         lambda s: (s.watchdog + SETTLE, SAY),
         "lost",
         "the control process died (SIGKILL)",
         on="bus",
     ),
-    noise(1.0, 0.0),
+    Blow(
+        "noise on a servo bus: a bit of every frame is flipped",
+        WATCHDOG,
+        noisy(flip=1.0),
+        lambda s: (s.watchdog + SETTLE + asked(s), asked(s) + TURN),
+        "latched",
+        "fr3_joint",
+        on="bus",
+        mend=noisy(),
+    ),
     Blow(
         "the cable of a servo bus is pulled",
-        "servos hold their last goal, then their watchdog",
+        WATCHDOG,
         unplug,
         lambda s: (s.watchdog + SETTLE, TURN),
         "latched",
@@ -287,3 +271,146 @@ BUS = (
     ),
 )
 """On servos, in this order: nothing comes after a pulled cable."""
+
+
+POLL = 0.1  # s between two beats of the daemon, at most
+ANSWER = 0.2  # s that a stop without the daemon may take
+
+
+def hang(scene: Scene) -> None:
+    """The daemon is there and does nothing; then it goes on."""
+    os.kill(scene.bridge.process.pid, signal.SIGSTOP)
+    time.sleep(scene.settings.hung)
+    os.kill(scene.bridge.process.pid, signal.SIGCONT)
+
+
+def press_beside(scene: Scene) -> float:
+    """Stop is pressed while the daemon hangs, as `embodied robot estop` does it."""
+    os.kill(scene.bridge.process.pid, signal.SIGSTOP)
+    time.sleep(0.1)
+    began = time.monotonic()
+    stopped = emergency_stop(scene.folder, patience=1.0)
+    assert stopped.done and stopped.reply is None, stopped.line()
+    os.kill(scene.bridge.process.pid, signal.SIGCONT)
+    return began
+
+
+def say(**wrong: float) -> Strike:
+    """The policy process posts one more record; these fields of it are `wrong`."""
+
+    def strike(scene: Scene) -> float:
+        scene.send("policy", signal.SIGSTOP)  # it is the record's only writer
+        chunk = open_channels(scene.deployment, scene.folder).chunk
+        assert chunk.receive()
+        fields = chunk.fields[0]
+        fields["number"] += 1
+        fields["start"] = fields["seen"] = time.monotonic()
+        for name, value in wrong.items():
+            fields[name] = value
+        began = time.monotonic()
+        chunk.send()
+        return began
+
+    return strike
+
+
+def go_on(scene: Scene) -> None:
+    scene.send("policy", signal.SIGCONT)
+
+
+def attacked(scene: Scene) -> Path:
+    """A checkpoint as the arm's own, but that its policy.yaml names our command line, which is to
+    run a shell command."""
+    evil, proof = scene.folder / "evil", scene.folder / "ran"
+    shutil.copytree(scene.deployment.policy, evil)
+    words = ["demos", "collect", "env=contact_maze", "demonstrator=random"]
+    words += [
+        "demonstrator._target_=subprocess.Popen",
+        f"+demonstrator.args=[sh,-c,'id > {proof}']",
+    ]
+    words += ["allow=[subprocess]", f"out={scene.folder / 'evil_demos'}"]
+    node = {"_target_": "embodied.cli.main", "argv": words}
+    (evil / "policy.yaml").write_text(yaml.safe_dump(node))
+    return evil
+
+
+def load_attack(scene: Scene) -> None:
+    reply = call(scene.folder, Verb.LOAD, timeout=PATIENT, policy=str(attacked(scene)))
+    assert not reply.ok and "\n" not in reply.reason, reply.reason
+    assert not (scene.folder / "ran").exists(), "the file ran a command"
+    assert not (scene.folder / "evil_demos").exists(), "the file ran our command line"
+    scene.said = reply.reason
+
+
+def deploy_again(scene: Scene) -> None:
+    """Somebody types `embodied deploy` once more, for another robot, in the same folder."""
+    file = scene.folder / FILE
+    before = file.read_bytes()
+    words = ["robot=sim", "demonstrator=reach", "yes=true", f"folder={scene.folder}"]
+    words += [f"out={scene.folder / 'second'}", "record=false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "embodied.cli", "deploy", *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENT,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert file.read_bytes() == before, f"the second deploy changed {FILE}"
+    scene.said = done.stderr.strip().splitlines()[-1].removeprefix("embodied: ")
+
+
+BRIDGE = (
+    Blow(
+        "the daemon hangs for {hung} s (SIGSTOP)",
+        "control: holds, then latches",
+        hang,
+        lambda s: (s.beat.hold + POLL + BRAKE, s.beat.stop + POLL + TURN),
+        "latched",
+        "the daemon has not answered for",
+    ),
+    Blow(
+        "the daemon hangs; 0.1 s later an operator presses stop",
+        BRAKES,
+        press_beside,
+        lambda s: (ANSWER + BRAKE, ANSWER),
+        "latched",
+        PRESSED,
+    ),
+    brakes(
+        "the policy posts 3 numbers where the robot takes 4", say(size=3), TURN, "3", mend=go_on
+    ),
+    brakes(
+        "the policy's times are no numbers (NaN)",
+        say(start=np.nan, seen=np.nan),
+        TURN,
+        "",
+        go_on,
+    ),
+    brakes(
+        "a part of the control process raises in every tick (its controller)",
+        hurt("broken"),
+        SPEC.dt,
+        "broken on purpose",
+    ),
+)
+"""On the simulated arm, in this order."""
+
+REFUSED = (
+    Blow(
+        "`embodied robot load` of a file whose policy.yaml names a command-line function",
+        "nothing has to: it is refused, the policy before goes on",
+        load_attack,
+        lambda s: (0.0, 0.0),
+        "goes on",
+        "embodied.cli has no class main",
+    ),
+    Blow(
+        "a second `embodied deploy` in the same folder",
+        "nothing has to: it is refused and touches nothing",
+        deploy_again,
+        lambda s: (0.0, 0.0),
+        "goes on",
+        "already",
+    ),
+)
+"""What is refused in one line, while the arm goes on."""

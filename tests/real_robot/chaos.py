@@ -25,16 +25,16 @@ from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
 from embodied.embodiments import fr3
-from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
+from embodied.real_robot.assemble import open_channels, open_flight_recorder
 from embodied.real_robot.control.arm_state import Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
-from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, until
-from tests.real_robot.test_decide import GOAL, SPEC
+from tests.fakes.servo_bus import FakeBus
+from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, simulated, until
+from tests.real_robot.test_decide import SPEC
 from tests.real_robot.trouble import Trouble
 
 SITE = Path(__file__).parent / "chaos_site"
@@ -49,7 +49,8 @@ RETRIES = 3
 class Settings:
     """`fresh` of the deployment; how long a process is `paused`; a servo bus's `timeout` of one
     exchange and its servos' `watchdog`; a radio's `silence` that is a lost link, and how long a
-    drone that nobody moves will `hover` (s); `beat`: `heartbeat` of the deployment."""
+    drone that nobody moves will `hover` (s); `beat`: `heartbeat` of the deployment; for how long a
+    daemon is `hung` (s)."""
 
     fresh: FreshConfig
     paused: float
@@ -58,6 +59,7 @@ class Settings:
     silence: float
     hover: float
     beat: Heartbeat
+    hung: int
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,6 @@ class Scene:
         self.folder, self.settings, self.bus = folder, settings, bus
         self.trouble = Trouble(folder / "trouble", create=True)
         self.deployment = self.deployed()
-        self.stages = len(build_chain(self.deployment).names)
         self.deployment.write(folder)
         self.bridge = self.bridged()
         self.unplugged = False
@@ -170,7 +171,7 @@ class Scene:
 
     def records(self) -> Any:
         """What the control process recorded; the ring outlives it."""
-        ring = open_flight_recorder(self.deployment, self.folder, self.stages, create=False)
+        ring = open_flight_recorder(self.deployment, self.folder)
         records = ring.records()
         ring.close()
         return records
@@ -228,21 +229,16 @@ def deployment(
     sim = {"_target_": "tests.real_robot.troubled.TroubledSim", "noise": 1e-4, "trouble": trouble}
     # Servos measure whole ticks: one at rest repeats itself.
     fresh = settings.fresh if bus is None else replace(settings.fresh, frozen=0)
-    return Deployment(
+    return simulated(
+        folder,
         driver=sim if bus is None else servos(settings, bus),
         controller={"_target_": "tests.real_robot.troubled.TroubledDelta", "trouble": trouble},
-        kinematics="embodied.embodiments.fr3.forward",
         policy=str(save(folder / "policy" / "0", policy, 0)),
-        hertz=HERTZ,
-        step=SPEC.dt,
-        limits=LIMITS,
         fresh=fresh,
         heartbeat=settings.beat,
-        given=GOAL,
         cameras={"front": camera},
         picture=settings.fresh.hold,
         seconds=30.0,
-        records=str(folder / "records"),
     )
 
 

@@ -30,7 +30,7 @@ from embodied.real_robot.drivers.crazyflie.driver import ASK, SPEED
 from embodied.real_robot.emulators.crazyflie.firmware import LOCK_AFTER
 from embodied.real_robot.policy.observer import names_of
 from tests.fakes.crazyflie import FakeCrazyflie
-from tests.real_robot.blows import SAY, end_daemon
+from tests.real_robot.blows import SAY, end_daemon, hurt
 from tests.real_robot.chaos import Blow, Scene, Settings, ended, place
 from tests.real_robot.test_daemon import until
 
@@ -122,10 +122,6 @@ def fake(scene: Scene) -> FakeCrazyflie:
     return scene.fake
 
 
-def wild(scene: Scene) -> None:
-    scene.trouble.wild = 1
-
-
 def mute(scene: Scene) -> None:
     fake(scene).air.silent = True
 
@@ -141,7 +137,7 @@ DRONE = (
     Blow(
         "a drone: the policy says NaN",
         LANDS,
-        wild,
+        hurt("wild"),
         lambda s: (3 * 0.05 + s.hover + LANDING, 3 * 0.05 + TURN),
         "latched",
         "a command is not a finite number",

@@ -28,25 +28,7 @@ FIELDS = CHUNK.names or ()
 STATE = 0.1  # s: of the bench's freshness
 FOLLOWS = (Mode.ARMED, Mode.RUNNING)
 INTEGERS = (
-    -(2**31),
-    -65,
-    -1,
-    0,
-    1,
-    3,
-    4,
-    5,
-    32,
-    33,
-    63,
-    64,
-    65,
-    127,
-    128,
-    129,
-    4096,
-    4097,
-    10**6,
+    *(-(2**31), -65, -1, 0, 1, 3, 4, 5, 32, 33, 63, 64, 65, 127, 128, 129, 4096, 4097, 10**6),
     2**31 - 1,
 )
 NUMBERS = (math.nan, math.inf, -math.inf, 1.79e308, -1.79e308, 5e-324, -0.0, 0.0, 1e9, -1e9, 1e-9)

@@ -165,8 +165,7 @@ def outcome(data: bytes, folder: Path) -> str:
         channels = open_channels(deployment, folder, create=True)
         if deployment.seconds * deployment.hertz * channels.state.size > MOST_MEMORY:
             return "skipped"
-        stages = channels.state.fields["counts"].shape[1]
-        open_flight_recorder(deployment, folder, stages, create=True)
+        open_flight_recorder(deployment, folder, create=True)
         control = build_control(deployment, folder)
     except REFUSED as error:
         return str(error)

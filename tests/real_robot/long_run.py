@@ -33,11 +33,10 @@ from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.assemble import build_chain, build_regions
 from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.safety.checks import Enabled
+from embodied.real_robot.safety.checks import DaemonAlive, Enabled, HoldToRun
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.geometry import Box
 from embodied.real_robot.safety.learned_reflex import Config as ReflexConfig
-from embodied.real_robot.safety.silence import DaemonAlive, HoldToRun
 from tests.real_robot.test_chain import within
 
 ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"

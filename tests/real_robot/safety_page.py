@@ -13,12 +13,19 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from benchmarks.measure import processor
-from tests.real_robot.blows import ARM, BUS, TABLE
-from tests.real_robot.blows_bridge import BRIDGE, REFUSED
+from tests.real_robot.blows import ARM, BRIDGE, BUS, REFUSED, TABLE
 from tests.real_robot.chaos import Blow, Outcome, Scene, scene, suffer
-from tests.real_robot.chaos_contact import BOUND, CONTACT, Contact, contact, plate, reset_and_armed
 from tests.real_robot.chaos_drone import DRONE, flown
-from tests.real_robot.chaos_terminal import TERMINAL, terminal
+from tests.real_robot.chaos_scenes import (
+    BOUND,
+    CONTACT,
+    TERMINAL,
+    Contact,
+    contact,
+    plate,
+    reset_and_armed,
+    terminal,
+)
 from tests.real_robot.test_daemon import HERTZ
 
 HERE = Path(__file__).with_name("safety_page.md")
@@ -97,7 +104,10 @@ def rows(
 
 def line(blow: Blow, outcome: Outcome, force: str) -> str:
     """Of the table."""
-    done, whole = blow.done.format(paused=TABLE.paused), "yes" if outcome.whole else "NO"
+    done, whole = (
+        blow.done.format(paused=TABLE.paused, hung=TABLE.hung),
+        "yes" if outcome.whole else "NO",
+    )
     if blow.ends == "goes on":
         return f"| {done} | {blow.stops} | | not latched | | {outcome.reason} | {whole} |"
     at_rest, latched = blow.within(TABLE)

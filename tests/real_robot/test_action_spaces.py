@@ -22,7 +22,7 @@ from embodied.envs.so101 import So101
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.control.chunk_follower import Chunk, ChunkFollower
 from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.policy.compatibility import observer, require_actions
+from embodied.real_robot.policy.observer import observer, require_actions
 
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
 

@@ -1,78 +1,71 @@
 """Whatever goes wrong, the arm comes to rest, stays there, says why, and has recorded all of it.
 
-Those of `blows.py` that no other test does; times are only bounded generously, `docs/safety.md` has
-the measured ones.
+Times are only bounded generously, `docs/safety.md` has the measured ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.real_robot.blows import ARM, BUS, BUSY
-from tests.real_robot.blows_bridge import BRIDGE, REFUSED
+from tests.real_robot.blows import ARM, BRIDGE, BUS, BUSY, REFUSED
 from tests.real_robot.chaos import Blow, Scene, scene, steady, suffer
-from tests.real_robot.chaos_contact import BOUND, CONTACT, contact, plate, reset_and_armed
 from tests.real_robot.chaos_drone import DRONE, flown
-from tests.real_robot.chaos_terminal import TERMINAL, terminal
+from tests.real_robot.chaos_scenes import (
+    BOUND,
+    CONTACT,
+    TERMINAL,
+    contact,
+    plate,
+    reset_and_armed,
+    terminal,
+)
+from tests.tiers import only_all
 
 PATIENCE = 30.0  # s more than what is stated
-ALSO_ELSEWHERE = (
-    "an operator",
-    "the policy process",
-    "104",
-    "the disk",
-    "the daemon",
-    "noise on a servo bus: 1%",
-    "a drone: the policy",  # what control does then is the same for an arm
+ELSEWHERE = (
+    *("an operator", "the policy", "104", "the disk", "the daemon is killed"),
+    *("the sensors", "the control process's clock", "a part of", "noise on a servo bus: 1%"),
+    *("the terminal of", "the same,", "a drone: the policy"),
 )
-HERE = [
-    *(blow for blow in (*ARM, *BUS, *DRONE) if not blow.done.startswith(ALSO_ELSEWHERE)),
-    *(*BRIDGE, *REFUSED, *TERMINAL),
-]
-IN_CONTACT = [
-    blow
-    for blow in (*BRIDGE, *ARM)
-    if blow.done.startswith(("the daemon hangs;", "the policy posts", "the sensors say", "a part"))
-]
+"""What begins so runs with `--all` only: other tests do it to a control loop on a clock of their
+own, or to a daemon."""
+
+
+def blows(*chosen: Blow) -> list[Any]:
+    """Parameters, one for each blow."""
+    return [
+        pytest.param(blow, id=blow.done, marks=only_all if blow.done.startswith(ELSEWHERE) else ())
+        for blow in chosen
+    ]
+
+
+SCENES: dict[str, Callable[[], AbstractContextManager[Scene]]] = {
+    "arm": lambda: scene(BUSY),
+    "plate": lambda: plate(BUSY),
+    "terminal": lambda: terminal(BUSY),
+    "bus": lambda: scene(BUSY, bus=True),
+    "drone": lambda: flown(BUSY),
+}
 
 
 @pytest.fixture(scope="module")
-def arm() -> Iterator[Scene]:
-    with scene(BUSY) as made:
-        yield made
+def place() -> Iterator[Callable[[str], Scene]]:
+    """The scene of that name, which begins when it is first asked for."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(SCENES[name]()))
 
 
-@pytest.fixture(scope="module")
-def pressing() -> Iterator[Scene]:
-    with plate(BUSY) as made:
-        yield made
-
-
-@pytest.fixture(scope="module", name="terminal")
-def at_terminal() -> Iterator[Scene]:
-    with terminal(BUSY) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[Scene]:
-    with scene(BUSY, bus=True) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def drone() -> Iterator[Scene]:
-    pytest.importorskip("cflib", reason="cflib is not installed")
-    with flown(BUSY) as made:
-        yield made
-
-
-@pytest.mark.parametrize("blow", HERE, ids=lambda blow: blow.done)
-def test_it_ends_at_rest_and_latched(blow: Blow, request: pytest.FixtureRequest) -> None:
-    outcome = suffer(request.getfixturevalue(blow.on), blow)
+@pytest.mark.parametrize("blow", blows(*ARM, *BUS, *DRONE, *BRIDGE, *REFUSED, *TERMINAL))
+def test_it_ends_at_rest_and_latched(blow: Blow, place: Callable[[str], Scene]) -> None:
+    if blow.on == "drone":
+        pytest.importorskip("cflib", reason="cflib is not installed")
+    outcome = suffer(place(blow.on), blow)
     assert outcome.whole
     if blow.ends == "goes on":
         return
@@ -83,13 +76,17 @@ def test_it_ends_at_rest_and_latched(blow: Blow, request: pytest.FixtureRequest)
     assert outcome.latched is not None and outcome.latched < latched + PATIENCE
 
 
-@pytest.mark.parametrize("blow", IN_CONTACT, ids=lambda blow: blow.done)
-def test_it_lets_go_of_what_it_presses_on(blow: Blow, pressing: Scene) -> None:
+@pytest.mark.parametrize("blow", blows(*BRIDGE[1:3], BRIDGE[4], ARM[7]))
+def test_it_lets_go_of_what_it_presses_on(blow: Blow, place: Callable[[str], Scene]) -> None:
+    pressing = place("plate")
     pressed = contact(pressing, suffer(pressing, blow))
     assert pressed is not None and pressed.before > BOUND > pressed.last
 
 
-def test_contact_at_stop_is_let_go_of_and_stays_so_after_reset_and_arm(pressing: Scene) -> None:
+def test_contact_at_stop_is_let_go_of_and_stays_so_after_reset_and_arm(
+    place: Callable[[str], Scene],
+) -> None:
+    pressing = place("plate")
     pressed = contact(pressing, suffer(pressing, CONTACT))
     assert pressed is not None and pressed.before > BOUND > pressed.last
     assert reset_and_armed(pressing) < BOUND

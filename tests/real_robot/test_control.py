@@ -17,9 +17,8 @@ from embodied.real_robot.control.loop import Channels, Control
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain, Stage
+from embodied.real_robot.safety.chain import Chain, Limiter, Stage
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.limits import Limiter
 
 DT, STEP = 0.01, 0.05
 LIMITS = Limits(
@@ -61,14 +60,22 @@ class Bench:
         """Stages of the chain beyond the usual ones."""
         return []
 
-    def ask(self, wish: Command) -> Mode:
-        """What the operator sees one turn later."""
+    def request(self, wish: Command) -> None:
         fields = self.there.request.fields
         fields["number"] += 1
         fields["command"] = wish
         self.there.request.send()
+
+    def ask(self, wish: Command) -> Mode:
+        """What the operator sees one turn later."""
+        self.request(wish)
         self.run(1)
         return self.mode
+
+    @property
+    def refused(self) -> bool:
+        """Whether the newest request was refused."""
+        return bool(self.there.state.fields["refused"][0] == self.there.request.fields["number"][0])
 
     @property
     def mode(self) -> Mode:

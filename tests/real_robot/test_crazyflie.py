@@ -25,7 +25,7 @@ from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.emulators.crazyflie.firmware import State
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
 from embodied.real_robot.safety.limits import Limiter
 from tests.builders import wait_until

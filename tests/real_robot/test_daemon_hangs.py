@@ -16,39 +16,40 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embodied.core.build import ConfigError
+from embodied.deploy.session import Session, Stopped
 from embodied.real_robot.assemble import open_channels, open_flight_recorder
-from embodied.real_robot.daemon.client import call
-from embodied.real_robot.daemon.daemon_process import DaemonProcess
-from embodied.real_robot.daemon.emergency import emergency_stop
-from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.daemon.client import (
+    DaemonProcess,
+    ForeignDaemonError,
+    call,
+    emergency_stop,
+)
+from embodied.real_robot.daemon.requests import Reply, Verb
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Mode
-from embodied.real_robot.rl.session import RobotSession
+from embodied.real_robot.rl.session import RobotSession, RobotSessionError
 from embodied.real_robot.safety.checks import Heartbeat
-from tests.real_robot.test_daemon import Bridge, gone, until
+from tests.real_robot.test_control import LIMITS
+from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, bridging, gone, simulated, until
 from tests.real_robot.test_deploy import CROWDED, SLOW_WIRE, robot, said, start
-from tests.real_robot.test_sessions import made
 
 SITE = Path(__file__).parent / "slow_disk_site"
-SLOW = 3.0  # s that the disk takes
-PATIENT = 90.0
+SLOW = 2.0  # s that the disk takes
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     """The control process waits for its daemon for as long as a test may take."""
     long = Heartbeat(hold=60.0, stop=120.0)
-    return replace(made(tmp_path_factory.mktemp("policy")), heartbeat=long)
+    return simulated(tmp_path_factory.mktemp("policy"), heartbeat=long)
 
 
-@pytest.fixture
-def bridge(folder: Path, deployed: Deployment) -> Iterator[Bridge]:
-    deployed.write(folder)
-    bridge = Bridge(folder)
-    yield bridge
-    bridge.process.terminate()
-    bridge.process.wait(PATIENT)
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployed: Deployment) -> Iterator[Bridge]:
+    with bridging(tmp_path_factory.mktemp("d"), deployed) as made:
+        yield made
 
 
 class Beats:
@@ -78,9 +79,7 @@ def test_a_slow_disk_does_not_stop_the_beats(
     monkeypatch.setenv("PYTHONPATH", str(SITE), prepend=os.pathsep)
     monkeypatch.setenv("SLOW_DISK", str(SLOW))
     about = replace(deployed, records=str(folder / "records"))
-    about.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, about) as bridge:
         bridge.running()
         beats = Beats(open_channels(about, folder))
         for _ in range(2):  # the second is saved when the first is
@@ -97,9 +96,6 @@ def test_a_slow_disk_does_not_stop_the_beats(
         assert [note.rpartition(" ")[2] for note in notes] == [str(path) for path in saved]
         assert bridge.ask(Verb.ESTOP).ok
         time.sleep(0.7)  # it is being saved
-    finally:
-        bridge.process.terminate()
-        assert bridge.process.wait(PATIENT) == 0
     assert len(list((folder / "records").glob("*.npz"))) == 3, "the last is waited for at the end"
 
 
@@ -107,9 +103,7 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
     folder: Path, tmp_path: Path, deployed: Deployment
 ) -> None:
     about = replace(deployed, recording=str(tmp_path / "recording"))
-    about.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, about) as bridge:
         status = bridge.running()
         beats = Beats(open_channels(about, folder))
         os.kill(status["recorder"]["pid"], signal.SIGSTOP)  # it will be killed after 10 s
@@ -126,37 +120,6 @@ def test_a_child_that_does_not_end_does_not_stop_the_daemon(
         assert replies[0].ok and beats.longest() < 5.0
         assert bridge.running()["control"]["pid"] not in (0, status["control"]["pid"])
         assert gone(status["recorder"]["pid"])
-    finally:
-        bridge.process.terminate()
-        assert bridge.process.wait(PATIENT) == 0
-
-
-def test_estop_works_while_the_daemon_hangs(
-    bridge: Bridge, deployed: Deployment, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bridge.running()
-    state = open_channels(deployed, bridge.folder).state
-    os.kill(bridge.process.pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        code, text = robot(capsys, "estop", f"folder={bridge.folder}")
-        assert code == 0 and "estop: done" in text and "latched after" in text, text
-        assert len(text.strip().splitlines()) == 1
-        state.receive()
-        assert state.fields["mode"][0] == Mode.ESTOP
-        assert state.fields["fault"][0] == b"an operator pressed stop"
-        ring = open_flight_recorder(
-            deployed, bridge.folder, len(state.fields["counts"][0]), create=False
-        )
-        records = ring.records()
-        ring.close()
-        later = records[records["now"] > began]
-        moved = np.flatnonzero(later["mode"] == Mode.ESTOP)[0]
-        assert moved < 200, "it was pressed before anything was waited for"
-    finally:
-        os.kill(bridge.process.pid, signal.SIGCONT)
-    assert bridge.mode("ESTOP")["fault"] == "an operator pressed stop"
-    bridge.done(Verb.RESET)
 
 
 def test_estop_says_what_it_did(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +160,7 @@ def test_an_episode_without_a_limit_ends_with_its_session(
     try:
         started(daemon)
         began = time.monotonic()
-        while time.monotonic() < began + 4.0:  # who looks at it says something
+        while time.monotonic() < began + 2.5:  # who looks at it says something
             assert daemon.call(Verb.STATUS, PATIENT).status["mode"] == "RUNNING"
             time.sleep(0.1)
         status = until(
@@ -208,8 +171,8 @@ def test_an_episode_without_a_limit_ends_with_its_session(
         )
         assert "was silent for 2 s" in status["stopped"]
         assert status["stopped"] in str(status["notes"])
-        started(daemon, 6.0)
-        time.sleep(3.0)
+        started(daemon, 4.0)
+        time.sleep(2.5)
         assert call(folder, Verb.STATUS, PATIENT).status["mode"] == "RUNNING", "it has a limit"
         until(lambda: call(folder, Verb.STATUS, PATIENT).status["ended"] == "TIME", "it is over")
     finally:
@@ -235,7 +198,7 @@ def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
         rest = np.zeros(4)
         learner.start(rest)
         began = time.monotonic()
-        while time.monotonic() < began + 4.0:
+        while time.monotonic() < began + 2.5:
             learner.update()
             learner.send_action(rest, float(learner.state["measured"]))
             time.sleep(0.05)
@@ -285,3 +248,140 @@ def mode(folder: Path) -> str:
         return str(call(folder, Verb.STATUS, PATIENT).status["mode"])
     except RuntimeError:
         return ""
+
+
+def quiet(status: Any, ran: float, success: bool | None) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return simulated(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def first(tmp_path: Path, folder: Path, plain: Deployment) -> Iterator[Session]:
+    """A session whose arm is held and idle."""
+    out = tmp_path / "first"
+    out.mkdir()
+    with Session(folder, plain, out, quiet) as session:
+        session.ready()
+        yield session
+
+
+class KilledAtTheStart(Session):
+    """Its daemon is killed as soon as (or, `unheard`, before) it has said that the arm runs."""
+
+    unheard = False
+
+    def _ask(self, verb: Verb, seconds: float | None = None) -> Reply:
+        reply = super()._ask(verb, seconds)
+        if verb == Verb.START and reply.ok:
+            os.kill(self.daemon.pid, signal.SIGKILL)
+            if self.unheard:
+                return super()._ask(Verb.STATUS)
+        return reply
+
+
+@pytest.mark.parametrize("unheard", [False, True])
+def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
+    tmp_path: Path, folder: Path, plain: Deployment, unheard: bool
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with KilledAtTheStart(folder, plain, out, quiet) as session:
+        session.unheard = unheard
+        session.ready()
+        with pytest.raises(Stopped, match="the daemon died") as stopped:
+            session.run(1, 5.0, home=False)
+        session.stop()
+    (episode,) = session.summary()["episodes"]
+    assert episode["end"] == str(stopped.value) and not episode["recorded"]
+    assert "whether it was recorded" in episode["unkept"]
+
+
+def other(where: Path) -> Deployment:
+    """Another robot's settings in all that could hurt: limits and policy."""
+    fast = replace(LIMITS, velocity=(9.0,) * 7, acceleration=(40.0,) * 7)
+    return simulated(where / "other", limits=fast, robot="other", records="")
+
+
+def asked(folder: Path) -> list[str]:
+    """What operators and sessions asked of the daemon in `folder`."""
+    return [each for each in call(folder, Verb.STATUS, PATIENT).status["notes"] if "asks" in each]
+
+
+def test_a_second_session_in_the_folder_touches_nothing(
+    first: Session, tmp_path: Path, plain: Deployment
+) -> None:
+    before = (first.folder / "deployment.json").read_bytes()
+    out = tmp_path / "second"
+    out.mkdir()
+    second = Session(first.folder, other(tmp_path), out, quiet)
+    with pytest.raises(ConfigError, match="a daemon runs in") as refused, second:
+        second.ready()
+        second.run(1, 0.5, home=False)
+    assert len(str(refused.value).splitlines()) == 1
+    assert (first.folder / "deployment.json").read_bytes() == before
+    assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
+    assert not list(out.glob("*.log")), "the first one's logs are not the second one's"
+
+
+def test_a_learner_in_the_folder_touches_nothing(first: Session, plain: Deployment) -> None:
+    before = (first.folder / "deployment.json").read_bytes()
+    with pytest.raises(RobotSessionError, match="a daemon runs in"):
+        learner = RobotSession(replace(plain, policy=""), first.folder)
+        try:
+            learner.start(np.zeros(4))
+        finally:
+            learner.close()
+    assert (first.folder / "deployment.json").read_bytes() == before
+    assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
+
+
+def test_the_first_sessions_limits_and_policy_act_after_a_reset(
+    first: Session, tmp_path: Path, plain: Deployment
+) -> None:
+    stranger = other(tmp_path)
+    out = tmp_path / "second"
+    out.mkdir()
+    with pytest.raises(ConfigError), Session(first.folder, stranger, out, quiet) as second:
+        second.ready()
+    stranger.write(first.folder)  # a program of before today did so
+    os.kill(first.status["control"]["pid"], signal.SIGKILL)
+    until(lambda: first.status["mode"] == "DISCONNECTED", "the control process is gone")
+    until(lambda: call(first.folder, Verb.RESET, PATIENT).ok, "it is reset")
+    assert Deployment.read(first.folder) == plain
+    first.ready()
+    first.run(1, 2.0, home=False)
+    assert [each.end for each in first.episodes] == ["time"], "the control process ended it"
+    ring = open_flight_recorder(plain, first.folder)
+    records = ring.records()
+    ring.close()
+    sent = records["sent"][records["mode"] == Mode.RUNNING]
+    acceleration = np.abs(np.diff(sent, 2, axis=0)) * HERTZ**2
+    assert np.ptp(sent, axis=0).max() > 0.05, "it moved"
+    assert acceleration.max() <= 1.01 * max(LIMITS.acceleration)
+    assert first.status["acting"] == plain.policy
+
+
+def test_nobody_else_learns_the_token(first: Session) -> None:
+    token = first.daemon.token
+    pids = [first.daemon.pid, first.status["control"]["pid"], first.status["policy"]["pid"]]
+    for pid in pids:
+        for about in ("cmdline", "environ"):
+            assert token.encode() not in Path(f"/proc/{pid}/{about}").read_bytes()
+    for path in first.folder.iterdir():
+        assert not path.is_file() or token.encode() not in path.read_bytes()
+    assert token not in json.dumps(first.status)
+
+
+def test_a_daemon_that_no_session_started_refuses_all_sessions(
+    folder: Path, plain: Deployment
+) -> None:
+    with bridging(folder, plain) as bridge:
+        bridge.mode("IDLE")
+        with pytest.raises(ForeignDaemonError, match="belongs to another session"):
+            call(folder, Verb.ESTOP, PATIENT, session="0" * 32)
+        assert bridge.status["mode"] != "ESTOP" and asked(folder) == []
+        assert bridge.ask(Verb.ESTOP).ok, "an operator's"

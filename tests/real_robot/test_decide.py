@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,53 @@ def tool(q: Floats) -> Floats:
     return fr3.forward(q)[0]
 
 
-def test_every_element_is_the_simulations(tmp_path: Path) -> None:
+def decider_of(bench: Bench, policy: Policy) -> Decider:
+    """What decides by `policy` for the arm of `bench`, on its clock."""
+    return Decider(
+        policy,
+        Observer(policy.spec, 7, tool, GOAL),
+        bench.there.state,
+        bench.there.chunk,
+        lambda sent: tool(sent[None])[0],
+        clock=lambda: bench.now,
+    )
+
+
+class Arm:
+    """A simulated arm, its control loop and a policy, in one process and on one clock."""
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        folder.mkdir(exist_ok=True)
+        self.bench = Bench(folder, noise=1e-4)
+        self.decider = decider_of(self.bench, policy)
+        self.decided: list[bool] = []
+        self.chunks: list[Any] = []
+
+    def decides(self) -> bool:
+        """Whether the policy decides now."""
+        return round(self.bench.now / DT) % round(STEP / DT) == 0
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.bench.now += DT
+            if self.decides():
+                self.decided.append(self.decider.turn())
+                self.chunks.append(self.decider.chunk.fields[0].copy())
+            self.bench.control.turn()
+
+    def obey(self, *commands: Command) -> Mode:
+        for command in commands:
+            self.bench.request(command)
+            self.run(6)
+        return self.bench.control.mode
+
+    def runs(self) -> None:
+        self.run(20)
+        assert self.obey(Command.ARM) == Mode.ARMED, self.bench.control.fault
+        assert self.obey(Command.START) == Mode.RUNNING, self.bench.control.fault
+
+
+def test_every_element_is_the_simulations() -> None:
     """What the observer makes of a joint state is what the world shows of it, name by name."""
     env = Fr3(Fr3Config(task="reach", num_envs=1))
     obs = env.reset(3)["state"][0].numpy()
@@ -46,36 +93,14 @@ def test_every_element_is_the_simulations(tmp_path: Path) -> None:
 
 def test_the_scripted_policy_reaches_its_goal_through_the_bridge(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    bench = Bench(tmp_path, noise=1e-4)
-    policy = build(
-        {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0},
-        Policy,
-        spec=SPEC,
-    )
-    observer = Observer(SPEC, 7, tool, GOAL)
-    state, chunk = bench.there.state, bench.there.chunk
-    decider = Decider(policy, observer, state, chunk, lambda sent: tool(sent[None])[0])
-    goal = np.array(list(GOAL.values()))
-
-    def run(turns: int) -> None:
-        for _ in range(turns):
-            bench.now += DT
-            if round(bench.now / DT) % round(STEP / DT) == 0:
-                decider.turn()
-            bench.control.turn()
-
-    run(20)
-    for wish, mode in ((Command.ARM, Mode.ARMED), (Command.START, Mode.RUNNING)):
-        bench.there.request.fields["number"] += 1
-        bench.there.request.fields["command"] = wish
-        bench.there.request.send()
-        run(6)
-        assert bench.control.mode == mode, bench.control.fault
+    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
+    arm, goal = Arm(tmp_path, build(node, Policy, spec=SPEC)), np.array(list(GOAL.values()))
+    arm.runs()
     away: list[float] = []  # the script corrects late observations: it moves around its goal
     for _ in range(30):
-        run(10)
-        assert bench.control.mode == Mode.RUNNING, bench.control.fault
-        away.append(float(np.linalg.norm(tool(bench.driver.read().q[None])[0] - goal)))
+        arm.run(10)
+        assert arm.bench.control.mode == Mode.RUNNING, arm.bench.control.fault
+        away.append(float(np.linalg.norm(tool(arm.bench.driver.read().q[None])[0] - goal)))
     assert min(away) < 0.02 and max(away[-15:]) < 0.06
 
 

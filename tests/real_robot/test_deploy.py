@@ -44,7 +44,7 @@ def start(where: Path, folder: Path, *words: str) -> subprocess.Popen[str]:
     """`embodied deploy`, with its output in `where/out`."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY),
+            *(sys.executable, "-m", "embodied.cli", "deploy", *PATIENTLY, *words),
             *("yes=true", f"out={where / 'out'}", f"folder={folder}"),
         ],
         cwd=where,
@@ -101,54 +101,46 @@ def test_the_servo_arm_over_its_wire(
     stranger's is refused; Ctrl-C ends it in order, and nobody is left."""
     deploy = start(tmp_path, folder, "robot=so101_sim", *SLOW_WIRE, FAR, "seconds=900")
     try:
-        run_through(deploy, tmp_path, folder, capsys)
+
+        def now() -> dict[str, Any]:
+            assert deploy.poll() is None, said(deploy)
+            return until(lambda: status(capsys, folder), "the daemon answers")
+
+        until(lambda: now()["mode"] == "RUNNING", "it runs")
+        before = now()
+        policy = tmp_path / "out" / "policy"
+        code, text = robot(capsys, "load", str(policy), f"folder={folder}")
+        assert code == 0 and "load: done" in text
+        after = now()
+        assert after["policy"]["pid"] not in (0, before["policy"]["pid"])
+        assert after["mode"] == "RUNNING" and not after["fault"], "the loop was never dropped"
+        assert after["control"]["pid"] == before["control"]["pid"]
+        spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
+        node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach"}
+        stranger = save(tmp_path / "stranger", build(node, Policy, spec=spec), 0)
+        code, text = robot(capsys, "load", str(stranger), f"folder={folder}")
+        assert code == 2 and "the one before goes on" in text and "q6" in text, text
+        same = now()
+        assert same["mode"] == "RUNNING" and same["policy"]["pid"] == after["policy"]["pid"]
+        code, text = robot(capsys, "status", f"folder={folder}")
+        assert "so101 is RUNNING" in text and f"process {same['control']['pid']}" in text
+        assert robot(capsys, "reset", f"folder={folder}")[0] == 2, "nothing is latched"
+        deploy.send_signal(signal.SIGINT)
+        text = said(deploy)
+        assert deploy.returncode == 0, text
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert summary["episodes"][0]["end"] == "stopped from the keyboard"
+        assert summary["episodes"][0]["success"] is False and summary["successes"] == 0
+        for name in ("control", "policy", "recorder"):
+            until(lambda name=name: gone(same[name]["pid"]), f"{name} is gone")
+        episodes = read_episodes(tmp_path / "out" / "recording")
+        assert len(episodes) == 1 and len(episodes.steps["action"]) > 20
+        sent = episodes.steps["action/sent"].numpy()
+        assert np.ptp(sent, axis=0).max() > 0.05, "it moved towards where it never came"
+        assert ((sent >= so101.LOWER) & (sent <= so101.UPPER)).all()
     finally:
         if deploy.poll() is None:
             deploy.kill()
-
-
-def run_through(
-    deploy: subprocess.Popen[str],
-    where: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def now() -> dict[str, Any]:
-        assert deploy.poll() is None, said(deploy)
-        return until(lambda: status(capsys, folder), "the daemon answers")
-
-    until(lambda: now()["mode"] == "RUNNING", "it runs")
-    before = now()
-    policy = where / "out" / "policy"
-    code, text = robot(capsys, "load", str(policy), f"folder={folder}")
-    assert code == 0 and "load: done" in text
-    after = now()
-    assert after["policy"]["pid"] not in (0, before["policy"]["pid"])
-    assert after["mode"] == "RUNNING" and not after["fault"], "the loop was never dropped"
-    assert after["control"]["pid"] == before["control"]["pid"]
-    spec = Fr3(Fr3Config(task="reach", num_envs=1)).spec
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach"}
-    stranger = save(where / "stranger", build(node, Policy, spec=spec), 0)
-    code, text = robot(capsys, "load", str(stranger), f"folder={folder}")
-    assert code == 2 and "the one before goes on" in text and "q6" in text, text
-    same = now()
-    assert same["mode"] == "RUNNING" and same["policy"]["pid"] == after["policy"]["pid"]
-    code, text = robot(capsys, "status", f"folder={folder}")
-    assert "so101 is RUNNING" in text and f"process {same['control']['pid']}" in text
-    assert robot(capsys, "reset", f"folder={folder}")[0] == 2, "nothing is latched"
-    deploy.send_signal(signal.SIGINT)
-    text = said(deploy)
-    assert deploy.returncode == 0, text
-    summary = json.loads((where / "out" / "summary.json").read_text())
-    assert summary["episodes"][0]["end"] == "stopped from the keyboard"
-    assert summary["episodes"][0]["success"] is False and summary["successes"] == 0
-    for name in ("control", "policy", "recorder"):
-        until(lambda name=name: gone(same[name]["pid"]), f"{name} is gone")
-    episodes = read_episodes(where / "out" / "recording")
-    assert len(episodes) == 1 and len(episodes.steps["action"]) > 20
-    sent = episodes.steps["action/sent"].numpy()
-    assert np.ptp(sent, axis=0).max() > 0.05, "it moved towards where it never came"
-    assert ((sent >= so101.LOWER) & (sent <= so101.UPPER)).all()
 
 
 def test_an_operators_stop_ends_the_session(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -10,19 +11,35 @@ import pytest
 import yaml
 
 from embodied.cli import main
-from embodied.core.build import ConfigError
-from embodied.deploy.describe import Config, describe
+from embodied.core.build import ConfigError, parse
+from embodied.deploy.describe import Config as Described
+from embodied.deploy.describe import describe
+from embodied.embodiments import fr3, so101, ur5e
 from embodied.embodiments.kinematics.arm import ArmFile, load_arm, write_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.real_robot.control.arm_state import Floats
+from embodied.real_robot.assemble import build_chain, build_regions, forward_kinematics
+from embodied.real_robot.control.arm_state import ArmState, Floats
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.joint_driver import JointDriver
 from embodied.real_robot.drivers.mujoco_arm import Config as ArmConfig
 from embodied.real_robot.drivers.mujoco_arm import MujocoArm
-from embodied.real_robot.safety.capsules import Kinematics, read_model
+from embodied.real_robot.safety import fit_capsules, mjcf_arm
+from embodied.real_robot.safety.capsules import Kinematics, Model, read_model
+from embodied.real_robot.safety.chain import Chain, Limiter
+from embodied.real_robot.safety.geometry import (
+    Box,
+    BoxDistances,
+    Config,
+    Geometry,
+    Mounted,
+    Plane,
+    SelfDistances,
+)
 from embodied.real_robot.safety.geometry import Config as GeometryConfig
-from embodied.real_robot.safety.geometry import Geometry, Plane
+from embodied.real_robot.safety.workspace import Config as Tool
+from embodied.real_robot.safety.workspace import Workspace
+from tests.real_robot.test_control import LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
 TERN = ROOT / "docs" / "own_robot" / "tern.urdf"
@@ -51,7 +68,7 @@ SMALL = """
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ArmFile]:
     file = tmp_path_factory.mktemp("small") / "small.urdf"
     file.write_text(SMALL)
-    table = describe(file, Config(out="x.yaml", base="foot", poses=50))
+    table = describe(file, Described(out="x.yaml", base="foot", poses=50))
     write_arm_file(table, file.with_suffix(".yaml"))
     return file, table
 
@@ -182,7 +199,7 @@ def test_a_lost_wire_and_a_wrong_count_are_faults() -> None:
 
 def test_the_simulation_follows_and_its_hand_too(tmp_path: Path) -> None:
     hand = ("left_finger", "right_finger")
-    table = describe(TERN, Config(out="x", tip="tool", hand=hand, capsules=False))
+    table = describe(TERN, Described(out="x", tip="tool", hand=hand, capsules=False))
     write_arm_file(table, tmp_path / "t.yaml")
     now = [0.0]
     arm = MujocoArm(ArmConfig(str(TERN), str(tmp_path / "t.yaml")), lambda: now[0])
@@ -199,3 +216,316 @@ def test_the_simulation_follows_and_its_hand_too(tmp_path: Path) -> None:
     assert np.abs(arm.read().tau).max() < 30.0
     with pytest.raises(ConfigError, match=r"driver\.start needs 6"):
         MujocoArm(ArmConfig(str(TERN), str(tmp_path / "t.yaml"), start=(0.0,)))
+
+
+ROBOTS = Path(__file__).resolve().parent.parent.parent / "configs" / "robot"
+ARMS = {"fr3": fr3, "so101": so101, "ur5e": ur5e}
+RANGES = {name: (np.maximum(arm.LOWER, -3), np.minimum(arm.UPPER, 3)) for name, arm in ARMS.items()}
+FINGERS = ("left_finger", "right_finger")
+
+
+def poses(name: str, count: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).uniform(*RANGES[name], (count, len(RANGES[name][0])))
+
+
+def axes(model: Model, q: Floats) -> dict[str, list[tuple[Floats, Floats, float]]]:
+    """Start, end and radius of every body's capsules at `q` [n]."""
+    kinematics = Kinematics(model)
+    starts, ways = kinematics(q[None])[0]
+    found: dict[str, list[tuple[Floats, Floats, float]]] = {}
+    for b, start, way, radius in zip(
+        kinematics.bodies, starts, ways, kinematics.radius, strict=True
+    ):
+        found.setdefault(model.names[b], []).append((start, start + way, float(radius)))
+    return found
+
+
+def beyond(points: Floats, capsules: list[tuple[Floats, Floats, float]]) -> float:
+    """How far the worst of points [m, 3] is outside of all capsules, m."""
+    away = []
+    for start, end, radius in capsules:
+        way = end - start
+        share = np.clip((points - start) @ way / max(float(way @ way), 1e-12), 0, 1)
+        away.append(np.linalg.norm(points - start - share[:, None] * way, axis=1) - radius)
+    return float(np.min(away, axis=0).max())
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_capsules_hold_the_surfaces_of_their_links_in_every_pose(name: str) -> None:
+    mj, random = mjcf_arm.compile_mjcf(name), np.random.default_rng(1)
+    arm, model = mjcf_arm.Arm(mj, len(RANGES[name][0])), read_model(name)
+    for q in poses(name, 12):
+        arm.place(q, float(random.uniform()))
+        capsules = axes(model, q)
+        for g in range(mj.ngeom):
+            body = mj.body(mj.geom_bodyid[g]).name
+            if not mj.geom_bodyid[g] or not arm._solid(g):
+                continue
+            corners = mjcf_arm.shape(mj, g)
+            if mj.geom_type[g] != int(mujoco.mjtGeom.mjGEOM_MESH):
+                corners = 0.985 * corners  # polygons around round shapes
+            weights = random.dirichlet([1, 1, 1], (3, len(corners)))
+            points = np.concatenate([*np.einsum("smc,mcx->smx", weights, corners), *corners])
+            points = points @ arm.data.geom_xmat[g].reshape(3, 3).T + arm.data.geom_xpos[g]
+            assert beyond(points, capsules[body]) < 2e-4, (body, g)
+
+
+def test_the_capsules_are_tight() -> None:
+    """A hand's capsule does not hold the whole hand by being huge."""
+    radii = [c.radius for body in read_model("fr3").bodies for c in body.capsules]
+    assert len(radii) <= 18 and max(radii) < 0.11
+    ends = [c.radius for c in read_model("fr3").bodies[-1].capsules]
+    assert max(ends) < 0.025, "a finger over its whole stroke of 40 mm"
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_frames_are_those_of_mujoco_and_of_our_own_kinematics(name: str) -> None:
+    mj, model = mjcf_arm.compile_mjcf(name), read_model(name)
+    arm, kinematics = mjcf_arm.Arm(mj, len(RANGES[name][0])), Kinematics(model)
+    assert model.joints == tuple(arm.joints()), "made from this MJCF"
+    tool = kinematics.point(lambda q: ARMS[name].forward(q)[0])
+    assert tool is not None
+    q = poses(name, 200, seed=2)
+    np.testing.assert_allclose(tool(q), ARMS[name].forward(q)[0], atol=1e-6)
+    frames = kinematics.frames(q)
+    for k in range(0, 200, 10):
+        arm.place(q[k])
+        for j in range(q.shape[1]):
+            turn, place = arm.frame(j)
+            np.testing.assert_allclose(frames[j + 1, k, :3, :3], turn, atol=1e-6)
+            np.testing.assert_allclose(frames[j + 1, k, :3, 3], place, atol=1e-6)
+
+
+def test_a_point_that_is_not_fixed_to_the_last_joint_is_not_made_one() -> None:
+    assert Kinematics(read_model("fr3")).point(lambda q: q[:, :3]) is None
+
+
+def test_clearances_of_capsules_are_those_of_mujoco() -> None:
+    """mj_geomDistance between the same capsules, as an independent check."""
+    model, q = read_model("fr3"), poses("fr3", 60, seed=3)
+    names, kinematics = [], Kinematics(model)
+    parts = ["<mujoco><worldbody>"]
+    for body in model.bodies:
+        for c in body.capsules:
+            names.append(body.name)
+            half = np.linalg.norm(np.subtract(c.end, c.start)) / 2
+            parts.append(
+                f'<body mocap="true"><geom type="capsule" size="{c.radius} {half:.9f}"/></body>'
+            )
+    mj: Any = mujoco.MjModel.from_xml_string("".join([*parts, "</worldbody></mujoco>"]))
+    data: Any = mujoco.MjData(mj)
+    pairs = [(i, j) for i in range(len(names)) for j in range(i)]
+    ours = SelfDistances(kinematics, pairs)(kinematics(q))
+    for k, (starts, ways) in enumerate(kinematics(q)):
+        for c in range(len(names)):
+            data.mocap_pos[c] = starts[c] + ways[c] / 2
+            mujoco.mju_quatZ2Vec(data.mocap_quat[c], ways[c])
+        mujoco.mj_kinematics(mj, data)
+        theirs = [mujoco.mj_geomDistance(mj, data, i, j, 5.0, None) for i, j in pairs]
+        apart = np.array(theirs)
+        near = apart > -0.02  # deeper, MuJoCo measures how to part them, not how near axes are
+        np.testing.assert_allclose(ours[k][near], apart[near], atol=2e-5)
+
+
+def test_capsules_are_never_further_apart_than_the_meshes() -> None:
+    mj = mjcf_arm.compile_mjcf("fr3")
+    arm, geometry = mjcf_arm.Arm(mj), Geometry(Config("fr3", margin=0.0), 7)
+    bodies = {mj.body(b).name: b for b in range(mj.nbody)}
+    solid = {
+        name: [g for g in range(mj.ngeom) if mj.geom_bodyid[g] == b and arm._solid(g)]
+        for name, b in bodies.items()
+    }
+    hits = 0
+    for q in poses("fr3", 150, seed=4):
+        arm.place(q)
+        for one, two in (("fr3_link0", "hand"), ("fr3_link1", "hand"), ("fr3_link2", "fr3_link5")):
+            apart = min(
+                mujoco.mj_geomDistance(mj, arm.data, g, h, 5.0, None)  # pyright: ignore
+                for g in solid[one]
+                for h in solid[two]
+            )
+            assert geometry.depth(q[None]) <= apart + 1e-4
+            hits += apart < 0.05
+    assert hits > 3, "near poses were among them"
+
+
+def test_boxes_are_as_far_as_many_points_say() -> None:
+    random = np.random.default_rng(5)
+    boxes = (
+        Box((0.3, -0.1, 0.2), (0.1, 0.2, 0.05), turn=(0.3, -0.7, 1.1)),
+        Box((0.0, 0.0, 0.0), (0.3, 0.3, 0.3)),
+    )
+    made = BoxDistances(boxes)
+    starts, ways = random.normal(0, 0.4, (4, 30, 3)), random.normal(0, 0.3, (4, 30, 3))
+    ways[0, :5], ways[1, :5, 1:] = 0.0, 0.0  # points, and along an axis
+    got = made(np.stack([starts, ways], 1))
+    for b, box in enumerate(boxes):
+        t = np.linspace(0, 1, 4001)[:, None, None, None]
+        x = (starts + t * ways - box.center) @ made.turns[b]
+        over = np.abs(x) - np.asarray(box.half)
+        signed = np.linalg.norm(np.maximum(over, 0), axis=-1) + np.minimum(over.max(-1), 0)
+        np.testing.assert_allclose(got[:, b], signed.min(0), atol=4e-4)
+    assert (got < 0).sum() > 10 and (got > 0).sum() > 50
+    thick = random.uniform(0, 0.05, (2, 30))
+    least = made.least(np.stack([starts, ways], 1), thick, np.full(4, 9.0))
+    np.testing.assert_allclose(least, (got - thick).min((1, 2)), atol=1e-9)
+    assert made.least(np.stack([starts, ways], 1), thick, np.full(4, -9.0)).tolist() == [-9.0] * 4
+
+
+def test_planes_keep_the_hand_up_and_let_the_fingers_touch() -> None:
+    table = Plane((0.0, 0.0, 2.0, 0.0), exempt=FINGERS)  # any length of the normal
+    geometry = Geometry(Config("fr3", planes=(table,), self_collision=False, margin=0.0), 7)
+    for q in poses("fr3", 30, seed=6):
+        capsules = axes(geometry.model, q)
+        moving = [c for name, each in capsules.items() if name != "fr3_link0" for c in each
+                  if name not in FINGERS]  # fmt: skip
+        lowest = min(min(start[2], end[2]) - radius for start, end, radius in moving)
+        assert geometry.depth(q[None]) == pytest.approx(lowest)
+        assert geometry.nearest(q)[1].endswith("plane 1")
+
+
+class Past:
+    """An arm whose tool may go by a post that its hand would hit."""
+
+    def __init__(self, geometry: Geometry | None) -> None:
+        q = fr3.HOME
+        place = fr3.forward(q[None])[0][0]
+        workspace = Workspace(
+            Tool(tuple(place - 0.6), tuple(place + 0.6)),
+            lambda q: fr3.forward(q)[0],
+        )
+        stages = [workspace] if geometry is None else [workspace, geometry]
+        self.chain = Chain(stages, Limiter(LIMITS, 0.01, [each.depths for each in stages]))
+        self.q = q.copy()
+        self.chain.begin(ArmState(self.q, np.zeros(7), np.zeros(7), 0.0))
+
+    def go(self, target: Floats, ticks: int) -> Floats:
+        """What was sent [ticks, n]."""
+        sent = []
+        for _ in range(ticks):
+            arm = ArmState(self.q, np.zeros(7), np.zeros(7), 0.0)
+            self.q = self.chain(target, 0.0, arm, 0.0).copy()
+            sent.append(self.q)
+        return np.stack(sent)
+
+
+def post() -> Config:
+    """Where the hand comes by when joint 1 turns by +0.9, above the tool."""
+    q = fr3.HOME + np.array([0.9, 0, 0, 0, 0, 0, 0])
+    place = fr3.forward(q[None])[0][0]
+    box = Box((place[0], place[1], place[2] + 0.2), (0.02, 0.02, 0.05))
+    return Config("fr3", boxes=(box,), margin=0.01)
+
+
+def test_links_and_hand_stay_out_of_a_box_that_the_tool_misses() -> None:
+    """S-7: the workspace knew one point; the hand went through the post."""
+    judge, target = Geometry(post(), 7), fr3.HOME + np.array([1.3, 0, 0, 0, 0, 0, 0])
+    before = Past(None).go(target, 400)
+    assert judge.depths(before).min() < -0.02, "the workspace alone lets it"
+    made = Past(Geometry(post(), 7))
+    sent = made.go(target, 400)
+    assert judge.depths(sent).min() > -2e-3 and made.chain.counts[1] > 50
+    assert 0.2 < sent[-1][0] < 0.8 and made.chain.resting, "it stops before the post"
+    back = made.go(fr3.HOME, 400)
+    assert back[-1] == pytest.approx(fr3.HOME, abs=1e-6), "and may go back"
+
+
+def test_a_mounted_camera_is_part_of_the_arm() -> None:
+    box = Box((0.62, 0.0, 0.6), (0.02, 0.3, 0.02))
+    bare = Geometry(Config("fr3", boxes=(box,)), 7)
+    camera = Mounted("hand", (0.05, 0.05, 0.12), (0.12, 0.12, 0.12), 0.03)
+    more = Geometry(Config("fr3", boxes=(box,), mounted=(camera,)), 7)
+    apart = bare.depths(poses("fr3", 500)) - more.depths(poses("fr3", 500))
+    assert (apart >= 0).all() and apart.max() > 0.02
+
+
+def test_the_arm_stays_off_itself() -> None:
+    made, judge = Past(Geometry(Config("fr3"), 7)), Geometry(Config("fr3"), 7)
+    inward = np.array([0.0, -1.7, 0.0, -3.0, 0.0, 0.6, 0.785])
+    assert judge.depth(inward[None]) < 0, "folded onto itself"
+    sent = made.go(inward, 600)
+    assert judge.depths(sent).min() > -2e-3
+
+
+def test_an_arm_in_a_box_may_come_out_but_not_go_further_in() -> None:
+    config, judge = post(), Geometry(post(), 7)
+    made = Past(Geometry(config, 7))
+    made.q = fr3.HOME + np.array([0.8, 0, 0, 0, 0, 0, 0])
+    made.chain.begin(ArmState(made.q, np.zeros(7), np.zeros(7), 0.0))
+    depth = judge.depth(made.q[None])
+    assert depth < -0.005
+    further = made.go(made.q + np.array([0.3, 0, 0, 0, 0, 0, 0]), 100)
+    assert judge.depths(further).min() > depth - 1e-6
+    out = judge.depths(made.go(fr3.HOME, 400))
+    assert out[-1] > 0 and (np.diff(np.minimum(out, 0)) > -1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["sim", "franka_sim", "so101_sim", "ur_sim"])
+def test_each_arm_has_geometry_and_its_home_is_free(name: str) -> None:
+    node = yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
+    node.pop("_target_")
+    made = Deployment.parse(node | {"policy": ""})
+    workspace, geometry = build_regions(made)
+    assert isinstance(workspace, Workspace) and isinstance(geometry, Geometry)
+    assert geometry.depth(np.asarray(made.home)[None]) > 0.005
+    names = build_chain(made).names
+    assert names.index("geometry") == names.index("workspace") + 1
+    q = np.random.default_rng(0).uniform(made.limits.low, made.limits.high, (2000, made.joints))
+    np.testing.assert_allclose(workspace.forward(q), forward_kinematics(made)(q), atol=1e-6)
+    inside = workspace.depths(q) > 0
+    assert (geometry.depths(q[inside]) > 0).mean() > 0.5, "most of the workspace is left"
+
+
+@pytest.mark.parametrize("name", ["franka", "so101", "ur", "ur_rtde"])
+def test_each_arm_to_be_filled_in_has_geometry(name: str) -> None:
+    node = yaml.safe_load((ROBOTS / f"{name}.yaml").read_text())
+    assert node["geometry"]["model"] in ARMS and node["geometry"]["planes"]
+
+
+def test_an_mjcf_of_ones_own_is_fitted_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mjcf_arm, "SLICES", 1)  # the small arm above is cut
+    arm = tmp_path / "arm.xml"
+    arm.write_text(
+        '<mujoco><worldbody><geom type="plane" size="1 1 1"/><body name="low">'
+        '<joint axis="0 0 1"/><geom type="box" size="0.02 0.02 0.2" pos="0 0 0.2"/>'
+        '<body name="high" pos="0 0 0.4"><joint axis="0 1 0"/>'
+        '<geom type="cylinder" size="0.03 0.1" pos="0.1 0 0"/><geom type="sphere" size="0.05"/>'
+        '<body name="tip"><joint type="slide" axis="1 0 0" range="0 0.1"/>'
+        '<geom type="sphere" size="0.02" pos="0.1 0 0.1"/></body></body></body>'
+        "</worldbody></mujoco>"
+    )
+    made = fit_capsules.fit_model(mjcf_arm.compile_mjcf(str(arm)), poses=100)
+    fit_capsules.write(made, tmp_path / "arm.yaml", "arm.xml")
+    assert read_model(str(tmp_path / "arm.yaml")) == made
+    assert [body.joint for body in made.bodies] == [0, 1, 1] and len(made.joints) == 2
+    tip = made.bodies[2].capsules
+    assert (
+        beyond(
+            np.array([[0.08, 0, 0.1], [0.22, 0, 0.1], [0.15, 0.02, 0.1]]),
+            [(np.array(c.start), np.array(c.end), c.radius) for c in tip],
+        )
+        < 1e-3
+    ), "swept through its range"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": "fr4"}, "known are fr3, so101, ur5e"),
+        ({"model": "/nowhere/arm.yaml"}, "fit_capsules"),
+        ({"model": "so101"}, "has 5 joints, the limits have 7"),
+        ({"planes": ({"plane": [0, 0, 0, 1]},)}, "normal"),
+        ({"planes": ({"plane": [0, 0, 1, 0], "exempt": ["left_fingr"]},)}, "left_finger"),
+        ({"boxes": ({"center": [0, 0, 0], "half": [0, 1, 1]},)}, "half.*above 0"),
+        ({"mounted": ({"body": "hnd", "start": (0,) * 3, "end": (1,) * 3, "radius": 1},)}, "hand"),
+        ({"ignored": (("hand", "fr3_link9"),)}, "no body fr3_link9"),
+        ({"margin": -0.1}, "margin"),
+        ({"self_collision": False}, "does nothing"),
+        ({"modell": "fr3"}, "model"),
+    ],
+)  # fmt: skip
+def test_settings_that_are_wrong_are_named(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Geometry(parse(Config, {"model": "fr3"} | settings, "geometry"), 7)

@@ -7,8 +7,9 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,21 +20,134 @@ from embodied.core.checkpoint import load_policy, save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.reader import Episodes, read_episodes
+from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
+from embodied.real_robot.cameras.camera import CameraError, Picture
+from embodied.real_robot.cameras.frame_history import KEPT, FrameHistory
+from embodied.real_robot.cameras.shared_frames import FrameReader, FrameWriter, camera_mailbox
+from embodied.real_robot.daemon.client import call
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.messages import Mode
+from embodied.real_robot.policy.observer import Observer
+from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
 from embodied.real_robot.safety.checks import FreshConfig
-from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import Bridge, until
-from tests.real_robot.test_decide import GOAL, SPEC
+from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
+from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_deploy import robot, said, start
-from tests.real_robot.test_record import recorded
+from tests.real_robot.test_record import FLOW as PLAIN
+from tests.real_robot.test_record import recorded, ticks
+
+pytest.importorskip("cv2", reason="OpenCV is not installed")
+FRAME = (4, 6)
+
+
+def grey(level: int, size: tuple[int, int] = FRAME) -> np.ndarray:
+    return np.full((*size, 3), level, np.uint8)
+
+
+def album(*times: float, age: float = 0.5) -> FrameHistory:
+    """Pictures taken at those times, of grey levels 1, 2, ..."""
+    made = FrameHistory({}, {"front": FRAME}, ("front",), age)
+    for level, t in enumerate(times, 1):
+        made.add("front", t, grey(level))
+    return made
+
+
+def test_the_newest_that_is_not_later() -> None:
+    made = album(1.0, 1.1, 1.2)
+    for measured, level, t in ((0.99, 0, 0.0), (1.0, 1, 1.0), (1.15, 2, 1.1), (9.0, 3, 1.2)):
+        row = made.at(measured)
+        assert (row["obs/front"] == level).all() and row["stamp/front"] == t
+    assert (made.decided({"front": 1.1})["decided/front"] == 2).all()
+    nothing = made.decided({"front": 1.05})
+    assert nothing["stamp/decided/front"] == 0 and not nothing["decided/front"].any()
+    for k in range(KEPT):
+        made.add("front", 2.0 + k, grey(7))
+    assert made.at(1.9)["stamp/front"] == 0, "long gone"
+
+
+def scribe(made: FrameHistory) -> EpisodeBuilder:
+    spec = recorded_spec(SPEC, {"front": FRAME})
+    observer = Observer(spec, 7, tool, GOAL, pictures=("front",))
+    return EpisodeBuilder(spec, observer, lambda q: tool(q[None])[0], 0, lambda q, s: False, made)
+
+
+def test_an_episode_ends_before_a_row_without_a_new_picture() -> None:
+    """Steps at 10.01, 10.02, ...; the camera shows nothing after 10.021."""
+    writes = scribe(album(10.005, 10.021, age=0.0105))
+    runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
+    steps = [{**runs, "step": k, "q": 0.1 * k} for k in range(5)]
+    made = ticks({"mode": Mode.ARMED}, *steps, {"mode": Mode.STOPPING, "fault": b"why"})
+    writes.add_decision(10.0, np.zeros(0, np.float32), np.array([10.005]))
+    said = [writes.add_tick(tick) for tick in made]
+    episode = said[-1]
+    assert said[:-1] == [None] * 6 and episode is not None
+    # Ages of the rows: 5 ms, 15 ms: the second one is stale, and there is no step before the first.
+    assert episode.steps == {} and "at step 1; 0 steps before it are kept" in episode.lost
+    writes.frames = album(10.005, 10.012, 10.03, age=0.0105)
+    said = [writes.add_tick(tick) for tick in made]
+    episode = said[-1]
+    assert episode is not None and episode.fault == "why" and episode.success is False
+    # 5, 8, 0 ms, then 10 and (the end, of the same tick) 20: the fifth row is stale.
+    assert "for 0.02 s at step 4; 3 steps before it are kept" in episode.lost
+    rows = episode.steps
+    assert rows["obs/front"][:, 0, 0, 0].tolist() == [1, 2, 3]
+    assert rows["stamp/front"].tolist() == [10.005, 10.012, 10.03]
+    assert int(rows["next_obs/front"].max()) == 3, "the end is the last moment that was seen"
+    names = SPEC.obs["state"].names
+    assert float(rows["next_obs/state"][names.index("q1")]) == pytest.approx(0.3)
+    assert (rows["decided/front"] == 1).all() and (rows["stamp/decided/front"] == 10.005).all()
+
+
+@pytest.mark.parametrize("images", ["png", "mp4"])
+def test_what_was_decided_upon_is_read_back(tmp_path: Path, images: Literal["png", "mp4"]) -> None:
+    steps = torch.arange(5)
+    smooth = (steps[:, None, None, None] * 40 + 10).expand(5, 16, 24, 3).to(torch.uint8)
+    rows = {"action": torch.zeros(5, 4), "reward": torch.zeros(5), "decided/front": smooth}
+    rows |= {"obs/state": torch.zeros(5, 27), "next_obs/state": torch.zeros(27)}
+    rows |= {"terminated": steps == 4, "truncated": steps < 0}
+    with EpisodeWriter(tmp_path / "d", SPEC, images=images) as writer:
+        writer.add(rows)
+        early = read_episodes(tmp_path / "d").steps["decided/front"]
+        writer.add(rows)
+    late = read_episodes(tmp_path / "d").steps["decided/front"]
+    assert late.shape == (10, 16, 24, 3) and late[:5].equal(early)
+    apart = (early.int() - smooth.int()).abs().max()
+    assert int(apart) == 0 if images == "png" else int(apart) < 6
+
+
+def test_a_view_sees_what_is_shown(tmp_path: Path) -> None:
+    now = 5.0
+    told = camera_mailbox(tmp_path, "front", create=True)
+    with FrameReader(tmp_path, "front", lambda: now) as view:
+        now = 5.2
+        with pytest.raises(CameraError, match=r"camera front has shown nothing new for 0.20 s"):
+            view.newest(0.1)
+        shown = FrameWriter(tmp_path, "front")
+        for number in range(1, 101):
+            shown.add(Picture(grey(number), 5.0 + number / 1000, number))
+        newest = view.newest(0.2)
+        assert (newest.number, newest.t, int(newest.frame.min())) == (100, 5.1, 100)
+        assert [each.number for each in view.since()] == list(range(38, 101)), "of 64, one is open"
+        assert view.since() == [] and view.next(99, 1.0).number == 100
+        with pytest.raises(CameraError, match="one size"):
+            shown.add(Picture(grey(1, (8, 6)), 5.2, 101))
+        shown.fail("it broke")
+        with pytest.raises(CameraError, match="it broke"):
+            view.newest(9.0)
+        told.fields[:] = 0
+        told.send()
+        again = FrameWriter(tmp_path, "front")
+        again.add(Picture(grey(9, (8, 6)), 5.3, 1))
+        assert view.newest(1.0).frame.shape == (8, 6, 3)
+        assert [each.number for each in view.since()] == [1]
+    assert (tmp_path / "frames.front").stat().st_mode & 0o777 == 0o600
+
 
 cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE, SMALL = 32, (12, 16)
 SEEING = SPEC.with_obs(front=Leaf((SIZE, SIZE, 3), "uint8", 0, 255))
-FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
-FLOW |= {"images": {"channels": [8, 16], "features": 16}}
+FLOW = {**PLAIN, "images": {"channels": [8, 16], "features": 16}}
 FILES = 40
 FRONT = {
     "_target_": "embodied.real_robot.cameras.sources.Rendered",
@@ -58,27 +172,21 @@ def files(folder: Path) -> dict[str, Any]:
     }
 
 
-def policy(folder: Path, spec: Spec = SEEING, **more: Any) -> str:
+def policy(folder: Path, spec: Spec = SEEING) -> str:
     torch.manual_seed(0)
-    made: Policy = build({**FLOW, **more}, Policy, spec=spec)
-    return str(save(folder / "0", made, 0))
+    return str(save(folder / "0", build(FLOW, Policy, spec=spec), 0))
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("filmed")
-    return Deployment(
-        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-        kinematics="embodied.embodiments.fr3.forward",
+    return simulated(
+        place,
         policy=policy(place / "first"),
-        hertz=100.0,
-        step=SPEC.dt,
-        limits=LIMITS,
         fresh=FreshConfig(hold=2.0, stop=10.0, state=5.0),
-        given=GOAL,
         blend=0,
         seconds=60.0,
+        records="",
         recording=str(place / "episodes"),
         cameras={"front": FRONT, "side": files(place / "files")},
         filmed={"side": SMALL},
@@ -89,13 +197,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
     folder = tmp_path_factory.mktemp("f")
-    folder.chmod(0o700)
-    deployment.write(folder)
-    made = Bridge(folder)
-    until(lambda: made.status["recorder"]["ready"], "the recorder looks")
-    yield made
-    made.process.terminate()
-    made.process.wait(90)
+    with bridging(folder, deployment) as made:
+        until(lambda: made.status["recorder"]["ready"], "the recorder looks")
+        yield made
     assert not [*folder.glob("frames.*"), *folder.glob("camera.*")], "nothing is left in memory"
 
 
@@ -158,7 +262,7 @@ def test_a_killed_recorder_keeps_finished_pictures(bridge: Bridge, deployment: D
     before = read_episodes(deployment.recording)
     running = bridge.running()
     os.kill(running["recorder"]["pid"], signal.SIGKILL)
-    until(lambda: bridge.status["recorder"]["died"], "it is noted")
+    until(lambda: "SIGKILL" in bridge.status["recorder"]["died"], "it is noted")
     tick = running["control"]["tick"]
     after = until(
         lambda: s if (s := bridge.status)["control"]["tick"] > tick + 50 else None, "it ticks on"
@@ -212,8 +316,6 @@ def test_another_policy_takes_over_the_same_cameras(
     bridge: Bridge, deployment: Deployment, tmp_path: Path
 ) -> None:
     """One device can be opened once: newcomer and predecessor look at what the cameras show."""
-    from embodied.real_robot.daemon.client import call
-
     before = bridge.running()
     larger = SPEC.with_obs(front=Leaf((40, 40, 3), "uint8", 0, 255))
     loaded = call(bridge.folder, Verb.LOAD, 120.0, policy(tmp_path, larger))
@@ -234,11 +336,9 @@ def test_another_policy_takes_over_the_same_cameras(
 
 
 def test_demonstrations_of_a_servo_arm_have_pictures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever acts sees none; a policy that does is to learn from them."""
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
     camera = json.dumps(files(tmp_path / "files")).replace('"', "")
     words = ["robot=so101_sim", "demonstrator=reach", "robot.driver.timeout=0.3"]
     words += [f"robot.cameras={{side: {camera}}}", "robot.images=mp4", "robot.picture=4.0"]
@@ -259,8 +359,6 @@ def test_demonstrations_of_a_servo_arm_have_pictures(
 
 
 def test_what_can_not_be_filmed_is_one_line(deployment: Deployment) -> None:
-    from dataclasses import asdict, replace
-
     with pytest.raises(ConfigError, match=r"filmed: .*no camera sid.*side"):
         replace(deployment, filmed={"sid": SMALL})
     with pytest.raises(ConfigError, match=r"filmed.*=0 should be at least 1, at most 4096"):

@@ -37,9 +37,8 @@ from embodied.real_robot.drivers.franka.driver import Franka
 from embodied.real_robot.drivers.franka.errors import explain
 from embodied.real_robot.drivers.franka.impedance import Own, allowed, misfit, own
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.limits import Limiter
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 

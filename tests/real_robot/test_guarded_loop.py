@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,26 @@ import pytest
 from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.homing import Homing
 from embodied.real_robot.drivers.driver import DriverError
-from embodied.real_robot.ipc.estop import EmergencyStop
+from embodied.real_robot.ipc.channels import EmergencyStop
 from embodied.real_robot.ipc.mailbox import MailboxError
 from embodied.real_robot.ipc.messages import Command, Ended, Mode
-from tests.real_robot.test_control import DOWN, LIMITS, Bench, within
+from tests.real_robot.chunk_fuzz import fuzz
+from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
 from tests.real_robot.test_homing import AWAY
 from tests.real_robot.test_yielding import MOST, SECOND, Pressing
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """An arm that moves."""
+    bench = Bench(tmp_path)
+    bench.moving()
+    return bench
+
+
+@pytest.fixture
+def control(bench: Bench) -> Any:
+    return bench.control
 
 
 class Broken:
@@ -44,45 +59,29 @@ def short(bench: Bench) -> Callable[[], ArmState]:
     return wrong
 
 
+PARTS: dict[str, tuple[str, str]] = {
+    "controller": ("follower", "controller"),
+    "follower": ("", "follower"),
+    "stage": ("chain", "stages"),
+    "planner": ("chain.limiter", "_follow"),
+    "state message": ("", "_publish"),
+    "write": ("driver", "write"),
+    "measurement": ("driver", "read"),
+    "shape": ("driver", "read"),
+}
+
+
 def breaks(bench: Bench, where: str) -> None:
-    control: Any = bench.control
-    error = ValueError("operands could not\nbe broadcast")
-    owner, name = {
-        "controller": (control.follower, "controller"),
-        "follower": (control, "follower"),
-        "stage": (control.chain, "stages"),
-        "planner": (control.chain.limiter, "_follow"),
-        "state message": (control, "_publish"),
-        "write": (control.driver, "write"),
-        "measurement": (control.driver, "read"),
-        "shape": (control.driver, "read"),
-    }[where]
-    broken: Any = Broken(error)
-    if where == "stage":
-        broken = [broken]
-    if where == "shape":
-        broken = short(bench)
-    setattr(owner, name, broken)
-
-
-PARTS = (
-    "controller",
-    "follower",
-    "stage",
-    "planner",
-    "state message",
-    "write",
-    "measurement",
-    "shape",
-)
+    owner, name = PARTS[where]
+    broken: Any = Broken(ValueError("operands could not\nbe broadcast"))
+    broken = {"stage": [broken], "shape": short(bench)}.get(where, broken)
+    setattr(attrgetter(owner)(bench.control) if owner else bench.control, name, broken)
 
 
 @pytest.mark.parametrize("where", PARTS)
 def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
-    tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
+    bench: Bench, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
     breaks(bench, where)
     bench.run(6)
     assert bench.mode == Mode.ESTOP
@@ -94,18 +93,16 @@ def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
     assert np.ptp(np.stack(bench.sent[-5:]), axis=0).max() < 1e-9, "at rest"
     said = [line for line in capfd.readouterr().err.splitlines() if "internal error" in line]
     assert len(said) == (2 if where == "write" else 1), "logged once"
-    assert bench.ask(Command.START) == Mode.ESTOP, "it answers"
-    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    assert bench.ask(Command.START) == Mode.ESTOP and bench.refused, "it answers"
     bench.ask(Command.QUIT)
     assert bench.control.quit
 
 
 @pytest.mark.parametrize("where", ["controller", "stage"])
-def test_what_raised_is_not_run_again_before_a_reset(tmp_path: Path, where: str) -> None:
+def test_what_raised_is_not_run_again_before_a_reset(
+    bench: Bench, control: Any, where: str
+) -> None:
     """Also not a stage, which runs in every mode."""
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
     broken: Any = Broken(IndexError("bug"))
     controller, stages = control.follower.controller, control.chain.stages
     if where == "controller":
@@ -121,24 +118,17 @@ def test_what_raised_is_not_run_again_before_a_reset(tmp_path: Path, where: str)
     within(bench.sent)
 
 
-def test_a_reset_that_raises_is_latched_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_a_reset_that_raises_is_latched_again(bench: Bench, control: Any) -> None:
     whole, control.follower.controller = control.follower.controller, Broken(IndexError("bug"))
     bench.run(100)
     recover, control.driver.recover = control.driver.recover, Broken(KeyError("again"))
-    assert bench.ask(Command.RESET) == Mode.ESTOP
-    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    assert bench.ask(Command.RESET) == Mode.ESTOP and bench.refused
     control.driver.recover, control.follower.controller = recover, whole
     bench.run(20)
     assert bench.ask(Command.RESET) == Mode.IDLE
 
 
-def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(bench: Bench, control: Any) -> None:
     stop, stopped = control.driver.stop, []
     control.driver.stop = lambda: stopped.append(stop())
     control.driver.write = Broken(TypeError("bug"))
@@ -151,31 +141,24 @@ def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(tmp_path: Path) -
     assert bench.sent[-1] == pytest.approx(control.arm.q, abs=0.02), "from where the arm stands"
 
 
-def test_a_driver_error_anywhere_is_the_drivers_fault(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_a_driver_error_anywhere_is_the_drivers_fault(bench: Bench, control: Any) -> None:
     control.driver.stiffen = control.driver.write = Broken(DriverError("the cable is gone"))
     bench.run(3)
     assert bench.mode == Mode.ESTOP and bench.fault == "the cable is gone"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_process_ends_it(tmp_path: Path, error: type[BaseException]) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
-    control: Any = bench.control
+def test_what_ends_a_process_ends_it(
+    bench: Bench, control: Any, error: type[BaseException]
+) -> None:
     control.follower = Broken(error())
     with pytest.raises(error):
         bench.run(2)
 
 
-def test_a_command_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.moving()
+def test_a_command_that_nobody_knows_is_refused(bench: Bench) -> None:
     bench.ask(1_000_000)  # pyright: ignore[reportArgumentType]
-    assert bench.mode == Mode.RUNNING
-    assert bench.there.state.fields["refused"][0] == bench.there.request.fields["number"][0]
+    assert bench.mode == Mode.RUNNING and bench.refused
 
 
 @pytest.mark.parametrize("mode", [Mode.IDLE, Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING])
@@ -312,3 +295,119 @@ def test_an_arm_that_presses_lets_go_after_an_error_too(tmp_path: Path) -> None:
     bench.run(3 * SECOND)
     assert max(bench.force[-2 * SECOND :]) < MOST, "N, from 1 s on"
     within(bench.sent)
+
+
+NAN, INF = float("nan"), float("inf")
+MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
+    "no numbers": ({"size": 0}, "0 numbers for 4 actions (dx, dy, dz, gripper)"),
+    "fewer than no numbers": ({"size": -1}, "-1 numbers for 4 actions"),
+    "a number too few": ({"size": 3}, "3 numbers for 4 actions"),
+    "two numbers too many": ({"size": 6}, "6 numbers for 4 actions"),
+    "more numbers than fit": ({"size": 33}, "33 numbers for 4 actions"),
+    "as many numbers as can be": ({"size": 2**31 - 1}, "2147483647 numbers for 4 actions"),
+    "no steps": ({"steps": 0}, "0 steps; 1 to 128"),
+    "fewer than no steps": ({"steps": -3}, "-3 steps; 1 to 128"),
+    "more steps than fit": ({"steps": 129}, "129 steps; 1 to 128"),
+    "a million steps": ({"steps": 10**6}, "1000000 steps; 1 to 128"),
+    "seen is not a number": ({"seen": NAN}, "seen=nan, which is not a time"),
+    "seen is infinite": ({"seen": INF}, "seen=inf, which is not a time"),
+    "seen is infinitely long ago": ({"seen": -INF}, "seen=-inf, which is not a time"),
+    "seen in the future": ({"seen": 1e9}, "s from the future"),
+    "start is not a number": ({"start": NAN}, "start=nan, which is not a time"),
+    "start is infinite": ({"start": INF}, "start=inf, which is not a time"),
+    "start is infinitely long ago": ({"start": -INF}, "start=-inf, which is not a time"),
+    "start in the future": ({"start": 1e9}, "in the future"),
+    "no stamp is a number": ({"seen": NAN, "start": NAN}, "seen=nan, which is not a time"),
+    "less than no noise": ({"noise_size": -1}, "-1 numbers of noise"),
+    "more noise than fits": ({"noise_size": 4097}, "4097 numbers of noise"),
+    "an image of no time": ({"image_times": NAN}, "capture time of an image"),
+}
+
+
+def speak(bench: Bench, wrong: dict[str, Any]) -> None:
+    """A chunk as it should be, but for what is `wrong`."""
+    fields = bench.there.chunk.fields[0]
+    fields["actions"], fields["noise_size"], fields["image_times"] = 0.0, 0, 0.0
+    fields["number"] += 1
+    fields["seen"] = bench.there.state.fields["measured"][0]
+    fields["start"], fields["steps"], fields["size"] = bench.now, 4, len(DOWN)
+    fields["actions"][:4, : len(DOWN)] = DOWN
+    for name, value in wrong.items():
+        fields[name] = value
+    bench.there.chunk.send()
+    fields["noise_size"], fields["image_times"] = 0, 0.0
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_chunk_is_dropped_or_a_latched_fault_in_one_line(
+    tmp_path: Path, name: str
+) -> None:
+    """An idle arm drops it and is not started upon it, one that is armed or moves says why."""
+    wrong, line = MALFORMED[name]
+    bench = Bench(tmp_path)
+    bench.run(10)
+    speak(bench, wrong)
+    bench.run(2)
+    assert bench.mode == Mode.IDLE and not bench.fault
+    bench.ask(Command.ARM)
+    assert bench.ask(Command.START) == Mode.ARMED, "no chunk that could be followed has come"
+    speak(bench, wrong)
+    bench.run(1)
+    assert bench.mode == Mode.ESTOP and line in bench.fault
+    bench.run(50)
+    assert bench.ask(Command.RESET) == Mode.IDLE
+    bench.moving()
+    bench.action = None
+    speak(bench, wrong)
+    bench.run(1)
+    assert bench.mode == Mode.ESTOP
+    assert line in bench.fault and "\n" not in bench.fault
+    assert bench.fault.startswith("the policy's ")
+    bench.run(150)
+    within(bench.sent)
+    assert np.ptp(np.stack(bench.sent[-5:]), axis=0).max() < 1e-3, "at rest"
+    assert bench.ask(Command.RESET) == Mode.IDLE
+    bench.moving()
+    assert bench.mode == Mode.RUNNING, "the next good chunk is followed"
+
+
+def test_stamps_of_long_ago_are_stale_and_no_other_fault(tmp_path: Path) -> None:
+    for long_ago in (-1.7e308, -1e9, 0.0):
+        folder = tmp_path / str(long_ago)
+        folder.mkdir()
+        bench = Bench(folder)
+        bench.moving()
+        bench.action = None
+        speak(bench, {"seen": long_ago, "start": long_ago})
+        bench.run(1)
+        assert bench.mode == Mode.RUNNING, "older than what is followed: not followed"
+        speak(bench, {"start": long_ago})
+        bench.run(6)
+        assert bench.mode == Mode.RUNNING and bench.there.state.fields["starved"][0]
+        bench.run(100)
+        assert bench.mode == Mode.ESTOP and "s old" in bench.fault
+
+
+def test_stamps_that_are_no_numbers_do_not_switch_freshness_off(bench: Bench) -> None:
+    """Every chunk says NaN, and then nothing comes for 3 s."""
+    bench.action = None
+    for _ in range(5):
+        speak(bench, {"seen": NAN, "start": NAN})
+        bench.run(5)
+    bench.run(round(3.0 / DT))
+    assert bench.mode == Mode.ESTOP and bench.fault
+    within(bench.sent)
+
+
+def test_numbers_may_begin_anew(bench: Bench) -> None:
+    """A policy that is started again counts from 1."""
+    bench.there.chunk.fields["number"] = -5
+    bench.run(50)
+    assert bench.mode == Mode.RUNNING
+
+
+def test_random_chunk_records_neither_end_nor_fool_the_loop() -> None:
+    """10^5 of them: `python -m tests.real_robot.chunk_fuzz 100000`."""
+    made = fuzz(3000, seed=1)
+    assert made.told["latched"] > 500 and made.told["dropped"] > 100
+    assert made.told["followed"] > 100

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -15,22 +12,16 @@ import numpy as np
 import pytest
 import yaml
 
-from embodied.cli import main
-from embodied.core.build import build
-from embodied.core.checkpoint import save
-from embodied.core.env import VecEnv
-from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
-from embodied.real_robot.assemble import build_chain, open_flight_recorder
+from embodied.real_robot.assemble import open_flight_recorder
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import MailboxError
+from tests.real_robot.test_deploy import ROOT, robot, start, trained
 
 pytest.importorskip("franky", reason="franky-control is not installed")
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
-ROOT = Path(__file__).resolve().parents[2]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 LONGEST = 600.0  # s, on a machine that does much else: its arm's time goes slower than the clock
 PATIENTLY = (
     "robot.fresh={hold: 5.0, stop: 20.0, state: 10.0}",
@@ -55,9 +46,7 @@ class Watched(threading.Thread):
             with suppress(OSError, MailboxError, ValueError):
                 if box is None:
                     made = Deployment.read(self.folder)
-                    box = open_flight_recorder(
-                        made, self.folder, len(build_chain(made).names), create=False
-                    )
+                    box = open_flight_recorder(made, self.folder)
                 rows, count = box.since(count)
                 self.sent.append(rows["sent"].reshape(-1, 7))
                 self.ticks.append(rows["tick"].ravel())
@@ -91,41 +80,21 @@ def test_a_run_in_a_wrapped_world_fits_the_wire(
 ) -> None:
     """Delays, noise and another arm in training change nothing of what is seen and done."""
     world = yaml.safe_load((ROOT / "configs/env/fr3_lift_deploy.yaml").read_text())
-    env = build(world | {"num_envs": 1}, VecEnv)
-    policy = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 4},
-        Policy,
-        spec=env.spec,
-    )
-    save(tmp_path / "checkpoints" / "00000000", policy, 0)
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
-    with pytest.raises(SystemExit) as left:
-        main(["robot", "check", "robot=sim", f"policy={tmp_path}"])
-    text = capsys.readouterr().out
-    assert left.value.code == 0, text
+    run = trained(tmp_path, **world)
+    code, text = robot(capsys, "check", "robot=sim", f"policy={run}")
+    assert code == 0, text
     lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}
     fine = ("policy", "rate", "actions", "observations", "parity", "limits", "freshness")
     assert {lines[name] for name in fine} == {"ok"}, text
 
 
-def test_the_cube_is_lifted_over_the_wire(tmp_path: Path) -> None:
+def test_the_cube_is_lifted_over_the_wire(tmp_path: Path, folder: Path) -> None:
     """The script that is cloned, through the real driver; no command is outside of a limit."""
-    folder, out = tmp_path / "d", tmp_path / "out"
-    folder.mkdir(mode=0o700)
+    out = tmp_path / "out"
     watched = Watched(folder)
     watched.start()
     words = ["robot=franka_sim", "demonstrator=fr3_lift_deploy", f"seconds={LONGEST}", *PATIENTLY]
-    deploy = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "embodied.cli", "deploy", *words),
-            *("yes=true", f"out={out}", f"folder={folder}"),
-        ],
-        cwd=tmp_path,
-        env=ENV,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    deploy = start(tmp_path, folder, *words)
     try:
         text = deploy.communicate(timeout=2 * LONGEST)[0]
     finally:

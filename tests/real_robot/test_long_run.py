@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.real_robot.safety.chain import Chain
+from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Torque, TorqueRate
-from embodied.real_robot.safety.limits import Limiter
 from tests.real_robot.long_run import CONFIGS, World, deployment, run
 
 

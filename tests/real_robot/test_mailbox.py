@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import stat
 import time
@@ -13,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embodied.core.build import ConfigError
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.ipc.external_state import Config, ExternalStateReader, ExternalStateWriter
 from embodied.real_robot.ipc.mailbox import Mailbox, MailboxError
+from embodied.real_robot.ipc.ring_buffer import (
+    BlackBox,
+    BlackBoxError,
+    keep_newest,
+    write_records,
+)
+from tests.builders import Clock
 
 RECORD = np.dtype([("number", "<i8"), ("values", "<f8", (64,))])
 
@@ -49,32 +60,23 @@ def torn(tmp_path: Path) -> tuple[Any, Any]:
     return writer, reader
 
 
-def test_half_a_message_behind_an_even_counter_is_not_accepted(torn: tuple[Any, Any]) -> None:
-    """As on a machine that lets the counter be seen before the record (aarch64)."""
+@pytest.mark.parametrize("first", [24, None], ids=["an old record", "half of two"])
+def test_what_lags_behind_its_counter_is_not_accepted(
+    torn: tuple[Any, Any], first: int | None
+) -> None:
+    """As on a machine that lets the counter be seen before the record (aarch64): half a message, or
+    checksum and record of the one before, which would hide the new one."""
     writer, reader = torn
     before = bytes(writer._map)
     writer.fields["number"], writer.fields["values"] = 8, 8
     writer.send()
     after = bytes(writer._map)
-    half = len(after) - RECORD.itemsize // 2
-    writer._map[half:] = before[half:]
-    assert not reader.receive() and reader.fields["number"][0] == 7, "half of two messages"
+    late = first or len(after) - RECORD.itemsize // 2
+    writer._map[late:] = before[late:]
+    assert not reader.receive() and reader.fields["number"][0] == 7
     assert (reader.fields["values"] == 7).all(), "what was read before stays whole"
-    writer._map[half:] = after[half:]
+    writer._map[late:] = after[late:]
     assert reader.receive() and (reader.fields["values"] == 8).all(), "the rest has come"
-
-
-def test_an_old_record_behind_a_new_counter_is_not_accepted(torn: tuple[Any, Any]) -> None:
-    """Taken as the new message, it would hide that one."""
-    writer, reader = torn
-    old = bytes(writer._map[24:])  # checksum and record
-    writer.fields["number"], writer.fields["values"] = 8, 8
-    writer.send()
-    new = bytes(writer._map[24:])
-    writer._map[24:] = old
-    assert not reader.receive()
-    writer._map[24:] = new
-    assert reader.receive() and reader.fields["number"][0] == 8
 
 
 def test_random_mixtures_of_two_messages_are_not_accepted(torn: tuple[Any, Any]) -> None:
@@ -128,16 +130,6 @@ def test_no_message_is_ever_half_of_two(tmp_path: Path) -> None:
     assert not reader.receive(), "a dead writer is silent, even one that died within a message"
 
 
-def test_a_writer_that_died_within_a_message_is_silent(tmp_path: Path) -> None:
-    writer = Mailbox(tmp_path / "box", RECORD, 1, create=True)
-    reader: Any = Mailbox(tmp_path / "box", RECORD, 1, create=False)
-    writer.fields["number"] = 7
-    writer.send()
-    assert reader.receive()
-    reader._counter[0] += 1  # where the writer is between its two steps
-    assert not reader.receive() and reader.fields["number"][0] == 7
-
-
 def test_a_new_writer_is_heard_after_one_that_died_within_a_message(tmp_path: Path) -> None:
     dead: Any = Mailbox(tmp_path / "box", RECORD, 1, create=True)
     reader = Mailbox(tmp_path / "box", RECORD, 1, create=False)
@@ -160,3 +152,167 @@ def test_others_cannot_read_it_and_versions_are_compared(tmp_path: Path) -> None
         Mailbox(tmp_path / "none", RECORD, 1, create=False)
     with pytest.raises(FileExistsError):
         Mailbox(tmp_path / "box", RECORD, 1, create=True)
+
+
+def test_newest_values_and_their_age(tmp_path: Path) -> None:
+    clock = Clock(50.0)
+    writer = ExternalStateWriter(tmp_path, ("cube_x", "cube_y"))
+    seen = ExternalStateReader(Config(str(tmp_path), ("cube_x", "cube_y"), age=0.5), clock)
+    seen.connect()
+    with pytest.raises(DriverError, match="cube_x was last measured"):
+        seen.read()  # never
+    writer.publish(np.array([1.0, 2.0]), 50.0)
+    assert seen.read().tolist() == [1, 2]
+    writer.publish(np.array([3.0, 4.0]), 50.2)
+    clock.now = 50.6
+    assert seen.read().tolist() == [3, 4]
+    clock.now = 50.8
+    with pytest.raises(DriverError, match=r"0\.6 s ago"):
+        seen.read()
+
+
+def test_things_are_laid_out_again_when_asked(tmp_path: Path) -> None:
+    writer = ExternalStateWriter(tmp_path, ("x",))
+    seen = ExternalStateReader(Config(str(tmp_path), ("x",)))
+    seen.connect()
+    assert not writer.renew_requested()
+    seen.renew()
+    assert writer.renew_requested() and not writer.renew_requested()
+
+
+def test_nobody_measures_or_something_else(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match="no process measures x"):
+        ExternalStateReader(Config(str(tmp_path), ("x",))).connect()
+    ExternalStateWriter(tmp_path, ("x", "y"))
+    with pytest.raises(DriverError, match="another version"):
+        ExternalStateReader(Config(str(tmp_path), ("x",))).connect()
+    with pytest.raises(ConfigError):
+        Config("f", ())
+
+
+TICK = np.dtype([("tick", "<i8"), ("q", "<f8", (64,))])
+
+
+def box(folder: Path, slots: int, create: bool = True) -> BlackBox:
+    return BlackBox(folder / "ring", TICK, slots, create)
+
+
+def fill(made: BlackBox, first: int, last: int) -> None:
+    record = np.zeros(1, TICK)
+    for tick in range(first, last + 1):
+        record["tick"], record["q"] = tick, tick
+        made.add(record)
+
+
+def fill_forever(folder: str) -> None:
+    made = box(Path(folder), 50, create=False)
+    tick = 0
+    while True:
+        fill(made, tick, tick + 999)
+        tick += 1000
+
+
+def test_it_keeps_the_last_ones_in_order(tmp_path: Path) -> None:
+    made = box(tmp_path, 5)
+    assert len(made.records()) == 0
+    fill(made, 1, 3)
+    assert made.records()["tick"].tolist() == [1, 2, 3]
+    fill(made, 4, 12)
+    # Of 5 slots, the one that the writer may be at work on is left out.
+    assert made.records()["tick"].tolist() == [9, 10, 11, 12]
+
+
+def test_others_read_it_and_nobody_else(tmp_path: Path) -> None:
+    fill(box(tmp_path, 8), 1, 4)
+    assert box(tmp_path, 8, create=False).records()["tick"].tolist() == [1, 2, 3, 4]
+    assert stat.S_IMODE((tmp_path / "ring").stat().st_mode) == 0o600
+    with pytest.raises(MailboxError, match="another version"):
+        box(tmp_path, 9, create=False)
+    with pytest.raises(MailboxError, match="is not there"):
+        box(tmp_path / "none", 8, create=False)
+
+
+def test_what_somebody_left_says_what_it_is(tmp_path: Path) -> None:
+    odd = np.dtype([("b", "<u2"), ("none", "<f8", (0,)), ("m", "<f4", (2, 3)), ("text", "S7")])
+    made = BlackBox(tmp_path / "odd", odd, 5, create=True)
+    record = np.zeros(1, odd)
+    record["b"], record["m"], record["text"] = 7, np.arange(6).reshape(2, 3), b"lost"
+    made.add(record)
+    left = BlackBox.left(tmp_path / "odd")
+    assert left.slots == 5 and left.records().dtype == odd and left.records()[0] == record[0]
+    other = np.dtype([("b", "<u2"), ("none", "<f8", (0,)), ("n", "<f4", (2, 3)), ("text", "S7")])
+    with pytest.raises(MailboxError, match="another version"):  # as large, and something else
+        BlackBox(tmp_path / "odd", other, 5, create=False)
+    whole = (tmp_path / "odd").read_bytes()
+    for bad in (b"", whole[:30], whole[:-1], whole[:48] + b"x" * 200, os.urandom(400)):
+        (tmp_path / "bad").write_bytes(bad)
+        with pytest.raises(MailboxError):
+            BlackBox.left(tmp_path / "bad")
+
+
+def test_records_are_whole_while_another_process_writes_and_after_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    made = box(tmp_path, 50)
+    process = multiprocessing.get_context("spawn").Process(
+        target=fill_forever, args=(str(tmp_path),), daemon=True
+    )
+    process.start()
+    looks, deadline = 0, time.monotonic() + 60
+    while looks < 200 and time.monotonic() < deadline:
+        records = made.records()
+        if len(records):
+            looks += 1
+            assert (records["q"] == records["tick"][:, None]).all(), "never half of two"
+            assert (np.diff(records["tick"]) == 1).all()
+    assert looks == 200 and process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(made.records()) == 49
+
+
+def test_a_record_that_is_counted_and_not_yet_there_is_left_out(tmp_path: Path) -> None:
+    """As on a machine that lets the count be seen before the record (aarch64)."""
+    made: Any = box(tmp_path, 8)
+    fill(made, 1, 12)
+    newest = made._ring[11 % 8].copy()
+    made._ring[11 % 8, 100:] = made._ring[3, 0]
+    records, count = made.since(9)
+    assert records["tick"].tolist() == [10, 11] and count == 11
+    assert made.records()["tick"].tolist() == [6, 7, 8, 9, 10, 11]
+    made._ring[11 % 8] = newest
+    records, count = made.since(count)
+    assert records["tick"].tolist() == [12] and count == 12, "taken at the next look"
+    made._ring[8 % 8] = made._ring[2]  # another record, whole, in the wrong place
+    assert made.records()["tick"].tolist() == [6, 7, 8, 10, 11, 12]
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    made = box(tmp_path, 1000)
+    fill(made, 1, 700)
+    path = tmp_path / "records" / "one.npz"
+    write_records(made.records(), path)
+    state = np.load(path, allow_pickle=False)["state"]
+    assert state["tick"].tolist() == list(range(1, 701)) and (state["q"][-1] == 700).all()
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # as a disk that is full
+    try:
+        with pytest.raises(BlackBoxError, match=r"one\.npz: "):
+            write_records(made.records(), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+    fill(made, 701, 701)
+    write_records(made.records(), path)
+    assert len(np.load(path)["state"]) == 701, "the loop went on, and a later one can be saved"
+    (tmp_path / "file").touch()
+    with pytest.raises(BlackBoxError):
+        write_records(made.records(), tmp_path / "file" / "one.npz")
+
+
+def test_only_the_newest_files_stay(tmp_path: Path) -> None:
+    for name in ("1.npz", "3.npz", "2.npz", "other.txt"):
+        (tmp_path / name).touch()
+    keep_newest(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2.npz", "3.npz", "other.txt"]

@@ -32,26 +32,26 @@ def node(**more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def env() -> Iterator[VecEnv]:
+def shuttle() -> Iterator[VecEnv]:
     made = build(node(played={"1": PUSH}), VecEnv)
     yield made
     made.close()
     assert made.session.daemon.returncode == 0
 
 
-def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
-    names = env.spec.obs["state"].names
+def test_the_learner_pushes_there_and_a_script_pushes_back(shuttle: VecEnv) -> None:
+    names = shuttle.spec.obs["state"].names
     cube, goal = names.index("cube_x"), names.index("goal_x")
     apart = names.index("goal_from_cube_x")
     torch.manual_seed(0)
-    actor = Actor(build(PUSH, Policy, spec=env.spec), 1)
-    obs, first = env.reset(), torch.tensor([True])
+    actor = Actor(build(PUSH, Policy, spec=shuttle.spec), 1)
+    obs, first = shuttle.reset(), torch.tensor([True])
     for _ in range(600):
         seen = obs["state"][0]
         assert np.allclose(seen[goal : goal + 3], [0.44, -0.08, 0.025], atol=1e-6)
         from_cube = seen[goal : goal + 3] - seen[cube : cube + 3]
         assert np.allclose(seen[apart : apart + 3], from_cube, atol=1e-6), "of the goal that counts"
-        step = env.step(actor(obs, first))
+        step = shuttle.step(actor(obs, first))
         assert not step.log["manual"].item() and not step.log["stopped"].item()
         obs, first = step.obs, step.ended
         if step.terminated.item():
@@ -69,9 +69,9 @@ def test_the_learner_pushes_there_and_a_script_pushes_back(env: VecEnv) -> None:
 def test_what_practising_needs() -> None:
     world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "push"}
     with pytest.raises(ConfigError, match="two goals or more"):
-        Config(robot(), world, ({"goal_x": 0.4},))
+        Config(robot(), world, goals=({"goal_x": 0.4},))
     with pytest.raises(ConfigError, match="the same names"):
-        Config(robot(), world, (GOALS[0], {**GOALS[0], "more": 1.0}))
+        Config(robot(), world, goals=(GOALS[0], {**GOALS[0], "more": 1.0}))
     arm = {"driver": {"world": {"task": "push"}}}
     assert lasting(arm)["driver"]["world"] == {"task": "push", "lasting": True}
     assert lasting({"driver": {"host": "x"}}) == {"driver": {"host": "x"}}

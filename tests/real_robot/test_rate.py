@@ -57,18 +57,7 @@ def test_a_stall_skips_deadlines_and_counts_them(clock: Clock) -> None:
     assert rate.wait() == pytest.approx(100.04)
     assert rate.missed == 2 and rate.late == pytest.approx(0.0052)
     assert rate.wait() == pytest.approx(100.05), "and goes on with the next, without a burst"
-    assert rate.missed == 2
-
-
-def test_the_histogram_bounds_the_lateness(clock: Clock) -> None:
-    rate = Rate(100, clock=clock)
-    for _ in range(99):
-        rate.wait()
-    clock.now += 0.0145
-    rate.wait()
-    assert rate.counts.sum() == 100
-    assert 0.001 <= rate.percentile(0.5) <= 0.002 < rate.percentile(1.0)
-    assert rate.percentile(1.0) == rate.worst
+    assert rate.missed == 2 and rate.worst == pytest.approx(0.0052) and rate.late < rate.worst
 
 
 def test_a_clock_that_goes_back_is_not_waited_for(clock: Clock) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.core.build import build
-from embodied.core.checkpoint import load_policy, save
-from embodied.core.policy import Policy
+from embodied.core.checkpoint import load_policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain, open_channels, open_flight_recorder
@@ -28,8 +24,7 @@ from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.main import Recorder
 from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
 from embodied.real_robot.safety.checks import FreshConfig
-from tests.real_robot.test_control import LIMITS
-from tests.real_robot.test_daemon import Bridge, until
+from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 
 FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "steps": 2, "width": 32}
@@ -46,16 +41,18 @@ def ticks(*rows: dict[str, Any], stages: int = 2) -> np.ndarray:
     return made
 
 
+def recording(
+    noise: int, success: Callable[..., bool | None] = lambda q, s: None
+) -> EpisodeBuilder:
+    """An episode builder whose policy draws `noise` numbers."""
+    observer = Observer(SPEC, 7, tool, GOAL)
+    return EpisodeBuilder(recorded_spec(SPEC), observer, lambda q: tool(q[None])[0], noise, success)
+
+
 def test_rows_are_the_followers_steps() -> None:
     """Two ticks a step: what is seen is of the first, what came of it is of the last."""
-    observer = Observer(SPEC, 7, tool, GOAL)
-    scribe = EpisodeBuilder(
-        recorded_spec(SPEC),
-        observer,
-        lambda q: tool(q[None])[0],
-        3,
-        lambda q, sensed: bool(q[0] > 0.1),
-    )
+    scribe = recording(3, lambda q, sensed: bool(q[0] > 0.1))
+    observer = scribe.observer
     act = np.zeros(32)
     act[:4] = [1.0, -1.0, 0.5, 0.0]
     runs = {"mode": Mode.RUNNING, "size": 4, "action": act, "followed": 10.0}
@@ -91,10 +88,7 @@ def test_rows_are_the_followers_steps() -> None:
 
 
 def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
-    observer = Observer(SPEC, 7, tool, GOAL)
-    scribe = EpisodeBuilder(
-        recorded_spec(SPEC), observer, lambda q: tool(q[None])[0], 0, lambda q, s: None
-    )
+    scribe = recording(0)
     runs = {"mode": Mode.RUNNING, "size": 4}
     for tick in ticks({"mode": Mode.ARMED}, {**runs, "step": 0}, {**runs, "step": 1}):
         assert scribe.add_tick(tick) is None
@@ -105,10 +99,7 @@ def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
 
 
 def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> None:
-    observer = Observer(SPEC, 7, tool, GOAL)
-    scribe = EpisodeBuilder(
-        recorded_spec(SPEC), observer, lambda q: tool(q[None])[0], 2, lambda q, s: None
-    )
+    scribe = recording(2)
     runs = {"mode": Mode.RUNNING, "size": 4}
     steps = [{**runs, "step": 0, "followed": 9.5}, {**runs, "step": 1, "followed": 10.0}]
     scribe.add_decision(9.5, np.ones(2, np.float32))
@@ -119,48 +110,33 @@ def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> Non
     assert episode is not None and episode.steps["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def flow(folder: Path) -> str:
-    torch.manual_seed(0)
-    policy: Policy = build(FLOW, Policy, spec=SPEC)
-    return str(save(folder / "0", policy, 0))
-
-
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     place = tmp_path_factory.mktemp("recorded")
-    return Deployment(
-        driver={"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-        controller={"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-        kinematics="embodied.embodiments.fr3.forward",
-        policy=flow(place),
-        hertz=100.0,
-        step=SPEC.dt,
-        limits=LIMITS,
+    torch.manual_seed(0)
+    return simulated(
+        place,
+        FLOW,
         fresh=FreshConfig(hold=1.0, stop=5.0, state=2.0),
-        given=GOAL,
         blend=0,
         seconds=60.0,
+        records="",
         recording=str(place / "episodes"),
     )
 
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
-    folder = tmp_path_factory.mktemp("r")
-    folder.chmod(0o700)
-    deployment.write(folder)
-    made = Bridge(folder)
-    until(lambda: made.status["recorder"]["ready"], "the recorder looks")
-    yield made
-    made.process.terminate()
-    made.process.wait(90)
+    with bridging(tmp_path_factory.mktemp("r"), deployment) as made:
+        until(lambda: made.status["recorder"]["ready"], "the recorder looks")
+        yield made
 
 
 def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_path: Path) -> None:
     """The recorder learns what policy there is from its first chunk, ticks after what it is of."""
     deployment.write(tmp_path)
     stages = len(build_chain(deployment).names)
-    ring = open_flight_recorder(deployment, tmp_path, stages, create=True)
+    ring = open_flight_recorder(deployment, tmp_path, create=True)
     boxes = open_channels(deployment, tmp_path, create=True)
     tell = Mailbox(tmp_path / "recorded", RECORDED, VERSION, create=True)
     discard = Mailbox(tmp_path / "discard", DISCARD, VERSION, create=True)
@@ -194,14 +170,19 @@ def recorded(bridge: Bridge, steps: int = 20) -> dict[str, Any]:
     until(lambda: bridge.status["policy"]["number"] > first + steps, "the policy decides")
     assert bridge.ask(Verb.STOP).ok
     bridge.mode("IDLE")
-    told = lambda: s if (s := bridge.status["recorder"])["ended"] > before else None  # noqa: E731
-    return until(told, "the recorder has seen it")
+    return until(
+        lambda: s if (s := bridge.status["recorder"])["ended"] > before else None,
+        "the recorder has seen it",
+    )
 
 
 def test_an_episode_can_be_replayed_at_a_desk(bridge: Bridge, deployment: Deployment) -> None:
     said = recorded(bridge)
     assert said["episodes"] == 1 and not said["problem"] and said["steps"] > 10
-    rows = read_episodes(deployment.recording).steps
+    episodes = read_episodes(deployment.recording)
+    assert episodes.info[0]["policy"] == deployment.policy
+    assert episodes.info[0]["stages"][-1] == "limits"
+    rows = episodes.steps
     policy = load_policy(deployment.policy)
     noise = rows["noise"]
     heard = noise.abs().sum(1) > 0
@@ -213,34 +194,6 @@ def test_an_episode_can_be_replayed_at_a_desk(bridge: Bridge, deployment: Deploy
     assert (rows["stamp/decided"] <= rows["stamp/measured"]).all()
     sent = rows["action/sent"].numpy()
     assert (np.abs(np.diff(sent, axis=0)).max(0) > 0).any(), "it moved"
-
-
-def test_a_killed_recorder_keeps_what_was_finished(bridge: Bridge, deployment: Deployment) -> None:
-    recorded(bridge)
-    count = len(read_episodes(deployment.recording))
-    running = bridge.running()
-    pid, tick = running["recorder"]["pid"], running["control"]["tick"]
-    os.kill(pid, signal.SIGKILL)
-    status = until(lambda: s if (s := bridge.status)["recorder"]["died"] else None, "it is noted")
-    assert "SIGKILL" in status["recorder"]["died"]
-    after = until(
-        lambda: s if (s := bridge.status)["control"]["tick"] > tick + 50 else None, "it ticks on"
-    )
-    assert after["mode"] == "RUNNING" and not after["fault"]
-    assert len(read_episodes(deployment.recording)) == count
-    bridge.ask(Verb.STOP)
-    bridge.mode("IDLE")
-
-
-def test_a_recorder_that_died_is_started_again_by_a_reset(bridge: Bridge) -> None:
-    if bridge.status["recorder"]["pid"]:
-        os.kill(bridge.status["recorder"]["pid"], signal.SIGKILL)
-        until(lambda: bridge.status["recorder"]["died"], "it is noted")
-    bridge.idle()
-    assert bridge.ask(Verb.ESTOP).ok
-    bridge.done(Verb.RESET)
-    until(lambda: bridge.status["recorder"]["ready"], "it looks again")
-    assert recorded(bridge)["episodes"] >= 1
 
 
 def test_a_full_disk_costs_an_episode_and_nothing_else(
@@ -261,9 +214,3 @@ def test_a_full_disk_costs_an_episode_and_nothing_else(
     assert len(read_episodes(deployment.recording)) == count
     assert not recorded(bridge)["problem"], "with room again, it goes on"
     assert len(read_episodes(deployment.recording)) == count + 1
-
-
-def test_a_recording_names_its_policy(deployment: Deployment) -> None:
-    episodes = read_episodes(deployment.recording)
-    assert episodes.info[0]["policy"] == deployment.policy
-    assert episodes.info[0]["stages"][-1] == "limits"

@@ -19,10 +19,9 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.control.arm_state import ArmState, Limits
-from embodied.real_robot.safety.chain import Chain, Tick
+from embodied.real_robot.safety.chain import Chain, Limiter, Tick
 from embodied.real_robot.safety.checks import Finite
 from embodied.real_robot.safety.learned_reflex import Config, Reflex
-from embodied.real_robot.safety.limits import Limiter
 
 DT = 0.02
 SPEC = Spec({"state": Leaf((8,))}, Leaf((3,), low=-1.0, high=1.0), dt=DT)

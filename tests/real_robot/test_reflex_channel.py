@@ -30,6 +30,7 @@ from embodied.real_robot.drivers.driver import Driver
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.messages import Command, Mode
+from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
@@ -109,11 +110,12 @@ def deployment(run: str, *words: str) -> Deployment:
     return Deployment.parse({**node, "policy": "", "sensed": sensed})
 
 
-class Bench:
+class ReflexBench(Bench):
     """The control process of a deployment, on the test's clock, under one and the same decision."""
 
     def __init__(self, folder: Path, made: Deployment) -> None:
         self.now, self.force, self.soft = 1000.0, list[float](), list[float]()
+        self.action, self.sent = None, []
         settings = {k: v for k, v in made.driver.items() if k != "_target_"}
         self.driver = Sim(SimConfig(**settings), lambda: self.now)
         chain = build_chain(made)
@@ -135,72 +137,59 @@ class Bench:
         """The stiffness [7] of the simulated arm's springs, N m/rad."""
         return self.driver.model.actuator_gainprm[self.driver.servos, 0]
 
-    def turn(self, turns: int = 1) -> Mode:
+    def run(self, turns: int) -> None:
         for _ in range(turns):
             self.now += DT
             self.there.beat(self.now)
             self.control.turn()
             assert self.there.state.receive()
             fields = self.there.state.fields[0]
+            self.sent.append(fields["sent"].copy())
             self.force.append(float(fields["sensed"][self.driver.sensed.index("contact_force")]))
             self.soft.append(float((self.gains / self.full).min()))
-        return Mode(int(self.there.state.fields["mode"][0]))
 
-    def ask(self, command: Command) -> Mode:
-        fields = self.there.request.fields
-        fields["number"] += 1
-        fields["command"] = command
-        self.there.request.send()
-        return self.turn()
-
-    def decide(self, action: Floats) -> None:
-        """A decision of the policy, for the next step and a little more."""
-        fields = self.there.chunk.fields[0]
-        fields["number"] += 1
-        fields["seen"] = self.there.state.fields["measured"][0]
-        fields["start"], fields["steps"], fields["size"] = self.now, 2, len(action)
-        fields["actions"][:2, : len(action)] = action
-        self.there.chunk.send()
+    def came_home(self) -> bool:
+        self.run(1)
+        return self.mode == Mode.IDLE
 
     def push_on(self, seconds: float) -> None:
         """From home on, `seconds` of a policy that turns into the wall."""
-        self.turn(2)
+        self.run(2)
         assert self.ask(Command.HOME) == Mode.HOMING
-        assert any(self.turn() == Mode.IDLE for _ in range(500)), "it never came home"
+        assert any(self.came_home() for _ in range(500)), "it never came home"
         assert self.ask(Command.ARM) == Mode.ARMED
-        self.decide(INTO_THE_WALL)
-        self.turn()
+        self.speak(INTO_THE_WALL, 2)
+        self.run(1)
         assert self.ask(Command.START) == Mode.RUNNING
         self.force.clear()
         self.soft.clear()
         for _ in range(round(seconds / STEP)):
-            self.decide(INTO_THE_WALL)
-            self.turn(round(STEP / DT))
+            self.speak(INTO_THE_WALL, 2)
+            self.run(round(STEP / DT))
 
 
 def test_the_reflex_of_a_run_keeps_the_arm_from_pressing_on_a_wall(
-    run: str, tmp_path: Path
+    run: str, tmp_path: Path, folder: Path
 ) -> None:
     """Without it the same policy presses with more than the limit of the task; with it the arm
     presses less, and its springs have been softer."""
-    plain = Bench(made_folder(tmp_path, "without"), deployment(run, "robot.reflex=null"))
+    plain = ReflexBench(folder, deployment(run, "robot.reflex=null"))
     plain.push_on(3.0)
     assert max(plain.force) > LIMIT and min(plain.soft) == 1.0
-    bench = Bench(made_folder(tmp_path, "with"), deployment(run))
+    bench = ReflexBench(tmp_path, deployment(run))
     bench.push_on(3.0)
     reflex = bench.control.chain.names.index("reflex")
-    print(max(plain.force), max(bench.force), min(bench.soft), bench.control.chain.counts)
     assert bench.control.chain.counts[reflex] > 10 and min(bench.soft) < 0.9
     assert max(bench.force) < LIMIT
-    assert bench.turn() == Mode.RUNNING, bench.control.fault
+    assert bench.mode == Mode.RUNNING, bench.control.fault
 
 
 def test_the_springs_are_stiff_again_when_the_arm_is_held(run: str, tmp_path: Path) -> None:
-    bench = Bench(tmp_path, deployment(run))
+    bench = ReflexBench(tmp_path, deployment(run))
     bench.push_on(2.0)
     assert min(bench.soft) < 0.9
     bench.ask(Command.STOP)
-    bench.turn(100)
+    bench.run(100)
     np.testing.assert_allclose(bench.gains, bench.full)
 
 
@@ -208,22 +197,16 @@ def test_a_driver_with_other_springs_is_refused(run: str, tmp_path: Path) -> Non
     """The reflex was trained with the stiffness that it asks for."""
     softer = "robot.driver.world.arm.stiffness=[300,300,300,300,100,100,50]"
     with pytest.raises(ConfigError, match=r"the driver's \[300") as caught:
-        Bench(tmp_path, deployment(run, softer))
+        ReflexBench(tmp_path, deployment(run, softer))
     assert "\n" not in str(caught.value)
 
 
 def test_embodied_deploy_runs_the_task_policy_and_the_reflex_of_one_run(
-    run: str, tmp_path: Path
+    run: str, tmp_path: Path, folder: Path
 ) -> None:
     """The policy process decides at 10 Hz, the reflex runs in the chain at 50 Hz."""
-    folder = made_folder(tmp_path, "d")
     words = ("robot=sim_channel", f"policy={run}", f"robot.reflex.run={run}", "seconds=3")
     printed = said(start(tmp_path, folder, *words, "record=false"))
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert len(summary["episodes"]) == 1, printed
     assert summary["episodes"][0]["interventions"]["reflex"] > 0, printed
-
-
-def made_folder(parent: Path, name: str) -> Path:
-    (parent / name).mkdir(mode=0o700)
-    return parent / name

@@ -22,16 +22,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.real_robot.daemon.client import ClientError
 from embodied.real_robot.daemon.requests import MOST_BYTES, Reply, Request, Verb, parse_reply
 from embodied.real_robot.deployment import Deployment, Remote
-from embodied.real_robot.remote.authenticator import MAX_MESSAGE_BYTES
 from embodied.real_robot.remote.client import RemoteClient, call_remote
 from embodied.real_robot.remote.keys import CLIENT, KeyFileError, Pair, make, public_of, secret_of
-from embodied.real_robot.remote.server import Relay
+from embodied.real_robot.remote.server import MAX_MESSAGE_BYTES, Relay
 from tests.real_robot.test_daemon import PATIENT, Bridge, deployment, gone, until
+from tests.real_robot.test_deploy import robot
 
 __all__ = ["deployment"]
 SHORT = 2.0  # s for what is never answered
@@ -175,11 +174,9 @@ def test_a_key_that_is_taken_away_opens_nothing(afar: Afar) -> None:
 @pytest.mark.parametrize(
     ("junk", "reason"),
     [
-        ([b"hello"], "the line is not JSON"),
         ([b'{"version": 1, "number": 1, "time": 0, "verb": "stpo"}'], 'did you mean "stop"'),
         ([b"\x80\x04\x95\x05"], "the line is not JSON"),
         ([b"x" * (MOST_BYTES + 1)], "at most 4096"),
-        ([b"\n" * 100], "the line is not JSON"),
         ([b"a", b"b"], ""),
     ],
 )
@@ -293,27 +290,20 @@ def test_the_arm_does_not_mind_when_the_relay_dies(afar: Afar) -> None:
 def test_the_command_line_asks_with_keys(
     afar: Afar, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def robot(*words: str) -> tuple[int, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main(["robot", *words])
-        out = capsys.readouterr()
-        return int(str(left.value.code)), out.out + out.err
-
     afar.idle()
-    code, text = robot("status", f"host={afar.host}", f"keys={afar.keys}")
+    code, text = robot(capsys, "status", f"host={afar.host}", f"keys={afar.keys}")
     assert code == 0 and "arm is IDLE" in text
-    code, text = robot("load", "/nowhere", f"host={afar.host}", f"keys={afar.keys}")
+    code, text = robot(capsys, "load", "/nowhere", f"host={afar.host}", f"keys={afar.keys}")
     assert code == 2 and "/nowhere" in text and "the one before goes on" in text
-    code, text = robot("load", "runs/1", f"host={afar.host}", f"keys={afar.keys}")
+    code, text = robot(capsys, "load", "runs/1", f"host={afar.host}", f"keys={afar.keys}")
     assert code == 2 and "whole path" in text
-    code, text = robot("status", f"host={afar.host}")
+    code, text = robot(capsys, "status", f"host={afar.host}")
     assert code == 2 and "keys=DIR" in text
-    code, text = robot("status", f"host={afar.host}", f"keys={tmp_path}")
+    code, text = robot(capsys, "status", f"host={afar.host}", f"keys={tmp_path}")
     assert code == 2 and "client.key_secret cannot be read as a key" in text
-    code, text = robot("keys", f"folder={tmp_path / 'new'}")
+    code, text = robot(capsys, "keys", f"folder={tmp_path / 'new'}")
     assert code == 0 and "client.key_secret" in text
-    code, text = robot("keys", f"folder={tmp_path / 'new'}")
+    code, text = robot(capsys, "keys", f"folder={tmp_path / 'new'}")
     assert code == 2 and "exists already" in text
 
 

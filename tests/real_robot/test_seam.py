@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +13,34 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodied.core import build as core_build
+from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
+from embodied.embodiments.joint_delta import Config as DeltaConfig
+from embodied.embodiments.joint_delta import JointDelta
+from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
 from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.control.chunk_follower import ChunkFollower
-from embodied.real_robot.control.rtc_alignment import RtcAlignment
+from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
 from embodied.real_robot.daemon.requests import Verb
-from embodied.real_robot.deployment import Deployment
-from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.policy.compatibility import with_real_time_chunking
-from embodied.real_robot.policy.decider import Decider
-from embodied.real_robot.policy.observer import Observer
-from tests.real_robot.test_control import DT, LIMITS, STEP, Bench
-from tests.real_robot.test_daemon import PATIENT, Bridge, until
-from tests.real_robot.test_decide import GOAL, SPEC, tool
+from embodied.real_robot.drivers.replay import Config as ReplayConfig
+from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.ipc.messages import CHUNK, MOST_STEPS, Command, Mode, state_record
+from embodied.real_robot.ipc.ring_buffer import write_records
+from embodied.real_robot.policy.decider import Decider, RtcAlignment
+from embodied.real_robot.policy.observer import with_real_time_chunking
+from embodied.serve.policy_service import PolicyService
+from embodied.serve.server import Server
+from tests.policies.remote.servers import Process, free_port
+from tests.real_robot.test_control import DT, STEP, Bench
+from tests.real_robot.test_daemon import SCRIPT, bridging, simulated, until
+from tests.real_robot.test_decide import SPEC, Arm, decider_of, tool
+from tests.real_robot.test_deploy import said, start
+from tests.real_robot.test_record import recording
 
 BASE = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 12}
 REALTIME = {
@@ -36,16 +48,6 @@ REALTIME = {
     "base": BASE,
 }
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
-DEPLOYMENT: dict[str, Any] = {
-    "driver": {"_target_": "embodied.real_robot.drivers.sim.Sim", "noise": 1e-4},
-    "controller": {"_target_": "embodied.embodiments.cartesian_delta.CartesianDelta"},
-    "kinematics": "embodied.embodiments.fr3.forward",
-    "hertz": 100.0,
-    "step": STEP,
-    "limits": asdict(LIMITS),
-    "fresh": {"hold": 1.0, "stop": 5.0, "state": 2.0},
-    "given": GOAL,
-}
 LATE = (2, 6, 5, 4)
 """Ticks of 10 ms that each decision takes, in turn."""
 
@@ -102,11 +104,7 @@ def moved(folder: Path, mode: str) -> Slow:
     actions: Any = policy.get_submodule("base.range" if mode else "range")
     actions.fit(BOX)
     slow = Slow(bench, policy.eval())
-    state, chunk = bench.there.state, bench.there.chunk
-    observer = Observer(SPEC, 7, tool, GOAL)
-    decider = Decider(
-        policy, observer, state, chunk, lambda q: tool(q[None])[0], clock=lambda: bench.now
-    )
+    decider = decider_of(bench, policy)
     slow.ticks(5)
 
     def turns(count: int) -> None:
@@ -118,9 +116,7 @@ def moved(folder: Path, mode: str) -> Slow:
 
     turns(4)
     for wish, mode_then in ((Command.ARM, Mode.ARMED), (Command.START, Mode.RUNNING)):
-        bench.there.request.fields["number"] += 1
-        bench.there.request.fields["command"] = wish
-        bench.there.request.send()
+        bench.request(wish)
         turns(2)
         assert bench.control.mode == mode_then, bench.control.fault
     turns(40)
@@ -134,13 +130,10 @@ def test_a_chunk_that_is_late_begins_as_what_the_arm_did_meanwhile(tmp_path: Pat
     for slow in (naive, guided):
         assert len(slow.apart) > 35 and max(slow.apart[1:]) < 1e-6, slow.apart
     assert np.mean(alone.apart) > 0.2, "without a memory, every chunk is another plan"
-    changes = {slow: mean_change(slow.actions) for slow in (alone, naive, guided)}
+    actions = {slow: np.stack(slow.actions) for slow in (alone, naive, guided)}
+    changes = {slow: np.abs(np.diff(each, axis=0)).mean() for slow, each in actions.items()}
     assert changes[guided] < 0.8 * changes[naive]
     assert changes[guided] < 0.95 * changes[alone], "though that one is blended, and so averaged"
-
-
-def mean_change(actions: list[Floats]) -> float:
-    return float(np.abs(np.diff(np.stack(actions), axis=0)).mean())
 
 
 def test_the_clock_says_where_a_plan_is() -> None:
@@ -160,38 +153,264 @@ def test_the_clock_says_where_a_plan_is() -> None:
 
 
 def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    policy = build(BASE, Policy, spec=SPEC)
-    boxes = bench.there.state, bench.there.chunk
-    decider = Decider(policy, Observer(SPEC, 7, tool, GOAL), *boxes, lambda q: tool(q[None])[0])
-    assert decider.alignment is None
+    assert decider_of(Bench(tmp_path), build(BASE, Policy, spec=SPEC)).alignment is None
 
 
-def test_a_deployed_policy_continues_its_plans(tmp_path: Path) -> None:
+def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> None:
     """In its own process: it decides on, and the arm runs."""
     torch.manual_seed(0)
     policy = build(BASE, Policy, spec=SPEC)
     policy.range.fit(BOX)
-    settings = {**DEPLOYMENT, "policy": str(save(tmp_path / "0", policy, 0))}
-    deployment = Deployment.parse({**settings, "chunks": "guided"})
+    plain = simulated(tmp_path, policy=str(save(tmp_path / "0", policy, 0)))
+    deployment = replace(plain, chunks="guided")
     made = with_real_time_chunking(policy, deployment)
     assert isinstance(made, RealTimeChunking) and made.config.mode == "guided"
     assert with_real_time_chunking(made, deployment) is made
-    assert with_real_time_chunking(policy, Deployment.parse(settings)) is policy
+    assert with_real_time_chunking(policy, plain) is policy
     gaussian = build(
         {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 4}, Policy, spec=SPEC
     )
     with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
         with_real_time_chunking(gaussian, deployment)
-    folder = tmp_path / "daemon"
-    folder.mkdir(mode=0o700)
-    deployment.write(folder)
-    bridge = Bridge(folder)
-    try:
+    with bridging(folder, deployment) as bridge:
         number = bridge.running()["policy"]["number"]
         until(lambda: bridge.status["policy"]["number"] > number + 10, "it decides on")
         assert bridge.status["mode"] == "RUNNING" and bridge.ask(Verb.STOP).ok
         bridge.mode("IDLE")
-    finally:
-        bridge.process.terminate()
-        bridge.process.wait(PATIENT)
+
+
+LONG = 128
+
+
+def flow(chunk: int) -> Policy:
+    node = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": chunk}
+    torch.manual_seed(0)
+    return build(node, Policy, spec=SPEC).eval()
+
+
+class DecidesAtRest(Arm):
+    def decides(self) -> bool:
+        return self.bench.control.mode != Mode.RUNNING
+
+
+def test_a_plan_of_128_steps_arrives_whole_and_is_followed(tmp_path: Path) -> None:
+    """The policy decides once a second; what the arm does is the plan's, step by step."""
+    arm = DecidesAtRest(tmp_path, flow(LONG))
+    bench, decider = arm.bench, arm.decider
+    arm.runs()
+    chunk = bench.control.follower.chunk
+    assert chunk is not None and chunk.actions.shape == (LONG, SPEC.act.size)
+    plan = decider.actor.plan[0].reshape(LONG, -1).numpy()
+    assert np.array_equal(chunk.actions.astype(np.float32), plan)
+    noise = bench.there.chunk.fields[0]
+    assert noise["noise_size"] == LONG * SPEC.act.size
+    arm.run(round(3 * STEP / DT))
+    apart = np.abs(plan - bench.control.follower.action).max(1)
+    assert apart.min() < 1e-6 and apart.argmin() >= 2, "steps of the plan by the clock"
+
+
+def test_longer_ones_are_refused_where_they_are_made_and_where_they_are_received() -> None:
+    assert MOST_STEPS == LONG
+    with pytest.raises(ConfigError, match=r"chunk of 129 x 4 is larger than a message \(128 x 32"):
+        Decider(flow(129), None, None, None, tool)  # type: ignore[arg-type]
+    check, record = ChunkCheck(("x",) * 4, 0.05, 1.0), np.zeros(1, CHUNK)
+    record["steps"], record["size"], record["noise_size"] = 128, 4, 4096
+    assert check(record[0], 0.0) == ""
+    record["steps"] = 129
+    assert "1 to 128" in check(record[0], 0.0)
+
+
+def test_the_last_step_of_128_is_followed_at_its_time() -> None:
+    follower = ChunkFollower(JointDelta(DeltaConfig()), 0.1)
+    follower.begin(np.zeros(7), 0.0, 0.0)
+    actions = np.tile(np.arange(LONG)[:, None] / LONG, (1, 7))
+    follower.take(Chunk(actions, 0.0, 0.0))
+    out = np.zeros(7)
+    for k in (0, 63, 64, 127):
+        follower(np.zeros(7), (k + 0.5) * 0.1, out)
+        assert not follower.starved and follower.action[0] == pytest.approx(k / LONG)
+    follower(np.zeros(7), 13.5, out)
+    assert follower.starved
+
+
+def test_alignment_joins_a_chunk_of_128_after_100_steps() -> None:
+    now = [0.0]
+    base = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": LONG}
+    target = "embodied.policies.wrappers.real_time_chunking.RealTimeChunking"
+    policy = build({"_target_": target, "base": base}, Policy, spec=SPEC)
+    actor = Actor(policy, 1, execute=1)
+    actor({"state": torch.zeros(1, SPEC.obs["state"].size)}, torch.tensor([True]))
+    alignment = RtcAlignment(0.1, LONG, lambda: now[0])
+    assert not alignment.align(actor, 0.0, moves=False)
+    now[0] = 3.0
+    alignment.chunk_posted()
+    assert alignment.align(actor, 10.0, moves=True)
+    assert actor.cursor.tolist() == [100] and alignment.delay == 31
+    assert alignment.start == pytest.approx(10.0)
+
+
+def test_noise_of_a_long_chunk_is_recorded(tmp_path: Path) -> None:
+    size = LONG * 32
+    builder = recording(size)
+    noise = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    ticks = np.zeros(4, state_record(7, 2))
+    ticks["mode"], ticks["size"], ticks["action"] = Mode.RUNNING, 4, 0.5
+    ticks["measured"] = np.arange(4) / 100
+    builder.add_decision(0.0, noise)
+    for tick, step in zip(ticks, (0, 0, 1, 1), strict=True):
+        tick["step"] = step
+        builder.add_tick(tick)
+    made = builder.finish()
+    assert made is not None
+    assert np.array_equal(made.steps["noise"][0].numpy(), noise)
+
+
+def test_flight_records_of_the_version_before_are_read(tmp_path: Path) -> None:
+    """A flight record holds state messages, which do not change with chunks. Those of version 5 and
+    before did not say whether a person had taken over."""
+    today = state_record(7, 3)
+    fields = {name: today[name] for name in today.names or () if name != "intervened"}
+    before = np.dtype([*fields.items()])
+    assert before.itemsize == 1104, "as in versions 4 and 5"
+    records = np.zeros(5, before)
+    records["q"], records["measured"] = 0.25, np.arange(5)
+    write_records(records, tmp_path / "old.npz")
+    driver = Replay(ReplayConfig(str(tmp_path / "old.npz")))
+    driver.connect()
+    assert driver.read().q.tolist() == [0.25] * 7
+
+
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 8, "width": 8}
+CHUNKING = {
+    "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
+    "base": FLOW,
+    "delay": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_build, "ASKED", [])
+    allow(PACKAGE)
+
+
+def made(node: dict[str, Any]) -> Policy:
+    torch.manual_seed(0)
+    return build(node, Policy, spec=SPEC).eval()
+
+
+@pytest.mark.parametrize("node", [SCRIPT, CHUNKING], ids=["script", "real-time chunking"])
+def test_its_chunks_are_stamped_and_followed_as_those_in_process(
+    tmp_path: Path, node: dict[str, Any]
+) -> None:
+    here = made(node)
+    with Server(PolicyService(made(node)), port=0) as server:
+        there = remote_policy(server.url)
+        arms = [Arm(tmp_path / "here", here), Arm(tmp_path / "there", there)]
+        for arm in arms:
+            torch.manual_seed(1)
+            arm.runs()
+            arm.run(100)
+    assert (arms[0].decider.alignment is None) == (node is SCRIPT)
+    for chunk, other in zip(arms[0].chunks, arms[1].chunks, strict=True):
+        for name in ("number", "seen", "start", "steps", "actions", "noise"):
+            np.testing.assert_array_equal(chunk[name], other[name], name)
+    sent = [arm.bench.there.state.fields[0]["sent"] for arm in arms]
+    np.testing.assert_array_equal(*sent)
+    assert np.ptp([chunk["actions"] for chunk in arms[0].chunks]) > 0.1, "it moves"
+
+
+def test_a_lost_server_brings_the_arm_to_rest_and_a_reset_goes_on_when_it_is_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = PolicyService(made(SCRIPT))
+    server = Server(service, port=0).start()
+    arm = Arm(tmp_path, remote_policy(server.url, wait=0.0, timeout=20.0))
+    arm.runs()
+    arm.run(50)
+    assert all(arm.decided)
+    arm.decided.clear()
+    server.close()
+    for _ in range(400):
+        arm.run(10)
+        if arm.bench.control.mode == Mode.ESTOP:
+            break
+    assert arm.bench.control.mode == Mode.ESTOP, "it latches"
+    assert "the policy's last observation is" in arm.bench.control.fault
+    assert not any(arm.decided)
+    arm.run(400)
+    rests = arm.bench.driver.read().q.copy()
+    arm.run(100)
+    np.testing.assert_allclose(arm.bench.driver.read().q, rests, atol=1e-3)
+
+    with Server(service, port=server.port):
+        arm.run(20)
+        assert arm.decided[-1] and arm.bench.control.mode == Mode.ESTOP, "nothing clears itself"
+        assert arm.obey(Command.RESET) == Mode.IDLE
+        arm.runs()
+        arm.run(300)
+        assert arm.bench.control.mode == Mode.RUNNING, arm.bench.control.fault
+        assert np.abs(arm.bench.driver.read().q - rests).max() > 0.01, "it moves again"
+    told = capsys.readouterr().out
+    assert told.count("is lost") == 1 and told.count("the server is back") == 1
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint.save(tmp_path_factory.mktemp("run") / "0", made(SCRIPT), 0)
+
+
+@pytest.fixture
+def server(script: Path, tmp_path: Path) -> Iterator[Process]:
+    process = Process(script, free_port(), tmp_path / "token").ready()
+    yield process
+    process.process.kill()
+
+
+def test_the_processes_go_on_after_a_reset_when_a_killed_server_is_back(
+    server: Process, script: Path, tmp_path: Path, folder: Path
+) -> None:
+    asking = remote_policy(server.url, wait=0.0, token_file=str(server.token))
+    policy = str(checkpoint.save(tmp_path / "asking", asking, 0))
+    with bridging(folder, simulated(tmp_path, policy=policy, served=True)) as bridge:
+        pid = bridge.running()["policy"]["pid"]
+        server.kill()
+        status = bridge.mode("ESTOP")
+        assert "the policy's last observation is" in status["fault"]
+        assert status["control"]["pid"], "the arm is held"
+        server.process = Process(script, int(server.url.rpartition(":")[2]), server.token).process
+        Process.ready(server)
+        bridge.done(Verb.RESET)
+        assert bridge.running()["policy"]["pid"] and pid
+
+
+def test_deploy_takes_an_address_where_it_takes_a_run(
+    server: Process, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBODIED_TOKEN", server.token.read_text().strip())
+    file = tmp_path / "server.yaml"
+    file.write_text(f"url: {server.url}\ntoken_file: {server.token}\n")
+    words = ("robot=sim", f"policy={file}", "robot.driver.world.task=reach")
+    deploy = start(tmp_path, folder, *words, "episodes=1")
+    text = said(deploy)
+    assert deploy.returncode == 0, text
+    assert "RemotePolicy" in text and "server        decides in" in text
+    assert json.loads((tmp_path / "out/summary.json").read_text())["successes"] == 1, text
+
+    server.kill()
+    (tmp_path / "second").mkdir()
+    refused = start(tmp_path / "second", folder, *words)
+    text = said(refused)
+    assert refused.returncode == 2 and "nothing answers at ws://" in text
+    assert len([line for line in text.splitlines() if line.startswith("embodied:")]) == 1
+
+
+def test_a_file_that_names_a_server_is_not_believed(
+    server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither `embodied robot load` nor a run that came with data reaches an address by itself."""
+    asking = remote_policy(server.url, token_file=str(server.token))
+    folder = checkpoint.save(tmp_path / "asking", asking, 0)
+    monkeypatch.setattr(core_build, "ASKED", [])
+    with pytest.raises(ConfigError, match="reaches beyond this process"):
+        checkpoint.load_policy(folder)

@@ -22,10 +22,9 @@ from embodied.real_robot.drivers.springs import (
     stiffness_of,
     tool_springs,
 )
-from embodied.real_robot.safety.chain import Chain, Tick
+from embodied.real_robot.safety.chain import Chain, Limiter, Tick
 from embodied.real_robot.safety.energy_stage import Config as EnergyConfig
 from embodied.real_robot.safety.energy_stage import Energy
-from embodied.real_robot.safety.limits import Limiter
 from tests.builders import Clock
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")

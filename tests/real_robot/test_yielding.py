@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from embodied.cli import main
 from embodied.core.build import allow
 from embodied.embodiments import fr3
 from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.control.homing import Homing
+from embodied.real_robot.daemon.requests import Verb
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.drivers.crazyflie.driver import Crazyflie
+from embodied.real_robot.drivers.driver import DriverError
+from embodied.real_robot.drivers.dry_run import DryRunDriver
+from embodied.real_robot.drivers.replay import Replay
+from embodied.real_robot.drivers.sim import Sim
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.checks import Torque, TorqueRate, Tracking
 from embodied.real_robot.safety.workspace import Config as WorkspaceConfig
 from embodied.real_robot.safety.workspace import Workspace
 from tests.real_robot.plate import FRANKA_DAMPING, FRANKA_STIFFNESS
 from tests.real_robot.test_control import DOWN, DT, LIMITS, Bench, within
+from tests.real_robot.test_daemon import Bridge, bridging, deployment
 
 GAINS: dict[str, dict[str, Any]] = {
     "sim": {},
@@ -26,7 +35,19 @@ GAINS: dict[str, dict[str, Any]] = {
 }
 MOST = 15.0  # N, from 1 s after a latched stop on
 SECOND = round(1 / DT)
-both = pytest.mark.parametrize("gains", GAINS)
+
+
+@pytest.fixture(params=GAINS)
+def gains(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pressing(tmp_path: Path, gains: str) -> Pressing:
+    """An arm that presses on a plate."""
+    bench = Pressing(tmp_path, gains)
+    bench.press()
+    return bench
 
 
 class Pressing(Bench):
@@ -57,30 +78,10 @@ class Pressing(Bench):
         return next(each for each in self.control.chain.stages if isinstance(each, kind))
 
 
-def estop(bench: Pressing) -> None:
-    bench.ask(Command.ESTOP)
-
-
-def torque(bench: Pressing) -> None:
-    bench.stage(Torque).most = np.full(7, 2.0)
-
-
 def torque_rate(bench: Pressing) -> None:
     stage = TorqueRate((1e-3,) * 7, DT)
     stage.begin(bench.driver.read())
     bench.control.chain.stages.append(stage)
-
-
-def tracking(bench: Pressing) -> None:
-    bench.stage(Tracking).most = np.full(7, 0.01)
-
-
-def silent(bench: Pressing) -> None:
-    bench.action = None
-
-
-def not_a_number(bench: Pressing) -> None:
-    bench.action = DOWN * np.nan
 
 
 def blind(bench: Pressing) -> None:
@@ -100,84 +101,70 @@ def frozen(bench: Pressing) -> None:
     bench.driver.read = lambda: last
 
 
-STOPS: tuple[Callable[[Pressing], None], ...] = (
-    estop,
-    torque,
-    torque_rate,
-    tracking,
-    silent,
-    not_a_number,
-    blind,
-    frozen,
-)
+STOPS: dict[str, Callable[[Pressing], object]] = {
+    "estop": lambda bench: bench.ask(Command.ESTOP),
+    "torque": lambda bench: setattr(bench.stage(Torque), "most", np.full(7, 2.0)),
+    "torque rate": torque_rate,
+    "tracking": lambda bench: setattr(bench.stage(Tracking), "most", np.full(7, 0.01)),
+    "silent": lambda bench: setattr(bench, "action", None),
+    "not a number": lambda bench: setattr(bench, "action", DOWN * np.nan),
+    "blind": blind,
+    "frozen": frozen,
+}
 
 
-@both
-@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)
-def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(
-    tmp_path: Path, gains: str, stop: Callable[[Pressing], None]
-) -> None:
-    bench = Pressing(tmp_path, gains)
-    bench.press()
-    stop(bench)
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_latched_stop_lets_go_of_what_the_arm_presses_on(pressing: Pressing, stop: str) -> None:
+    STOPS[stop](pressing)
     for _ in range(2 * SECOND):
-        if bench.mode == Mode.ESTOP:
+        if pressing.mode == Mode.ESTOP:
             break
-        bench.run(1)
-    assert bench.mode == Mode.ESTOP and bench.fault
-    latched = len(bench.force)
-    bench.run(6 * SECOND)
-    assert max(bench.force[latched + SECOND :]) < MOST, bench.fault
-    within(bench.sent)
+        pressing.run(1)
+    assert pressing.mode == Mode.ESTOP and pressing.fault
+    latched = len(pressing.force)
+    pressing.run(6 * SECOND)
+    assert max(pressing.force[latched + SECOND :]) < MOST, pressing.fault
+    within(pressing.sent)
 
 
-@both
-def test_what_comes_after_the_stop_presses_no_more_either(tmp_path: Path, gains: str) -> None:
-    bench = Pressing(tmp_path, gains)
-    bench.press()
-    bench.ask(Command.ESTOP)
-    bench.run(SECOND)
+def test_what_comes_after_the_stop_presses_no_more_either(pressing: Pressing) -> None:
+    pressing.ask(Command.ESTOP)
+    pressing.run(SECOND)
     for wish, mode in ((Command.RESET, Mode.IDLE), (Command.ARM, Mode.ARMED)):
-        before = len(bench.force)
-        assert bench.ask(wish) == mode
-        bench.run(3 * SECOND)
-        assert max(bench.force[before:]) < MOST, wish
-    within(bench.sent)
+        before = len(pressing.force)
+        assert pressing.ask(wish) == mode
+        pressing.run(3 * SECOND)
+        assert max(pressing.force[before:]) < MOST, wish
+    within(pressing.sent)
 
 
-@both
 def test_an_arm_that_was_stopped_in_contact_arms_and_goes_home_without_pressing(
-    tmp_path: Path, gains: str
+    pressing: Pressing,
 ) -> None:
     """A plain stop is no fault; the set-point of an arm at rest lets go all the same."""
-    bench = Pressing(tmp_path, gains)
-    bench.press()
-    bench.ask(Command.STOP)
-    bench.run(2 * SECOND)
-    assert bench.mode == Mode.IDLE
-    assert max(bench.force[-SECOND // 2 :]) < MOST
-    assert bench.ask(Command.ARM) == Mode.ARMED
-    bench.run(SECOND)
-    assert max(bench.force[-SECOND // 2 :]) < MOST
-    within(bench.sent)
+    pressing.ask(Command.STOP)
+    pressing.run(2 * SECOND)
+    assert pressing.mode == Mode.IDLE
+    assert max(pressing.force[-SECOND // 2 :]) < MOST
+    assert pressing.ask(Command.ARM) == Mode.ARMED
+    pressing.run(SECOND)
+    assert max(pressing.force[-SECOND // 2 :]) < MOST
+    within(pressing.sent)
 
 
-@both
-def test_the_way_home_begins_where_the_arm_presses_on_nothing(tmp_path: Path, gains: str) -> None:
-    bench = Pressing(tmp_path, gains)
-    bench.control.homing = Homing(fr3.HOME, LIMITS)
-    bench.press()
-    bench.ask(Command.STOP)
-    bench.run(2 * SECOND)
-    push(bench, 60.0)  # somebody leans on it
-    bench.run(20)
-    before = len(bench.force)
-    assert bench.ask(Command.HOME) == Mode.HOMING
-    push(bench, 0.0)
-    bench.run(4 * SECOND)
-    assert bench.mode == Mode.IDLE and max(bench.force[before:]) < 60.0 + MOST
-    assert np.abs(bench.sent[-1] - fr3.HOME).max() < 0.01, "up to what friction holds"
-    within(bench.sent)
+def test_the_way_home_begins_where_the_arm_presses_on_nothing(pressing: Pressing) -> None:
+    pressing.control.homing = Homing(fr3.HOME, LIMITS)
+    pressing.ask(Command.STOP)
+    pressing.run(2 * SECOND)
+    push(pressing, 60.0)  # somebody leans on it
+    pressing.run(20)
+    before = len(pressing.force)
+    assert pressing.ask(Command.HOME) == Mode.HOMING
+    push(pressing, 0.0)
+    pressing.run(4 * SECOND)
+    assert pressing.mode == Mode.IDLE and max(pressing.force[before:]) < 60.0 + MOST
+    assert np.abs(pressing.sent[-1] - fr3.HOME).max() < 0.01, "up to what friction holds"
+    within(pressing.sent)
 
 
 def push(bench: Pressing, down: float) -> None:
@@ -185,7 +172,6 @@ def push(bench: Pressing, down: float) -> None:
     bench.driver.data.xfrc_applied[bench.driver.model.body("hand").id, 2] = -down
 
 
-@both
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
 def test_an_arm_that_hangs_in_the_air_stays_where_it_is(
     tmp_path: Path, gains: str, noise: float
@@ -201,7 +187,6 @@ def test_an_arm_that_hangs_in_the_air_stays_where_it_is(
     within(bench.sent)
 
 
-@both
 def test_a_stopped_motion_ends_where_the_arm_is_and_does_not_go_back(
     tmp_path: Path, gains: str
 ) -> None:
@@ -219,7 +204,6 @@ def test_a_stopped_motion_ends_where_the_arm_is_and_does_not_go_back(
     within(bench.sent)
 
 
-@both
 def test_an_unknown_load_sinks_by_a_bounded_way_and_then_is_held(
     tmp_path: Path, gains: str
 ) -> None:
@@ -286,3 +270,128 @@ def test_no_sequence_of_commands_and_contacts_leads_out_of_the_limits(
     low, high = bench.control.chain.limiter.low, bench.control.chain.limiter.high
     assert (sent >= low - 1e-9).all() and (sent <= high + 1e-9).all()
     within(bench.sent)
+
+
+__all__ = ["deployment"]
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, deployment: Deployment) -> Iterator[Bridge]:
+    with bridging(tmp_path_factory.mktemp("daemon"), deployment) as made:
+        yield made
+
+
+def test_an_operator_releases_and_resets_an_arm(
+    bridge: Bridge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge.idle()
+    folder = f"folder={bridge.folder}"
+    with pytest.raises(SystemExit) as ended:
+        main(["robot", "release", folder])
+    assert ended.value.code == 0
+    assert "release: done" in capsys.readouterr().out
+    assert bridge.status["mode"] == "RELEASED"
+    refused = bridge.ask(Verb.RELEASE)
+    assert not refused.ok and "at rest" in refused.reason and "supported=true" in refused.reason
+    assert bridge.ask(Verb.RESET).ok and bridge.mode("IDLE")
+    # On a terminal it asks first.
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda text: said.append(text) or "no")
+    said: list[str] = []
+    with pytest.raises(SystemExit):
+        main(["robot", "release", "supported=true", folder])
+    assert "it will fall" in said[0] and "not released" in capsys.readouterr().err
+    assert bridge.status["mode"] == "IDLE"
+    with pytest.raises(SystemExit):
+        main(["robot", "release", "supported=perhaps", folder])
+    assert "true or false" in capsys.readouterr().err
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Pressing:
+    made = Pressing(tmp_path, height=0.1)
+    made.run(10)
+    return made
+
+
+def guided(bench: Pressing) -> np.ndarray:
+    """Somebody pushes it down by hand; where the joints are then."""
+    start = bench.tool[-1]
+    push(bench, 10.0)
+    bench.run(SECOND)
+    push(bench, 0.0)
+    bench.run(SECOND)
+    assert start[2] - bench.tool[-1][2] > 0.05, "ten newtons move it"
+    return bench.driver.data.qpos[:7].copy()
+
+
+def held(bench: Pressing, q: np.ndarray) -> None:
+    bench.run(SECOND)
+    assert bench.driver.data.qpos[:7] == pytest.approx(q, abs=0.01)
+    push(bench, 10.0)
+    bench.run(SECOND)
+    assert bench.driver.data.qpos[:7] == pytest.approx(q, abs=0.02), "its springs are back"
+
+
+def test_released_from_idle_guided_and_held_where_it_was_left(bench: Pressing) -> None:
+    assert bench.ask(Command.RELEASE) == Mode.RELEASED
+    start = bench.tool[-1]
+    bench.run(3 * SECOND)
+    assert np.linalg.norm(bench.tool[-1] - start) < 5e-3, "it carries its own weight"
+    q = guided(bench)
+    assert bench.sent[-1] == pytest.approx(q, abs=1e-3), "what is sent follows the arm"
+    for wish in (Command.ARM, Command.START, Command.HOME, Command.STOP, Command.QUIT):
+        assert bench.ask(wish) == Mode.RELEASED and not bench.control.quit
+    assert bench.ask(Command.RESET) == Mode.IDLE and not bench.fault
+    held(bench, q)
+    before = len(bench.sent)
+    bench.moving()
+    assert bench.mode == Mode.RUNNING, bench.fault
+    within(bench.sent[before:])
+
+
+def test_released_from_a_latched_stop_at_rest_only(bench: Pressing) -> None:
+    bench.moving()
+    assert bench.ask(Command.RELEASE) == Mode.RUNNING, "not while it moves"
+    bench.ask(Command.ESTOP)
+    assert bench.ask(Command.RELEASE) == Mode.ESTOP, "not yet at rest"
+    bench.run(2 * SECOND)
+    assert bench.ask(Command.RELEASE) == Mode.RELEASED and not bench.fault
+    q = guided(bench)
+    assert bench.ask(Command.RESET) == Mode.IDLE
+    held(bench, q)
+
+
+def test_a_stop_holds_a_released_arm_where_it_is(bench: Pressing) -> None:
+    bench.ask(Command.RELEASE)
+    q = guided(bench)
+    assert bench.ask(Command.ESTOP) == Mode.ESTOP
+    held(bench, q)
+    assert bench.ask(Command.RESET) == Mode.IDLE
+
+
+def test_an_arm_that_is_not_seen_any_more_is_held(bench: Pressing) -> None:
+    bench.ask(Command.RELEASE)
+    q = guided(bench)
+    blind(bench)
+    bench.run(2)
+    assert bench.mode == Mode.ESTOP and "finite" in bench.fault
+    held(bench, q)
+
+
+def test_an_arm_that_falls_is_released_only_with_a_support(
+    bench: Pressing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sim, "falls_when_released", True)
+    assert bench.ask(Command.RELEASE) == Mode.IDLE and bench.refused
+    assert bench.ask(Command.RELEASE_SUPPORTED) == Mode.RELEASED
+
+
+def test_what_cannot_be_released_says_why(bench: Pressing) -> None:
+    for kind, why in ((Crazyflie, "would fall"), (Replay, "no arm"), (DryRunDriver, "dry run")):
+        with pytest.raises(DriverError, match=why):
+            object.__new__(kind).release()
+    bench.control.driver = dry = DryRunDriver(bench.driver)
+    dry.connect()
+    assert bench.ask(Command.RELEASE) == Mode.IDLE
+    assert bench.driver.read().q == pytest.approx(fr3.HOME, abs=1e-3)

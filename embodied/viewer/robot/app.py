@@ -525,7 +525,7 @@ def monitor(
     """Open the monitoring page for the deployment in `folder` (None: the only one in the default
     folders of `embodied deploy`), running or not yet started. `port`, `host` and `block` as in
     `serve`. Raises ViewerError; FolderError where several run."""
-    from embodied.real_robot.daemon.folders import find
+    from embodied.real_robot.daemon.server import find
     from embodied.viewer.launch import require_port, require_viser
 
     require_port(port, host)

@@ -18,8 +18,8 @@ import numpy as np
 from embodied.core.build import ConfigError
 from embodied.real_robot.assemble import build_chain
 from embodied.real_robot.daemon.client import ClientError, call
-from embodied.real_robot.daemon.folders import FolderError, find, robots_folder
 from embodied.real_robot.daemon.requests import RequestError, Verb
+from embodied.real_robot.daemon.server import FolderError, find, robots_folder
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.ipc.mailbox import HEAD, MAGIC, Mailbox, MailboxError
 from embodied.real_robot.ipc.messages import (

@@ -1,0 +1,374 @@
+"""One default folder for each robot; without a name, the only daemon there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embodied.cli import main
+from embodied.core.build import ConfigError
+from embodied.deploy.session import Session
+from embodied.real_robot.daemon.child import last_words
+from embodied.real_robot.daemon.requests import (
+    MOST_BYTES,
+    PROTOCOL,
+    STALE,
+    Reply,
+    Request,
+    RequestError,
+    Verb,
+    parse,
+    parse_reply,
+)
+from embodied.real_robot.daemon.server import (
+    SOCKET,
+    FolderError,
+    RpcServer,
+    RpcServerError,
+    default_folder,
+    find,
+    make_private,
+    running,
+)
+from embodied.real_robot.daemon.status import Notifier
+from embodied.real_robot.deployment import Deployment
+from embodied.real_robot.ipc.mailbox import memory_folder
+from embodied.real_robot.ipc.messages import Command
+from embodied.viewer.robot.app import monitor
+from embodied.viewer.robot.monitor import RobotMonitor
+from tests.real_robot.test_daemon import PATIENT, deployment, simulated
+from tests.real_robot.test_daemon_hangs import quiet
+from tests.real_robot.test_deploy import robot
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in memory where the folders of robots are. Its name is short, as a socket's path
+    has to be."""
+    with TemporaryDirectory(dir=memory_folder()) as name:
+        monkeypatch.setattr("embodied.real_robot.daemon.server.memory_folder", lambda: Path(name))
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return simulated(tmp_path_factory.mktemp("policy"))
+
+
+def test_each_robot_has_its_own(memory: Path) -> None:
+    one = default_folder("sim")
+    assert one == memory / f"embodied-robot-{os.geteuid()}" / "sim"
+    assert (
+        default_folder("lab/arm").name == "lab.arm" and default_folder("../x").parent == one.parent
+    )
+    make_private(one)
+    for folder in (one, one.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    one.parent.chmod(0o755)
+    with pytest.raises(RpcServerError, match="chmod 700"):
+        make_private(default_folder("so101"))
+
+
+def test_a_path_that_is_too_long_is_said(memory: Path) -> None:
+    folder = default_folder("x" * 100)
+    make_private(folder)
+    with pytest.raises(RpcServerError, match="use a shorter one"):
+        RpcServer(folder)
+
+
+def test_only_daemons_that_listen_count(memory: Path) -> None:
+    assert running() == [] and find() == memory / f"embodied-robot-{os.geteuid()}"
+    dead = default_folder("dead")
+    RpcServer(make_private(dead)).server.close()  # its socket's file stays
+    assert (dead / SOCKET).exists() and running() == []
+    one = RpcServer(make_private(default_folder("sim")))
+    assert running() == [default_folder("sim")] and find() == default_folder("sim")
+    other = RpcServer(make_private(default_folder("so101")))
+    with pytest.raises(FolderError, match="say which: robot=sim, robot=so101"):
+        find()
+    assert find("so101") == default_folder("so101")
+    one.close()
+    other.close()
+    assert running() == []
+
+
+def test_operators_and_the_viewer_find_the_only_daemon(
+    memory: Path,
+    deployed: Deployment,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, text = robot(capsys, "status")
+    assert code == 2 and "no daemon runs in" in text and "start one first" in text
+    seen = RobotMonitor(None)
+    assert not seen.poll() and "waiting for one" in seen.condition
+    out = memory / "out"
+    out.mkdir()
+    with Session(default_folder("sim"), deployed, out, quiet) as session:
+        session.ready()
+        assert robot(capsys, "status")[0] == 0
+        assert robot(capsys, "status", "robot=sim")[0] == 0
+        code, text = robot(capsys, "status", "robot=so101")
+        assert code == 2 and "so101" in text and len(text.strip().splitlines()) == 1
+        seen.poll()
+        assert seen.number == 1 and seen.folder == default_folder("sim")
+        other = RpcServer(make_private(default_folder("so101")))
+        code, text = robot(capsys, "status")
+        assert code == 2 and "robot=sim, robot=so101" in text, text
+        assert len(text.strip().splitlines()) == 1
+        with pytest.raises(FolderError):
+            monitor(block=False, port=0)
+        other.close()
+    seen.close()
+
+
+def test_a_second_deploy_of_the_same_robot_is_refused(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(memory)
+    one = RpcServer(make_private(default_folder("sim")))
+    words = ["deploy", "robot=sim", "demonstrator=reach", "yes=true", "out=out"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and "a daemon runs in" in error[0] and "/sim" in error[0], error
+    one.close()
+
+
+def test_a_wrong_word_for_the_viewer() -> None:
+    from embodied.commands import view
+
+    with pytest.raises(ConfigError, match="is not a setting of embodied view robot"):
+        view._monitor(dict.fromkeys(view.OWN), ["seed=3"], 8080)
+
+
+__all__ = ["deployment"]
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(str(tmp_path / "notify"))
+        line.settimeout(PATIENT)
+        yield line
+
+
+def test_four_times_in_the_time_that_it_waits(systemd: socket.socket) -> None:
+    now = 50.0
+    about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "2000000"}
+    notifier = Notifier(about, lambda: now)
+    notifier.ready()
+    for _ in range(20):  # 2 s
+        notifier.alive()
+        now += 0.1
+    notifier.ending()
+    said = [systemd.recv(100).decode() for _ in range(6)]
+    assert said == ["READY=1", *["WATCHDOG=1"] * 4, "STOPPING=1"]
+
+
+def test_another_process_and_a_socket_that_is_gone_are_no_trouble(systemd: socket.socket) -> None:
+    about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "1000000"}
+    assert Notifier({**about, "WATCHDOG_PID": "1"}).period is None
+    Notifier({}).ready()
+    Notifier({**about, "NOTIFY_SOCKET": "/nowhere/at/all"}).ready()
+    abstract = Notifier({"NOTIFY_SOCKET": "@embodied"})
+    assert abstract.place == "\0embodied"
+
+
+def test_a_daemon_tells(systemd: socket.socket, folder: Path, deployment: Deployment) -> None:
+    replace(deployment, metrics=None).write(folder)
+    about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "200000"}
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "embodied.real_robot.daemon.daemon", str(folder)],
+        env={**os.environ, **about, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert [systemd.recv(100) for _ in range(4)] == [b"READY=1", *[b"WATCHDOG=1"] * 3]
+        daemon.send_signal(signal.SIGTERM)
+        while (said := systemd.recv(100)) != b"STOPPING=1":
+            assert said == b"WATCHDOG=1"
+        assert daemon.wait(PATIENT) == 0
+    finally:
+        daemon.kill()
+
+
+LEAKS = """nanobind: leaked 1 instances!
+ - leaked instance 0x5562c9733bd8 of type "ruckig.InputParameter"
+nanobind: this is likely caused by a reference counting issue in the binding code.
+See https://nanobind.readthedocs.io/en/latest/refleaks.html
+"""
+
+
+def test_what_a_library_prints_at_exit_does_not_hide_the_reason(tmp_path: Path) -> None:
+    log = tmp_path / "control.log"
+    log.write_text("starting\ncontrol: wrist_roll: make limits.low narrower\n" + LEAKS)
+    assert last_words(log) == "control: wrist_roll: make limits.low narrower"
+
+
+def test_without_such_lines_it_is_the_last_one(tmp_path: Path) -> None:
+    log = tmp_path / "control.log"
+    log.write_text("one\ntwo\n\n")
+    assert last_words(log) == "two"
+    log.write_text(LEAKS)
+    assert last_words(log) == ""
+
+
+GOOD: dict[str, Any] = {"version": 1, "number": 7, "time": 12.5, "verb": "stop"}
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+calmly = settings(deadline=None, max_examples=200)  # machines may be busy
+
+
+def line(**changed: Any) -> bytes:
+    return json.dumps({**GOOD, **changed}).encode()
+
+
+@calmly
+@given(st.integers(1, 2**53), st.floats(-(2.0**53), 2.0**53), st.sampled_from(list(Verb)))
+def test_a_request_comes_back_as_it_was(number: int, time: float, verb: Verb) -> None:
+    request = Request(number, time, verb)
+    assert parse(request.line()) == request
+
+
+def test_what_a_verb_takes_comes_back_as_it_was() -> None:
+    for request in (
+        Request(1, 0.5, Verb.START, seconds=2.5, session="abc"),
+        Request(2, 0.5, Verb.LOAD, policy="/a b"),
+        Request(3, 0.5, Verb.ESTOP, session="abc"),
+        Request(4, 0.5, Verb.RELEASE, supported=True),
+    ):
+        assert parse(request.line()) == request
+
+
+def test_an_arm_that_falls_is_released_only_by_who_says_that_it_is_held() -> None:
+    assert Request(1, 0.5, Verb.RELEASE).command == Command.RELEASE
+    held = parse(line(verb="release", supported=True))
+    assert held.command == Command.RELEASE_SUPPORTED
+    with pytest.raises(RequestError, match="supported 1 should be true or false"):
+        parse(line(verb="release", supported=1))
+    with pytest.raises(RequestError, match="wrong: "):
+        parse(line(verb="reset", supported=True))
+
+
+def test_a_session_is_known_by_its_token() -> None:
+    for token, foreign in (("abc", False), ("abd", True), ("", True)):
+        assert Request(1, 0.5, Verb.STATUS, session="abc").foreign(token) == foreign
+        assert not Request(1, 0.5, Verb.STATUS).foreign(token), "an operator's"
+
+
+@calmly
+@given(st.binary(max_size=6000))
+def test_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(data)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@calmly
+@given(json_values)
+def test_json_that_is_no_request_is_refused(value: Any) -> None:
+    with pytest.raises(RequestError):
+        parse(json.dumps(value).encode())
+
+
+@calmly
+@given(st.sampled_from(sorted(GOOD)), json_values)
+def test_one_wrong_value_is_refused_or_is_a_right_one(key: str, value: Any) -> None:
+    try:
+        request = parse(line(**{key: value}))
+    except RequestError as error:
+        assert "\n" not in str(error)
+        return
+    assert json.loads(request.line()) == {**GOOD, key: value}
+
+
+@calmly
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> None:
+    data = bytearray(Request(7, 12.5, Verb.STOP).line())
+    data[at % len(data)] = byte
+    try:
+        request = parse(bytes(data))
+    except RequestError:
+        return
+    assert request.verb == Verb.STOP, "one byte makes no other verb"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (line(verb="strat"), 'did you mean "start"'),
+        (line(version=2), "version 2 is not supported, only 1"),
+        (line(version=True), "version True"),
+        (line(version=1.0), "version 1.0"),
+        (line(number=0), "count up from 1"),
+        (line(number=True), "count up from 1"),
+        (line(number=2**53 + 1), "count up from 1"),
+        (line(number=1.5), "count up from 1"),
+        (line(time="now"), "should be s"),
+        (line(time=10**400), "should be s"),
+        (line(time=float("nan")), "NaN is no number"),
+        (line(time=float("inf")), "Infinity is no number"),
+        (line(wish=1), "'wish'"),
+        (line(seconds=3), "'seconds'"),
+        (line(verb="start", seconds=0), "above 0"),
+        (line(verb="start", seconds=None), "above 0"),
+        (line(verb="start", seconds="3"), "above 0"),
+        (line(verb="start", seconds=True), "above 0"),
+        (line(verb="start", seconds=1e400), "Infinity is no number"),
+        (line(session=3), "should be a token"),
+        (line(session="x" * 65), "should be a token"),
+        (line(session="\ud800"), "should be a token"),
+        (line(verb="load"), "'policy'"),
+        (line(verb="load", policy="a\0b"), "a folder's name"),
+        (line(verb="load", policy="\ud800"), "a folder's name"),
+        (b'{"version": 1, "number": 1, "time": 0}', "'verb'"),
+        (b'{"version": 1, "version": 1}', "twice"),
+        (b"[" * 4000, "the line is not JSON"),
+        (b"{" + b" " * MOST_BYTES + b"}", "too long"),
+        (b"[]", "not a JSON object"),
+        (b"", "the line is not JSON"),
+        (b"\xff\xfe", "the line is not JSON"),
+        (b"\x80\x04\x95\x05", "the line is not JSON"),
+    ],
+)
+def test_the_reason_says_what_was_wrong(data: bytes, reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(data)
+    assert reason in str(caught.value)
+
+
+def test_what_makes_an_arm_move_is_not_obeyed_late() -> None:
+    for verb in (Verb.ARM, Verb.START, Verb.RESET):
+        request = Request(1, 100.0, verb)
+        assert not request.late(100.0 + STALE)
+        assert "is 2.1 s old" in request.late(102.1)
+        assert request.late(97.0), "nor from a clock that is ahead"
+    for verb in (Verb.STOP, Verb.ESTOP, Verb.STATUS):
+        assert not Request(1, 100.0, verb).late(900.0)
+
+
+def test_a_reply_comes_back_as_it_was() -> None:
+    reply = Reply(3, False, "it moves", {"mode": "RUNNING", "q": [0.5, None]})
+    assert parse_reply(reply.line()) == reply
+    for bad in (b"", b"[]", b'{"version": 9}', b'{"version": 1, "number": 1, "ok": 1}'):
+        with pytest.raises(RequestError):
+            parse_reply(bad)
+    assert PROTOCOL == 1
