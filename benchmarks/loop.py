@@ -38,7 +38,7 @@ from embodied.real_robot.assemble import (
 )
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.control.loop import Control
-from embodied.real_robot.control.rate import EDGES, Rate, ahead_of_others
+from embodied.real_robot.control.rate import Rate, ahead_of_others
 from embodied.real_robot.daemon.child import Child
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.servos.driver import Config as BusConfig
@@ -47,6 +47,7 @@ from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from tests.serve.test_policy_service import EDGES
 
 HERTZ = (100, 200, 500)
 STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each

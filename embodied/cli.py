@@ -27,7 +27,7 @@ ERRORS = {
     "embodied.datasets.lerobot.schema": "DatasetError",
     "embodied.llm.chat": "ChatError",
     "embodied.real_robot.daemon.client": "ClientError",
-    "embodied.real_robot.daemon.folders": "FolderError",
+    "embodied.real_robot.daemon.server": "FolderError",
     "embodied.real_robot.daemon.requests": "RequestError",
     "embodied.real_robot.daemon.server": "RpcServerError",
     "embodied.real_robot.drivers.driver": "DriverError",

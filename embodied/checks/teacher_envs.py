@@ -21,9 +21,16 @@ from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
 from embodied.envs.maze.env import Config as MazeConfig
 from embodied.envs.maze.env import Maze
-from embodied.teachers.resets.reset_wrapper import DEFAULT_RESET, ResetStateWrapper
-from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Need, Outcome, Teacher, TwoAgentTeacher
+from embodied.teachers.resets.reset_distribution import DEFAULT_RESET, ResetStateWrapper
+from embodied.teachers.teacher import (
+    Curriculum,
+    Need,
+    Outcome,
+    StudentEstimates,
+    TaskWrapper,
+    Teacher,
+    TwoAgentTeacher,
+)
 
 PLAYER = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
 ROWS = 16  # parallel episodes

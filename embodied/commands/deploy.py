@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from embodied.deploy.session import Session, Status
     from embodied.deploy.site import Site
     from embodied.real_robot.deployment import Deployment
-    from embodied.real_robot.teleop.episode_keys import EpisodeKeys
     from embodied.real_robot.teleop.hold_to_run import HoldToRun
     from embodied.real_robot.teleop.takeover import Takeover
     from embodied.real_robot.teleop.teleop import Device
+    from embodied.real_robot.teleop.terminal import EpisodeKeys
 
 KNOWN = Path.home() / ".cache" / "embodied" / "robots"
 PLAIN = 2.0  # s between two lines where there is no terminal
@@ -294,7 +294,7 @@ TERMINAL_KEY = "embodied.real_robot.teleop.hold_to_run.TerminalKey"
 
 def teleop_command(args: argparse.Namespace) -> None:
     """Nothing is recorded but the black box."""
-    from embodied.deploy.recording import TeleopSession
+    from embodied.deploy.session import TeleopSession
 
     node = _composed("teleoperate", args)
     output = output_of(node["out"], args.words)
@@ -311,8 +311,8 @@ def teleop_command(args: argparse.Namespace) -> None:
 
 def record_command(args: argparse.Namespace) -> None:
     """Each episode is in the dataset before the next begins."""
-    from embodied.deploy.recording import RecordSession
-    from embodied.real_robot.teleop.episode_keys import HINT, EpisodeKeys
+    from embodied.deploy.session import RecordSession
+    from embodied.real_robot.teleop.terminal import HINT, EpisodeKeys
 
     node = _composed("record", args)
     node["robot"] = filming(node["robot"])

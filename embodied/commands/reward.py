@@ -240,8 +240,8 @@ def label_and_fit(node: Node, folders: list[Path]) -> dict[str, float]:
     from embodied.core import tensors as tt
     from embodied.core.atomic_write import write_json
     from embodied.core.build import build
+    from embodied.core.device import seed_everything
     from embodied.core.reward import Reward
-    from embodied.core.seeding import seed_everything
     from embodied.core.spec import require_same
     from embodied.datasets.lerobot.reader import read_episodes
     from embodied.datasets.transitions import joined, transitions
@@ -407,7 +407,7 @@ def compared(
     """All measures by name, with the episodes they were computed on."""
     from embodied.reports.datasets import make_reward
     from embodied.reports.reward_comparison import collect_episodes, compare
-    from embodied.rewards.wrappers.render_caption import augment_shared
+    from embodied.rewards.wrappers.added_observations import augment_shared
 
     spec, gamma, seed = env.spec, settings["gamma"], settings["seed"]
     policies = players(settings, env)

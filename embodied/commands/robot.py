@@ -76,7 +76,7 @@ def _confirm(supported: bool) -> None:
 
 def _emergency_stop(folder: Path, as_json: bool) -> None:
     """Also where the daemon hangs. ConfigError where nothing was seen to stop the arm."""
-    from embodied.real_robot.daemon.emergency import emergency_stop
+    from embodied.real_robot.daemon.client import emergency_stop
 
     stopped = emergency_stop(folder, ANSWER)
     if as_json and stopped.reply is not None:
@@ -89,7 +89,7 @@ def _emergency_stop(folder: Path, as_json: bool) -> None:
 def daemon_folder(folder: str | None, words: list[str]) -> Path:
     """The folder of the daemon that is meant: `folder=`, else `robot=` in `words`, else the only
     one that runs. ConfigError where several do."""
-    from embodied.real_robot.daemon.folders import find
+    from embodied.real_robot.daemon.server import find
 
     robot, words = take(words, "robot")
     require_understood(words, ["folder=DIR"])
@@ -348,8 +348,7 @@ SHOWN = {"stiffness": ".0f", "damping": ".1f", "friction": ".2f", "armature": ".
 
 def identify_command(args: argparse.Namespace) -> None:
     from embodied.compose import options, search_folders
-    from embodied.envs.sysid.fit import Config, identify
-    from embodied.envs.sysid.traces import read_traces
+    from embodied.envs.sysid.fit import Config, identify, read_traces
 
     robot, words = take(args.words, "robot")
     out, words = take(words, "out")
@@ -380,7 +379,7 @@ def identify_command(args: argparse.Namespace) -> None:
 
 def table(found: Identified) -> list[str]:
     """Lines for people: a joint a line, `?` after what the recording does not determine."""
-    from embodied.envs.fr3.joint_model import QUANTITIES
+    from embodied.envs.fr3.base import QUANTITIES
 
     heads = [f"{name} ({unit})" for name, unit in QUANTITIES.items()]
     wide = [max(len(head), 18) for head in heads]

@@ -171,8 +171,7 @@ def export_command(args: argparse.Namespace) -> None:
     from embodied.export.c_header import write_header
     from embodied.export.crazyflie import trained_on, write_crazyflie
     from embodied.export.decision import Decision, Export, facts
-    from embodied.export.onnx import write_onnx
-    from embodied.export.torchscript import write_torchscript
+    from embodied.export.onnx import write_onnx, write_torchscript
 
     allow_from(args.words)
     torch.manual_seed(0)

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _monitor(own: dict[str, str | None], words: list[str], port: int) -> None:
-    from embodied.real_robot.daemon.folders import default_folder
+    from embodied.real_robot.daemon.server import default_folder
     from embodied.viewer.launch import HOST
     from embodied.viewer.robot.app import monitor
 

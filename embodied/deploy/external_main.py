@@ -25,7 +25,7 @@ from typing import Any
 from embodied.core.build import ConfigError, parse
 from embodied.core.errors import RobotError
 from embodied.deploy.external import Config, External
-from embodied.real_robot.cameras.camera import Frame
+from embodied.real_robot.cameras.sources import Frame
 from embodied.real_robot.drivers.driver import DriverError
 
 LENGTH = struct.Struct(">I")

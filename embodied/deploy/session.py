@@ -23,8 +23,8 @@ from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import DISCARD, VERSION
 from embodied.real_robot.policy.observer import Success
-from embodied.real_robot.teleop.episode_keys import EpisodeKeys, Key
 from embodied.real_robot.teleop.teleop import Device
+from embodied.real_robot.teleop.terminal import EpisodeKeys, Key
 
 PATIENCE = 120.0  # s for processes to start and to end, on a busy machine
 ANSWER = 20.0  # s that a daemon has for an answer, on a busy machine

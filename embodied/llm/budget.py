@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from embodied.core.atomic_write import sync_folder
+from embodied.core.atomic_write import sync
 from embodied.core.bounds import Count, CountOrZero, NonNegative, Positive
 from embodied.core.build import ConfigError
 from embodied.llm.chat import BudgetSpent, ChatError
@@ -78,7 +78,7 @@ class AppendLog:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if fresh:
-                sync_folder(self.path.parent)
+                sync(self.path.parent)
             yield file
         finally:
             os.close(file)

@@ -28,9 +28,8 @@ from embodied.core.reward import AugmentsEpisodes, Reward, Stateful
 from embodied.core.saved_node import read_run_settings, require_inside
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.datasets.lerobot.index import read_info
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
-from embodied.datasets.lerobot.schema import columns_of_info
+from embodied.datasets.lerobot.schema import columns_of_info, read_info
 from embodied.datasets.transitions import observations
 from embodied.llm.chat import ServerUnusable
 from embodied.nn.statistics import auc, spearman

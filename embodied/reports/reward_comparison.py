@@ -14,10 +14,10 @@ from torch import Tensor
 
 from embodied.core import tensors as tt
 from embodied.core.actor import Actor
+from embodied.core.device import forked
 from embodied.core.env import VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
-from embodied.core.seeding import forked
 from embodied.core.tensors import Tensors
 from embodied.nn import statistics
 from embodied.reports.datasets import evaluate_reward

@@ -29,10 +29,7 @@ from embodied.reports.page import (
     table,
     write_page,
 )
-from embodied.teachers import episode_log
-from embodied.teachers.episode_log import LoggedEpisodes
-from embodied.teachers.levels.level_teacher import LEVEL, LevelSpace
-from embodied.teachers.task_space import Floats
+from embodied.teachers.teacher import LEVEL, Floats, LevelSpace, LoggedEpisodes, read_episode_log
 from embodied.training.logger import read_metrics
 from embodied.training.reward_components import FILE
 from embodied.training.reward_hacking import evaluations, ever_diverged
@@ -328,7 +325,7 @@ def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
 
 
 def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
-    from embodied.teachers.plots.level_gallery import draw
+    from embodied.teachers.plots.task_density import draw
 
     node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")

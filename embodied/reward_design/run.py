@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
+from benchmarks.curves import Curve
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.llm.client import open_chat
-from embodied.reports.svg import Curve, chart
+from embodied.reports.page import chart
 from embodied.reward_design.designer import (
     FILE,
     Board,

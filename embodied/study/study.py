@@ -22,7 +22,7 @@ from embodied.core.atomic_write import write_json
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
-from embodied.core.yaml_text import parse_yaml
+from embodied.core.saved_node import parse_yaml
 
 # Stages of a study: commands that feed each other, with choices by a result, and loops.
 #

@@ -17,8 +17,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.mapping import Mapping
-from embodied.datasets.ranges import Statistics, measured, reach
+from embodied.datasets.mapping import Mapping, Statistics, measured, reach
 from embodied.policies.remote.address import is_address, remote_policy
 from embodied.policies.wrappers.mapped import load_mapped
 from embodied.policies.wrappers.physical_units import PhysicalUnits

@@ -25,9 +25,16 @@ from embodied.core.tensors import Tensors
 from embodied.core.wrapper import find_protocol
 from embodied.learners.learner import HasStateValues, Learner
 from embodied.teachers.resets.reset_distribution import ResetDistribution
-from embodied.teachers.task_space import Floats
-from embodied.teachers.task_wrapper import StudentEstimates, TaskWrapper
-from embodied.teachers.teacher import Curriculum, Teacher, TwoAgentTeacher
+from embodied.teachers.teacher import (
+    FILE,
+    Curriculum,
+    EpisodeLog,
+    Floats,
+    StudentEstimates,
+    TaskWrapper,
+    Teacher,
+    TwoAgentTeacher,
+)
 from embodied.training.collector import Collector
 from embodied.training.config import OnPolicy, RunConfig
 

@@ -1,7 +1,7 @@
 """Quadrotor physics behind CRTP over UDP: the simulated Crazyflie: its body, radio and process.
 
 The firmware's rules are in `embodied.real_robot.emulators.crazyflie.firmware`; the flight
-controller is that of `embodied.envs.quadrotor.cascade_controller`. Time is real as far as the
+controller is that of `embodied.envs.quadrotor.dynamics`. Time is real as far as the
 machine keeps up. A policy on board is the exported C code, compiled for this machine: the same two
 headers that the firmware would run, called at the same rate, within the same distance of the goal.
 """
@@ -28,8 +28,7 @@ from torch import Tensor
 from embodied.core.build import ConfigError, nearest
 from embodied.embodiments.crazyflie import BOX, GRAVITY, VEHICLES, Vehicle
 from embodied.envs.hardware_sim.crazyflie import Config
-from embodied.envs.quadrotor.cascade_controller import Pilot
-from embodied.envs.quadrotor.dynamics import numbers
+from embodied.envs.quadrotor.dynamics import Pilot, numbers
 from embodied.real_robot.emulators.crazyflie.crtp import Setpoint, Vector
 from embodied.real_robot.emulators.crazyflie.firmware import Config as FirmwareConfig
 from embodied.real_robot.emulators.crazyflie.firmware import Firmware, Measured

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodied.core.seeding import forked
+from embodied.core.device import forked
 from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, make, require_driver
 from embodied.envs.maniskill.observations import element_names, flat, picture, words

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from embodied.core.bounds import Count
 from embodied.core.build import Node
-from embodied.core.history import FRESH, HISTORY, with_history
 from embodied.core.policy import require_continuous
 from embodied.core.spec import Spec
-from embodied.core.tensors import HISTORY, Tensors, each
+from embodied.core.tensors import FRESH, HISTORY, Tensors, each, with_history
 from embodied.nn.networks import sinusoid
 from embodied.nn.normalizers import MinMaxNormalizer
 from embodied.policies.generative.denoisers import denoiser

@@ -26,7 +26,7 @@ from embodied.core.affine import Affine
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import HISTORY, Tensors
 from embodied.policies.generative.chunk_sampler import ObservesHistory
 
 CONSTANT = 1e-6  # an element of the actions with a smaller scale does not vary

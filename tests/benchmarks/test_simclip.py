@@ -17,7 +17,7 @@ from benchmarks.simclip.train import rung_weights, train
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.nn.statistics import ranks, spearman
-from embodied.rewards.language.caption_models import Classification
+from embodied.rewards.language.annotate import Classification
 from embodied.rewards.language.rule_reader import Config, RuleReader
 from embodied.vision.image_text import views_of
 from embodied.vision.simclip import ImageTower, Shape, SimClip, Towers, load, save

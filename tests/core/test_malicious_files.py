@@ -324,7 +324,7 @@ def test_a_dataset_names_an_environment_and_nothing_else(
 
 
 def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, marker: Path, watched: list[str]) -> None:
-    from embodied.reports.load_reward import make_reward, of_run
+    from embodied.reports.datasets import make_reward, of_run
 
     secret = {"of": "embodied.core.checkpoint.file_hash", "path": "/etc/passwd"}
     revision = {"function": "embodied.core.checkpoint.git_revision", "start": {}}

@@ -14,7 +14,7 @@ from torch import nn
 
 from embodied.checks.check import from_file
 from embodied.core.remembered import Remembered, pack, unpack
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pytest
 from embodied.core.build import build
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.lerobot.driver import LeRobotDriver
+from embodied.real_robot.emulators.servos.bus import FakeBus
 from tests.builders import wait_until
-from tests.fakes.servo_bus import FakeBus
 
 pytest.importorskip("lerobot", reason="LeRobot is not installed here: sh scripts/interop.sh")
 pytestmark = pytest.mark.usefixtures("idle_machine")

@@ -14,8 +14,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.text import encode, text_leaf
 from embodied.export.decision import Decision, facts
-from embodied.export.onnx import write_onnx
-from embodied.export.torchscript import write_torchscript
+from embodied.export.onnx import write_onnx, write_torchscript
 from embodied.nn.fit import fit
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.generative.flow import Config, Flow

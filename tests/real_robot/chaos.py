@@ -32,7 +32,6 @@ from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
-from tests.fakes.servo_bus import FakeBus
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, simulated, until
 from tests.real_robot.test_decide import SPEC
 from tests.real_robot.trouble import Trouble

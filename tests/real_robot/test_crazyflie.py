@@ -27,7 +27,6 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
-from embodied.real_robot.safety.limits import Limiter
 from tests.builders import wait_until
 from tests.fakes.crazyflie import FakeCrazyflie
 

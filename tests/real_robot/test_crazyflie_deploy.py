@@ -27,7 +27,7 @@ from embodied.deploy.site import site
 from embodied.embodiments.crazyflie import PAPER
 from embodied.envs.hardware_sim.crazyflie_flight import CPU
 from embodied.envs.quadrotor import goto_env
-from embodied.envs.quadrotor.cascade_controller import QUICK, Pilot
+from embodied.envs.quadrotor.dynamics import QUICK, Pilot
 from embodied.envs.quadrotor.hover_env import Config, Quadrotor
 from embodied.export.crazyflie import export_app
 from embodied.real_robot.assemble import build_driver

@@ -24,12 +24,11 @@ from embodied.envs.fr3.env import Fr3
 from embodied.envs.fr3.rendered_camera import Config as PosedConfig
 from embodied.envs.fr3.rendered_camera import RenderedCamera
 from embodied.real_robot.assemble import open_channels
-from embodied.real_robot.cameras.sources import CameraError
-from embodied.real_robot.cameras.camera import CameraError, Source
+from embodied.real_robot.cameras.sources import CameraError, Source
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
-from embodied.rewards.wrappers.render_caption import PICTURE
+from embodied.rewards.wrappers.added_observations import PICTURE
 from tests.real_robot.test_env import PATIENT, robot
 from tests.real_robot.trouble import Trouble
 
@@ -222,7 +221,7 @@ def test_success_is_seen_on_the_arm(lifting: RealEnv, tmp_path: Path) -> None:
         "threads": 1,
     }
     photographed = {
-        "_target_": "embodied.rewards.wrappers.render_caption.AddRenderObservation",
+        "_target_": "embodied.rewards.wrappers.added_observations.AddRenderObservation",
         "size": SIZE,
     }
     pictured = {

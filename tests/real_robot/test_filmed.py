@@ -21,9 +21,14 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
-from embodied.real_robot.cameras.camera import CameraError, Picture
-from embodied.real_robot.cameras.frame_history import KEPT, FrameHistory
-from embodied.real_robot.cameras.shared_frames import FrameReader, FrameWriter, camera_mailbox
+from embodied.real_robot.cameras.shared_frames import (
+    KEPT,
+    FrameHistory,
+    FrameReader,
+    FrameWriter,
+    camera_mailbox,
+)
+from embodied.real_robot.cameras.sources import CameraError, Picture
 from embodied.real_robot.daemon.client import call
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.deployment import Deployment

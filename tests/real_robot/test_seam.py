@@ -20,8 +20,7 @@ from embodied.core.build import ConfigError, allow, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.embodiments.joint_delta import Config as DeltaConfig
-from embodied.embodiments.joint_delta import JointDelta
+from embodied.embodiments.joint_position import JointDelta, JointDeltaConfig
 from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
 from embodied.real_robot.control.arm_state import Floats
@@ -221,7 +220,7 @@ def test_longer_ones_are_refused_where_they_are_made_and_where_they_are_received
 
 
 def test_the_last_step_of_128_is_followed_at_its_time() -> None:
-    follower = ChunkFollower(JointDelta(DeltaConfig()), 0.1)
+    follower = ChunkFollower(JointDelta(JointDeltaConfig()), 0.1)
     follower.begin(np.zeros(7), 0.0, 0.0)
     actions = np.tile(np.arange(LONG)[:, None] / LONG, (1, 7))
     follower.take(Chunk(actions, 0.0, 0.0))

@@ -26,9 +26,7 @@ from embodied.real_robot.emulators.servos.bus import FakeBus, Faults, FeetechSer
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Torque, Tracking
-from embodied.real_robot.safety.limits import Limiter
 from tests.builders import wait_until
-from tests.fakes.servo_bus import FakeBus, Faults, FeetechServo
 
 START = (2100, 1500, 2500, 3000)
 TICK = math.tau / 4096

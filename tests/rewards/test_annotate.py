@@ -21,8 +21,8 @@ from embodied.core.reward import (
     Stateful,
 )
 from embodied.core.tensors import Tensors, nest
+from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
-from embodied.envs.minigrid.events import happened
 from embodied.policies.scripted.minigrid import Config as PlannerConfig
 from embodied.policies.scripted.minigrid import Planner
 from embodied.rewards.language.annotate import (

@@ -10,7 +10,7 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.intrinsic.curiosity import Icm, ObservationFeatures, Rnd
 from tests.rewards.rows import SPEC, drawn, make, step
 

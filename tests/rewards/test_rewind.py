@@ -16,7 +16,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.datasets.transitions import transitions, with_observations
 from embodied.nn.statistics import spearman
-from embodied.reports.label_dataset import labels
+from embodied.reports.datasets import labels
 from embodied.rewards.demonstrations.rewind import (
     PROGRESS,
     FitConfig,

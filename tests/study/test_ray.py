@@ -23,8 +23,7 @@ from embodied.study.study import STOPPED
 from embodied.study.sweep import launcher
 from tests.builders import wait_until
 from tests.study.helper import WORDS, Interrupted, embodied, one_trial, pruned
-from tests.training.actors.helper import alive
-from tests.training.actors.test_ray import left_of
+from tests.training.actors.helper import alive, left_of
 
 ray: Any = pytest.importorskip("ray")
 optuna: Any = pytest.importorskip("optuna")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from embodied.checks.teacher_envs import TwoAgents
 from embodied.core.build import ConfigError, build
+from embodied.core.remembered import pack, unpack
 from embodied.core.spec import Leaf, Spec
-from embodied.core.state_codec import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.envs.toy.rooms import Config, Rooms
 from embodied.envs.wrappers.episodic_density import CLOCK, KNOWN, EpisodicDensity

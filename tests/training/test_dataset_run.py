@@ -15,7 +15,7 @@ from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.spec import SpecMismatch
-from embodied.datasets.lerobot import lazy_pictures
+from embodied.datasets.lerobot import pictures
 from embodied.evaluation.held_out import HeldOut
 from embodied.reports.run_report import summary
 from embodied.training.logger import read_metrics
@@ -224,13 +224,13 @@ def test_without_an_environment_and_without_data_it_says_what_to_give() -> None:
 def test_imitation_is_the_same_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
     filmed = foreign_two_gap(tmp_path / "filmed", 4, camera=True)
-    real, loads = lazy_pictures.load_all, []
+    real, loads = pictures.load_all, []
 
-    def counting(all_: Sequence[lazy_pictures.LazyPictures]) -> list[torch.Tensor]:
+    def counting(all_: Sequence[pictures.LazyPictures]) -> list[torch.Tensor]:
         loads.extend(all_)
         return real(all_)
 
-    monkeypatch.setattr(lazy_pictures, "load_all", counting)
+    monkeypatch.setattr(pictures, "load_all", counting)
     words = [f"demos={filmed}", "policy=flow", "learner=imitate", "size=debug", "steps=8"]
     words += ["learner.batch_size=4", "eval_every=4", "data.random_shift=2"]
     policies, losses, lazy = [], [], []

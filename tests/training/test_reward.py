@@ -100,7 +100,7 @@ def test_a_flight_school_is_resumed_exactly(tmp_path: Path) -> None:
 def test_demonstrations_are_paid_like_everything_else(tmp_path: Path) -> None:
     """A reward that stands in for the world's own pays their rows too; offline it has to be asked
     for a labelled copy; what it cannot see in them is one line."""
-    double = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled", "factor": -2.0}
+    double = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": -2.0}
     more = {"demos": random_demos(tmp_path / "demos", 4), "demo_fraction": None, "reward": double}
     node = settings(tmp_path / "run", **more)
     made = RunComponents(read_config(node))

@@ -14,14 +14,13 @@ import yaml
 from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
+from embodied.core.device import seed_everything
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
-from embodied.core.seeding import seed_everything
-from embodied.envs.maze.render import GOAL
+from embodied.envs.maze.levels import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
-from embodied.teachers import episode_log
-from embodied.teachers.task_wrapper import TaskWrapper
+from embodied.teachers.teacher import FILE, TaskWrapper, read_episode_log
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
@@ -63,7 +62,7 @@ def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str
     """The episodes and the state of a run, which are those of one that is resumed at `cut` too."""
     whole, state = run(folder / "whole", node)
     run(folder / "parts", {**node, "steps": cut})
-    with (folder / "parts" / episode_log.FILE).open("a") as late:
+    with (folder / "parts" / FILE).open("a") as late:
         late.write('{"half a li')  # what came after the checkpoint is cut off
     again, other = run(folder / "parts", node, resume=str(folder / "parts"))
     assert again == whole
@@ -186,16 +185,14 @@ def test_evaluation_is_on_the_held_out_mazes(mazes: Path, tmp_path: Path) -> Non
 def test_the_report_shows_levels(mazes: Path) -> None:
     """Nine of each quarter, drawn as the world draws them, not points over two of 28 numbers."""
     from embodied.datasets.lerobot.video import decode_image
-    from embodied.reports import task_sampling
-    from embodied.reports.run_report import write
-    from embodied.teachers import episode_log
-    from embodied.teachers.plots.level_gallery import chosen
+    from embodied.reports.run_report import TASKS, write
+    from embodied.teachers.plots.task_density import chosen
 
     assert "that the teacher sampled" in write(mazes).read_text()
-    picture = np.asarray(decode_image((mazes / task_sampling.FILE).read_bytes()))
+    picture = np.asarray(decode_image((mazes / TASKS).read_bytes()))
     goals = (picture[..., :3] == np.array(GOAL)).all(-1)  # no plot of points has this colour
     assert goals.sum() > 36 * 20
-    past = episode_log.read_episode_log(mazes)
+    past = read_episode_log(mazes)
     assert past is not None and past.task.shape[1] == 28
     assert chosen(np.arange(5)) == [0, 1, 2, 3, 4] and chosen(np.arange(17))[-1] == 16
 
@@ -247,7 +244,7 @@ def test_both_are_counted_and_both_learn(tmp_path: Path) -> None:
 
 
 def test_what_cannot_have_a_second_agent_is_refused(tmp_path: Path) -> None:
-    reward = {"_target_": "embodied.rewards.handcrafted.scheduled.Scaled"}
+    reward = {"_target_": "embodied.rewards.handcrafted.composite.Scaled"}
     random = {"_target_": "embodied.policies.categorical.Categorical", "hidden": [8]}
     base = build(random, Policy, spec=build(MAZES["env"], VecEnv).spec)
     checkpoint.save(tmp_path / "base" / "checkpoints" / "00000000", base, 0)

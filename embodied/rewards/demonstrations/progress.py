@@ -42,8 +42,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes
 from embodied.nn.fit import fit
 from embodied.nn.networks import mlp
-from embodied.policies.networks.encoders import Encoder
-from embodied.policies.networks.image_encoders import ImageConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig
 from embodied.rewards.fitted import (
     SHAPINGS,
     FittedReward,

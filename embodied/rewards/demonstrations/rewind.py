@@ -46,8 +46,8 @@ from embodied.buffers.weighted import Weights
 from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError
+from embodied.core.device import forked
 from embodied.core.env import VecEnv
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes

@@ -40,7 +40,7 @@ from embodied.core.reward import (
 )
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, augment_shared
 
 

@@ -39,15 +39,15 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Number, Positive, PositiveFraction
 from embodied.core.build import ConfigError, nearest
+from embodied.core.device import forked
 from embodied.core.env import Step
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, under
 from embodied.nn.fit import gradient_step, minibatches
 from embodied.nn.networks import mlp
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.normalizers import RunningMeanStd
 from embodied.policies.networks.encoders import OneHot
 
 BLOCKS = 16  # side of a pooled image, pixels

@@ -45,10 +45,10 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, Node
+from embodied.core.device import forked
 from embodied.core.env import Step, VecEnv
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.llm.ask_pool import AskPool

@@ -30,16 +30,14 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count, Fraction, NonNegative, Number, Positive
 from embodied.core.build import ConfigError, Node
+from embodied.core.device import forked
 from embodied.core.remembered import Remembered
 from embodied.core.reward import SummedReward
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
-from embodied.nn.ensemble import Ensemble
 from embodied.nn.fit import gradient_step
-from embodied.nn.networks import mlp
-from embodied.nn.normalizers import MeanStdNormalizer
-from embodied.nn.running_stats import RunningMeanStd
+from embodied.nn.networks import Ensemble, mlp
+from embodied.nn.normalizers import MeanStdNormalizer, RunningMeanStd
 from embodied.rewards.handcrafted.factors import Factor
 from embodied.rewards.intrinsic.curiosity import ObservationFeatures
 

@@ -32,8 +32,7 @@ from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.nn.fit import fit, held_out
 from embodied.nn.networks import mlp
-from embodied.policies.networks.encoders import Encoder
-from embodied.policies.networks.image_encoders import ImageConfig
+from embodied.policies.networks.encoders import Encoder, ImageConfig
 from embodied.rewards.fitted import (
     all_frames,
     fingerprint,

@@ -25,10 +25,10 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.bounds import Count, CountOrZero, Fraction
 from embodied.core.build import ConfigError, Node, build
+from embodied.core.device import forked
 from embodied.core.env import NotSavable, StateRoles, Step, VecEnv, require_finite
 from embodied.core.policy import Policy
 from embodied.core.remembered import Remembered
-from embodied.core.seeding import forked
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper

@@ -14,7 +14,7 @@ from viser import ViserServer
 from embodied.core.actor import Actor
 from embodied.core.env import HasTaskParameters
 from embodied.core.wrapper import find_protocol
-from embodied.teachers import episode_log
+from embodied.teachers.teacher import read_episode_log
 from embodied.viewer.controls import Controls
 from embodied.viewer.scene.types import SMALL, Array, Picture, Viewpoint
 from embodied.viewer.session.disturbances import LATEST
@@ -159,7 +159,7 @@ class MapPanel:
         self.across = gui.add_dropdown("Across", names, initial_value=first, visible=False)
         self.up = gui.add_dropdown("Up", names, initial_value=second, visible=False)
         run = self.session.run
-        past = None if run is None else episode_log.read_episode_log(run.folder)
+        past = None if run is None else read_episode_log(run.folder)
         self.sampled = None if past is None else past.task
         for control in (self.switch, self.across, self.up):
             control.on_update(lambda _: viewer.press(lambda: viewer.redraw()))

@@ -20,7 +20,7 @@ from embodied.core.build import build, named_function
 from embodied.embodiments.controller import Controller
 from embodied.embodiments.kinematics.arm import is_arm_file
 from embodied.embodiments.kinematics.from_mujoco import compile_spec, read_spec
-from embodied.envs.fr3.scene import compile_scene
+from embodied.envs.fr3.base import compile_scene
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.real_robot.assemble import forward_kinematics
 from embodied.real_robot.control.arm_state import Floats

@@ -16,7 +16,7 @@ from embodied.core.env import VecEnv
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.video import decode_image
 from embodied.evaluation.statistics import wilson
-from embodied.teachers import episode_log
+from embodied.teachers.teacher import read_episode_log
 from embodied.training.logger import read_metrics
 from embodied.viewer.scene.detect import detect_scene
 from embodied.viewer.scene.types import (
@@ -199,7 +199,7 @@ def density_of(folder: Path, names: Sequence[str]) -> Picture | None:
     """Where in task space the run's teacher sampled, per quarter of training, as an image [height,
     width, 3]. None if the run had no teacher or matplotlib is not installed. `names` are those of
     the task's elements."""
-    past = episode_log.read_episode_log(folder)
+    past = read_episode_log(folder)
     if past is None:
         return None
     try:

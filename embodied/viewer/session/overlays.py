@@ -21,11 +21,11 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.checkpoint import CheckpointError
+from embodied.core.device import forked
 from embodied.core.env import NotSavable, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import AddedObservation, AugmentsEnv, HasComponents, Reward
 from embodied.core.saved_node import read_run_settings, require_inside
-from embodied.core.seeding import forked
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper

@@ -19,7 +19,7 @@ from embodied.core import tensors as tt
 from embodied.core.actor import Actor
 from embodied.core.build import build, nearest
 from embodied.core.checkpoint import load_policy
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
 from embodied.core.env import HasCurrentTask, NotSavable, Step, VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
