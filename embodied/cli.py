@@ -21,19 +21,19 @@ STOPPED = 130
 OPTIONS = {"export": "--to", "demo": "--out"}
 """Commands whose output folder is an option: `out=DIR` means it too."""
 ERRORS = {
-    "embodied.core.checkpoint": "CheckpointError",
-    "embodied.core.env": "NotFinite",
-    "embodied.core.spec": "SpecMismatch",
-    "embodied.datasets.lerobot.schema": "DatasetError",
-    "embodied.llm.chat": "ChatError",
-    "embodied.real_robot.daemon.client": "ClientError",
-    "embodied.real_robot.daemon.server": "FolderError",
-    "embodied.real_robot.daemon.requests": "RequestError",
-    "embodied.real_robot.daemon.server": "RpcServerError",
-    "embodied.real_robot.drivers.driver": "DriverError",
-    "embodied.real_robot.remote.keys": "KeyFileError",
+    "CheckpointError": "embodied.core.checkpoint",
+    "NotFinite": "embodied.core.env",
+    "SpecMismatch": "embodied.core.spec",
+    "DatasetError": "embodied.datasets.lerobot.schema",
+    "ChatError": "embodied.llm.chat",
+    "ClientError": "embodied.real_robot.daemon.client",
+    "FolderError": "embodied.real_robot.daemon.server",
+    "RequestError": "embodied.real_robot.daemon.requests",
+    "RpcServerError": "embodied.real_robot.daemon.server",
+    "DriverError": "embodied.real_robot.drivers.driver",
+    "KeyFileError": "embodied.real_robot.remote.keys",
 }
-"""Errors that say in one line what to do, by the module that defines them."""
+"""Errors that say in one line what to do, and the modules that define them."""
 
 
 def verbs() -> dict[str, str]:
@@ -152,7 +152,7 @@ def _one_line_errors() -> Iterator[type[Exception]]:
     """The errors whose message is for the user, of those modules that are imported: torch is not
     imported to classify a mistake."""
     yield from (ConfigError, ContractError, RemoteError, RobotError)
-    for place, name in ERRORS.items():
+    for name, place in ERRORS.items():
         if place in sys.modules:
             yield getattr(sys.modules[place], name)
 

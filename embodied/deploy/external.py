@@ -29,7 +29,7 @@ from embodied.deploy.site import as_trained, emulated
 from embodied.embodiments.controller import Controller
 from embodied.real_robot.assemble import tool_target
 from embodied.real_robot.cameras.shared_frames import FrameReader
-from embodied.real_robot.cameras.sources import FIRST_IMAGE
+from embodied.real_robot.cameras.sources import FIRST_IMAGE, Frame, fitted
 from embodied.real_robot.daemon.server import default_folder
 from embodied.real_robot.deployment import TARGET, Deployment, controller_settings, with_allowed
 from embodied.real_robot.drivers.driver import Driver

@@ -20,7 +20,8 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.envs.maze.levels import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
-from embodied.teachers.teacher import FILE, TaskWrapper, read_episode_log
+from embodied.teachers import teacher
+from embodied.teachers.teacher import TaskWrapper, read_episode_log
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log
@@ -52,7 +53,7 @@ PPO = {
 def run(folder: Path, node: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], Any]:
     node = {**node, "out": str(folder), **changes}
     train(node, Log(folder, silent=True))
-    lines = (folder / FILE).read_text().splitlines()
+    lines = (folder / teacher.FILE).read_text().splitlines()
     return [json.loads(line) for line in lines], checkpoint.load_state(folder, "loop")["loop"][
         "parts"
     ]
@@ -62,7 +63,7 @@ def resumed(folder: Path, node: dict[str, Any], cut: int) -> tuple[list[dict[str
     """The episodes and the state of a run, which are those of one that is resumed at `cut` too."""
     whole, state = run(folder / "whole", node)
     run(folder / "parts", {**node, "steps": cut})
-    with (folder / "parts" / FILE).open("a") as late:
+    with (folder / "parts" / teacher.FILE).open("a") as late:
         late.write('{"half a li')  # what came after the checkpoint is cut off
     again, other = run(folder / "parts", node, resume=str(folder / "parts"))
     assert again == whole
