@@ -58,8 +58,10 @@ def recall(words: Iterable[str]) -> list[str]:
     allowed: list[set[str]] = []
     for folder in folders:  # an entry counts if the run still is the one that it was made for
         entry = known.get(str(folder))
-        valid = entry is not None and entry["sha256"] == _hash(folder)
-        allowed.append(set(map(str, entry["packages"])) if valid else set())
+        if entry is None or entry["sha256"] != _hash(folder):
+            allowed.append(set())
+        else:
+            allowed.append(set(map(str, entry["packages"])))
     shared = set[str].intersection(*allowed) if allowed else set[str]()
     added = sorted(shared - {*build.asked_packages()})
     for package in added:

@@ -325,7 +325,7 @@ def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
 
 
 def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
-    from embodied.teachers.plots.task_density import draw
+    from embodied.teachers.plots.task_density import draw_levels
 
     node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")
@@ -334,7 +334,7 @@ def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
     assert levelled is not None
     space: LevelSpace = levelled.levels
     try:
-        return draw(folder / TASKS, past.began, past.task, _scores(past), space.picture)
+        return draw_levels(folder / TASKS, past.began, past.task, _scores(past), space.picture)
     finally:
         env.close()
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from benchmarks.curves import Curve
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.env import VecEnv
@@ -79,7 +78,8 @@ def plot(ledger: Journal) -> str:
         best = max([*values, *(y for _, y in points)], default=None)
         if best is not None:
             points.append((float(number + 1), float(best)))
-    drawn = chart(Curve(points), "best score after each round")
+    title = "best score after each round"
+    drawn = chart({title: points}, title, legend=False)
     return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
         ">", f">{STYLE}", 1
     )

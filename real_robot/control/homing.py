@@ -135,7 +135,8 @@ class HomeRoute:
         moved; None where there is none."""
         starts = self._reached(q, self._moved(q))
         ends = self._reached(self.home, self._moved(self.home))
-        ways = [[a] for a in starts] + [[b] for b in ends] + [[a, b] for a in starts for b in ends]
+        ways: list[list[Floats]] = [[one] for one in [*starts, *ends]]
+        ways += [[a, b] for a in starts for b in ends]
         lengths = [np.abs(np.diff([q, *way, self.home], axis=0)).max(1).sum() for way in ways]
         for way in [ways[i] for i in np.argsort(lengths, kind="stable")[:TRIED]]:
             if self._free([q, *way, self.home]):

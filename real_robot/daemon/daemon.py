@@ -146,7 +146,9 @@ class Commands:
     monitor: StatusMonitor
     answer: Answer
     clock: Callable[[], float]
-    queue: deque[tuple[Client | None, Request]] = field(default_factory=deque)
+    queue: deque[tuple[Client | None, Request]] = field(
+        default_factory=deque[tuple["Client | None", Request]]
+    )
     pending: Pending | None = None
     sent: int = 0
     quit: bool = False

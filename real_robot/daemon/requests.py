@@ -126,7 +126,7 @@ def parse(line: bytes) -> Request:
     needed = ["version", "number", "time", "verb", *(own if verb in NEEDS else ())]
     if unequal := set(needed) - set(message) | set(message) - {*needed, *own, "session"}:
         raise RequestError(f"the keys should be {', '.join(needed)}; wrong: {_shown(unequal)}")
-    if not isinstance(number, int) or not _is_number(number) or number < 1:
+    if not isinstance(number, int) or number is True or not 0 < number <= MOST_NUMBER:
         raise RequestError(f"number {_shown(number)} should count up from 1")
     if not _is_number(time):
         raise RequestError(f"time {_shown(time)} should be s on the monotonic clock")
@@ -175,8 +175,9 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _is_number(value: object) -> TypeGuard[int | float]:
     """Whether every JSON reader keeps it."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and abs(value) <= MOST_NUMBER
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= MOST_NUMBER
 
 
 def _refuse(constant: str) -> NoReturn:

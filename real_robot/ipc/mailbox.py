@@ -71,7 +71,14 @@ class Mailbox:
         self.path = path
         self.size = HEAD.itemsize + dtype.itemsize
         self._map = mapped(path, self.size, create)
-        # Views of the mapped file, and memory for a message
+        self._attach(dtype)
+        if create:
+            self._head[:] = (MAGIC, version, dtype.itemsize, 0, 0)
+        elif self._head[["magic", "version", "size"]][0].item() != (MAGIC, version, dtype.itemsize):
+            raise MailboxError(f"{path} is of another version; restart both sides")
+
+    def _attach(self, dtype: np.dtype[Any]) -> None:
+        """Views of the mapped file, and memory for a message."""
         self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
         # Bytes: to copy records field by field takes ten times as long.
         self._body: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=HEAD.itemsize)
@@ -82,10 +89,6 @@ class Mailbox:
         self._checksum: NDArray[np.uint64] = self._head["checksum"]
         self.seen = 0
         self._stuck = 0  # the counter of a message that never became whole
-        if create:
-            self._head[:] = (MAGIC, version, dtype.itemsize, 0, 0)
-        elif self._head[["magic", "version", "size"]][0].item() != (MAGIC, version, dtype.itemsize):
-            raise MailboxError(f"{path} is of another version; restart both sides")
 
     def send(self) -> None:
         """Publish `fields`."""

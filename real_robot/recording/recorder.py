@@ -64,10 +64,14 @@ class EpisodeBuilder:
     noise: int
     success: SuccessFunction
     frames: FrameHistory = field(default_factory=lambda: FrameHistory({}, {}, (), 0.0))
-    ticks: OrderedDict[float, np.void] = field(default_factory=OrderedDict)
-    noises: OrderedDict[float, NDArray[np.float32]] = field(default_factory=OrderedDict)
-    taken_at: OrderedDict[float, dict[str, float]] = field(default_factory=OrderedDict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    ticks: OrderedDict[float, np.void] = field(default_factory=OrderedDict[float, np.void])
+    noises: OrderedDict[float, NDArray[np.float32]] = field(
+        default_factory=OrderedDict[float, NDArray[np.float32]]
+    )
+    taken_at: OrderedDict[float, dict[str, float]] = field(
+        default_factory=OrderedDict[float, dict[str, float]]
+    )
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     open: np.void | None = None
     last: np.void | None = None
 

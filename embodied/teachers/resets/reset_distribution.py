@@ -162,8 +162,11 @@ class _Recorder:
         episode, time, left, togo, after = zip(*rows, strict=True)
         return Trajectories(
             tt.stack(states),
-            *(torch.tensor(column) for column in (episode, time, left)),
-            *(torch.tensor(column, dtype=torch.float64) for column in (togo, after)),
+            torch.tensor(episode),
+            torch.tensor(time),
+            torch.tensor(left),
+            torch.tensor(togo, dtype=torch.float64),
+            torch.tensor(after, dtype=torch.float64),
             torch.tensor([sum(rewards) for _, rewards, _ in played], dtype=torch.float64),
             torch.tensor([len(rewards) for _, rewards, _ in played]),
             torch.tensor([won for _, _, won in played]),
