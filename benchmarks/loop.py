@@ -47,7 +47,6 @@ from embodied.real_robot.emulators.servos.bus import FakeBus, Faults
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
-from tests.serve.test_policy_service import EDGES
 
 HERTZ = (100, 200, 500)
 STEP, EVERY, STALL = 0.05, 1.5, 0.3  # s: of the policy; between two stalls; of each
@@ -56,6 +55,7 @@ NAMES = (*(f"q{i}" for i in range(1, 8)), "tool_x", "tool_y", "tool_z", "width")
 STATE = Leaf((len(NAMES),), names=NAMES)
 SPEC = Spec({"state": STATE}, Leaf((4,), low=-1.0, high=1.0), dt=STEP)
 SERVOS, TURNAROUND, BAUD = 6, 1e-3, 1_000_000
+EDGES = np.array([0.0, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e9])  # of lateness, s
 LIMITS = Limits(
     low=tuple(fr3.LOWER),
     high=tuple(fr3.UPPER),

@@ -63,10 +63,9 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     """Evaluate the newest checkpoint of `path`; adds a line to RUN/evaluations.jsonl."""
     from embodied.compose import compose
     from embodied.core import checkpoint
-    from embodied.core.device import pick_device
+    from embodied.core.device import pick_device, replaced
     from embodied.datasets.mapping import Mapping
     from embodied.reports import run_report
-    from tests.pretend_device.process import on_device
 
     saved = checkpoint.find(path)
     run = saved.parent.parent
@@ -88,7 +87,7 @@ def evaluate_run(path: Path, words: list[str], folders: list[str]) -> dict[str, 
     def loaded(spec: Spec) -> Policy:
         return fitted(saved, spec, mapping, node["policy"], trained).to(device)
 
-    env = on_device(node["env"], device)
+    env = replaced(node["env"], "device", "auto", str(device))
     result, policy = evaluated(node, env, loaded, trained.get("execute"))
     row = result_row(str(run), int(saved.name), node, result)
     if node["policy"] != acting:
