@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from embodied.checks.check import checks_of, require
+from embodied.checks.check import checks_of, from_file, require
 from embodied.core.build import ConfigError, Node, build, resolve
 from embodied.core.complete_node import complete
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec
-from embodied.core.tensors import Tensors, nest, under
+from embodied.core.tensors import Tensors, each, nest, under
 from embodied.learners.learner import Learner, RunPlan
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
@@ -136,7 +134,7 @@ def updates(learner: Learner, first: int, last: int) -> None:
 
 
 def weights(learner: Learner) -> Tensors:
-    return {key: value.clone() for key, value in learner.state_dict().items()}
+    return each(learner.state_dict(), torch.clone)
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -169,14 +167,12 @@ def metrics_are_finite_scalars(subject: LearnerSubject) -> None:
 def updates_change_the_policy_and_not_the_batch(subject: LearnerSubject) -> None:
     """update changes the policy's parameters, and leaves the batch as it was."""
     learner = make(subject)
-    before = {key: value.clone() for key, value in learner.policy.state_dict().items()}
-    batch = batch_for(learner)
-    kept = {key: value.clone() for key, value in batch.items()}
+    before, batch = each(learner.policy.state_dict(), torch.clone), batch_for(learner)
+    kept = each(batch, torch.clone)
     learner.update(batch)
     learner.update(batch)
-    require(
-        not same(before, dict(learner.policy.state_dict())), "update does not change the policy"
-    )
+    after = dict(learner.policy.state_dict())
+    require(not same(before, after), "update does not change the policy")
     require(same(batch, kept), "update changes the batch: others read it too")
 
 
@@ -196,9 +192,7 @@ def it_resumes_exactly(subject: LearnerSubject) -> None:
     """After get_state and set_state, in a learner of another seed, updates are the same."""
     whole = make(subject)
     updates(whole, 0, 3)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save(whole.get_state(), Path(folder) / "learner.pt")
-        state = torch.load(Path(folder) / "learner.pt", weights_only=True)
+    state = from_file(whole.get_state())
     updates(whole, 3, 6)
     other = make(subject, seed=1)
     updates(other, 7, 8)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from embodied.checks.check import checks_of, require, skip
+from embodied.checks.check import checks_of, from_file, require, skip
 from embodied.core import checkpoint
 from embodied.core import tensors as tt
 from embodied.core.build import Node
@@ -116,19 +116,15 @@ def it_answers_with_one_number_per_transition(subject: RewardSubject) -> None:
         require(torch.isfinite(given).all(), "it is not finite (NaN or infinity)")
         require(not given.requires_grad, "it has gradients: compute it in torch.no_grad()")
         require(torch.equal(given, reward(rows)), "asked again, it gives other numbers")
-        _require_metrics(reward, rows)
+        for _ in range(2):
+            for key, value in reward.update(rows).items():
+                fine = value.ndim == 0 and not value.requires_grad and torch.isfinite(value)
+                require(fine, f"metric {key} should be a finite number: .mean().detach()")
         require(flat(before) == flat(rows), "it changes the transitions that it is given")
         if isinstance(reward, HasComponents):
             for key, value in reward.components(rows).items():
                 fine = value.shape == given.shape and torch.isfinite(value).all()
                 require(fine, f"component {key} should be [{n}] finite numbers")
-
-
-def _require_metrics(reward: Reward, rows: Tensors) -> None:
-    """Two updates return finite, detached 0-d tensors."""
-    for key, value in (*reward.update(rows).items(), *reward.update(rows).items()):
-        fine = value.ndim == 0 and not value.requires_grad and torch.isfinite(value)
-        require(fine, f"metric {key} should be a finite number: .mean().detach()")
 
 
 def its_state_answers_as_before(subject: RewardSubject) -> None:
@@ -139,10 +135,9 @@ def its_state_answers_as_before(subject: RewardSubject) -> None:
         rows = play(parts)
         for _ in range(2):
             reward.update(rows)
-        with parts_of(subject, "other") as (_, other), tempfile.TemporaryDirectory() as folder:
+        with parts_of(subject, "other") as (_, other):
             assert isinstance(other, Stateful)
-            torch.save(reward.get_state(), Path(folder) / "reward.pt")
-            other.set_state(torch.load(Path(folder) / "reward.pt", weights_only=True))
+            other.set_state(from_file(reward.get_state()))
             same = torch.equal(reward(rows), other(rows))  # type: ignore[operator]
             require(same, "it gives other rewards after get_state and set_state")
             require(flat(reward.get_state()) == flat(other.get_state()), "its state is not kept")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import checks_of, require
+from embodied.checks.check import checks_of, from_file, require
 from embodied.checks.teacher_envs import GAME, KINDS, Box, need, small
 from embodied.core.build import Node, build
 from embodied.core.remembered import pack, unpack
@@ -205,12 +205,11 @@ def equal_scores_are_no_problem(subject: TeacherSubject) -> None:
 
 def it_resumes_exactly(subject: TeacherSubject) -> None:
     """As a checkpoint keeps it, with episodes running, into a teacher of another seed."""
-    with classroom(subject) as room, tempfile.TemporaryDirectory() as folder:
+    with classroom(subject) as room:
         teacher, resumed = room.make(), room.make(seed=5)
         play(room.box, teacher, 110)
-        torch.save(pack(teacher.get_state()), Path(folder) / "state.pt")
+        state = unpack(from_file(pack(teacher.get_state())))
         first = play(room.box, teacher, 110, seed=1)
-        state = unpack(torch.load(Path(folder) / "state.pt", weights_only=True))
         for _ in range(2):  # the second time: what was saved has not moved
             resumed.set_state(state)
             kept = resumed.pending.keys() == state["pending"].keys()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.checks.check import checks_of, require
+from embodied.checks.check import checks_of, from_file, require
 from embodied.checks.teacher import TeacherSubject, alike, require_own_randomness
 from embodied.core.build import build
 from embodied.core.env import Step
@@ -118,11 +116,8 @@ def it_resumes_exactly(subject: TeacherSubject) -> None:
     """As a checkpoint keeps it, into a game of another seed."""
     game, resumed = Game(subject), Game(subject, seed=5)
     game.play(10)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "state.pt"
-        kept = {"teacher": pack(game.teacher.get_state()), "env": game.explore.get_state()}
-        torch.save(kept, file)
-        state = torch.load(file, weights_only=True)
+    kept = {"teacher": pack(game.teacher.get_state()), "env": game.explore.get_state()}
+    state = from_file(kept)
     game.random = np.random.default_rng(1)
     first = game.play(15)
     for _ in range(2):

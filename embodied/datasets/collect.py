@@ -81,7 +81,8 @@ def _fill(
             kept += 1
             if kept > there:
                 note = {"number": played - 1, "seed": config.seed, **config.demonstrator}
-                writer.add(_without_demonstrator(episode), text, info=note)
+                own = {k: v for k, v in episode.items() if not k.endswith(f"/{DEMONSTRATOR}")}
+                writer.add(own, text, info=note)
         tell(kept, played)
         if played >= 100 and kept < played / 50:
             raise DatasetError(
@@ -94,10 +95,6 @@ def _fill(
 def stored(spec: Spec) -> Spec:
     """The observations that are kept: all but the one for demonstrators."""
     return replace(spec, obs={k: leaf for k, leaf in spec.obs.items() if k != DEMONSTRATOR})
-
-
-def _without_demonstrator(episode: Tensors) -> Tensors:
-    return {key: value for key, value in episode.items() if not key.endswith(f"/{DEMONSTRATOR}")}
 
 
 def _require_same_settings(config: CollectConfig) -> None:

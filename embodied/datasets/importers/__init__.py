@@ -57,7 +57,7 @@ def opened(path: Path) -> Iterator[Any]:
         raise DatasetError(f"{path} lacks something: {str(error).strip(chr(34))}") from error
 
 
-def scaled(
+def with_scaled_actions(
     path: Path, names: list[str], text: str, note: str, root: str, rows_of: Callable[[Any], Tensors]
 ) -> Iterator[Recorded]:
     """The episodes `names` of the group `root`, their `actions` divided by what is `widest`."""

@@ -27,9 +27,9 @@ from embodied.datasets.importers import (
     leaves,
     numbered,
     opened,
-    scaled,
     split,
     tensor,
+    with_scaled_actions,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
@@ -53,7 +53,7 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
     settings = about.get("env_kwargs", {})
     rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
     text = str(about.get("env_id", ""))
-    episodes = scaled(path, names, text, "trajectory", "/", _rows)
+    episodes = with_scaled_actions(path, names, text, "trajectory", "/", _rows)
     return Spec(obs, act, dt or 1.0 / rate, text=text), episodes
 
 

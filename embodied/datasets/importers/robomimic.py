@@ -26,8 +26,8 @@ from embodied.datasets.importers import (
     leaves,
     numbered,
     opened,
-    scaled,
     tensor,
+    with_scaled_actions,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
@@ -55,7 +55,9 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
     def rows(demo: Any) -> Tensors:
         return _rows(demo, bool(settings.get("reward_shaping")))
 
-    return Spec(obs, act, period, text=text), scaled(path, demos, text, "demo", "data", rows)
+    return Spec(obs, act, period, text=text), with_scaled_actions(
+        path, demos, text, "demo", "data", rows
+    )
 
 
 def _rows(demo: Any, shaped: bool) -> Tensors:
