@@ -153,14 +153,6 @@ def test_every_number_has_a_bound() -> None:
     assert sorted(without) == []
 
 
-def test_what_has_no_bound_is_found() -> None:
-    fraction = Annotated[float, Bound(0.0, 1.0)]
-    for kind in (int, float, tuple[int, ...], dict[str, float], fraction | int, int | None):
-        assert bare(kind), kind
-    for kind in (fraction, tuple[fraction, ...], fraction | None, bool, str, dict[str, fraction]):
-        assert not bare(kind), kind
-
-
 def test_defaults_are_read_as_they_are() -> None:
     """What `compose` writes to run.yaml is what the class would use."""
     compared = 0

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.builders import ROOT
+from tests.tiers import only_all
+
 DOCS = ROOT / "docs"
 DEBUG = 'size="debug", '
 # Of each page: the text that asks for many steps, and what is run instead.
@@ -45,16 +47,16 @@ def shortened(page: str, fewer: dict[str, str]) -> str:
     return text
 
 
-def environment() -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+# One with `%%writefile` cells stands for all: tests/docs runs the blocks of the others' pages.
+PAGES = [pytest.param(p, marks=() if p == "own_environment" else only_all) for p in NOTEBOOKS]
 
 
-@pytest.mark.parametrize("page", NOTEBOOKS)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_notebook_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jupytext = pytest.importorskip("jupytext", reason="pip install -e '.[docs]'")
     nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[docs]'")
-    for name, value in environment().items():
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for name, value in {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     notebook = jupytext.reads(shortened(f"tutorials/{page}", NOTEBOOKS[page]), fmt="md")
     resources = {"metadata": {"path": str(tmp_path)}}

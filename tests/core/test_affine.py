@@ -1,5 +1,7 @@
 """The map between physical and normalised values."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,15 +11,18 @@ from embodied.core.build import ConfigError
 DEGREES = Affine((-90.0, 0.0), (90.0, 100.0))
 
 
-def test_the_edges_are_minus_one_and_one() -> None:
-    low, high = torch.tensor([-90.0, 0.0]), torch.tensor([90.0, 100.0])
-    assert DEGREES.to_unit(torch.stack([low, high])).tolist() == [[-1, -1], [1, 1]]
-    assert DEGREES.to_physical(torch.tensor([0.0, 0.5])).tolist() == [0, 75]
-
-
-def test_nothing_is_clamped() -> None:
-    assert DEGREES.to_unit(torch.tensor([180.0, -50.0])).tolist() == [2, -2]
-    assert DEGREES.to_physical(torch.tensor([2.0, -2.0])).tolist() == [180, -50]
+@pytest.mark.parametrize(
+    ("physical", "unit"),
+    [
+        ([[-90.0, 0.0], [90.0, 100.0]], [[-1.0, -1.0], [1.0, 1.0]]),
+        ([0.0, 75.0], [0.0, 0.5]),
+        ([180.0, -50.0], [2.0, -2.0]),  # nothing is clamped
+        ([90, 50], [1, 0]),  # integers become numbers
+    ],
+)
+def test_the_edges_are_minus_one_and_one(physical: list[Any], unit: list[Any]) -> None:
+    assert DEGREES.to_unit(torch.tensor(physical)).tolist() == unit
+    assert DEGREES.to_physical(torch.tensor(unit)).tolist() == physical
 
 
 def test_any_leading_shape_and_any_leaf_of_that_size() -> None:
@@ -38,10 +43,6 @@ def test_an_axis_may_point_the_other_way() -> None:
 def test_the_inverse_undoes_it() -> None:
     x = torch.tensor([12.0, 34.0])
     torch.testing.assert_close(DEGREES.inverse().to_unit(DEGREES.to_unit(x)), x)
-
-
-def test_integers_become_numbers() -> None:
-    assert DEGREES.to_unit(torch.tensor([90, 50])).tolist() == [1, 0]
 
 
 def test_a_constant_element_keeps_its_scale() -> None:

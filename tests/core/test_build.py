@@ -73,25 +73,18 @@ def test_policies_are_made_of_policies_and_networks() -> None:
 
 
 def test_a_class_of_the_role_is_built() -> None:
-    assert resolve("embodied.policies.gaussian.Gaussian", Policy).__name__ == "Gaussian"
+    gaussian = "embodied.policies.gaussian"
+    assert resolve(f"{gaussian}.Gaussian", Policy).__name__ == "Gaussian"
     for target, role, line in (
-        (
-            "embodied.policies.gaussian.Gaussian",
-            VecEnv,
-            "is no VecEnv; if it should be one, write `class ",
-        ),
-        ("embodied.policies.gaussian.Policy", Policy, "write embodied.core.policy.Policy"),
-        (
-            "embodied.policies.gaussian.Gausian",
-            Policy,
-            'no class Gausian (did you mean "Gaussian"?)',
-        ),
-        ("embodied.policies.gaussian.torch", Policy, "no class torch"),
-        ("embodied.policies.gaussian.__doc__", Policy, "no class __doc__"),
-        ("embodied.policies.gaussian", Policy, "no class gaussian"),
+        (f"{gaussian}.Gaussian", VecEnv, "is no VecEnv; if it should be one, write `class "),
+        (f"{gaussian}.Policy", Policy, "write embodied.core.policy.Policy"),
+        (f"{gaussian}.Gausian", Policy, 'no class Gausian (did you mean "Gaussian"?)'),
+        (f"{gaussian}.torch", Policy, "no class torch"),
+        (f"{gaussian}.__doc__", Policy, "no class __doc__"),
+        (gaussian, Policy, "no class gaussian"),
         ("os.system", Policy, 'allow=["os"]'),
         ("policiesx.gaussian.Gaussian", Policy, "not in an allowed package"),
-        ("embodied.policies.gaussian.Gaussian()", Policy, "no dotted name"),
+        (f"{gaussian}.Gaussian()", Policy, "no dotted name"),
         ("policies.\n.x", Policy, "no dotted name"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -113,11 +106,16 @@ class Named(Plain, Reward):
     pass
 
 
-def test_a_users_class_needs_the_package_and_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other tests of this process may have allowed it.
+@pytest.fixture
+def own_packages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have allowed `tests`."""
     mine = [each for each in module.ALLOWED if each != "tests."]
     monkeypatch.setattr(module, "ALLOWED", mine)
     monkeypatch.setattr(module, "ASKED", [])
+
+
+@pytest.mark.usefixtures("own_packages_only")
+def test_a_users_class_needs_the_package_and_the_role() -> None:
     with pytest.raises(ConfigError, match=r'allow=\["tests"\]'):
         build({"_target_": f"{__name__}.Named"}, Reward)
     allow("tests")
@@ -140,12 +138,9 @@ def test_functions_are_named_by_their_role() -> None:
             named_function(target, role)
 
 
-def test_what_a_saved_node_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_packages_only")
+def test_what_a_saved_node_may_name() -> None:
     node = {"a": [{"_target_": "embodied.real_robot.drivers.sim.Sim"}]}
-    # Other tests of this process may have allowed it.
-    mine = [each for each in module.ALLOWED if each != "tests."]
-    monkeypatch.setattr(module, "ALLOWED", mine)
-    monkeypatch.setattr(module, "ASKED", [])
     advice = r'x names embodied.real_robot.*allow=\["embodied.real_robot"\]'
     with pytest.raises(ConfigError, match=advice):
         require_inside(node, "x")
@@ -156,13 +151,17 @@ def test_what_a_saved_node_may_name(monkeypatch: pytest.MonkeyPatch) -> None:
     require_inside(node, "x")
 
 
-def test_a_package_is_allowed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ALLOWED", [*module.ALLOWED])
-    monkeypatch.setattr(module, "ASKED", [])
+@pytest.mark.usefixtures("own_packages_only")
+def test_a_package_is_allowed_once() -> None:
     allow("my_lab")
     before = [*module.ALLOWED]
     allow("my_lab.")
     assert before == module.ALLOWED and module.asked_packages() == ("my_lab",)
+
+
+BILLION_LAUGHS = "a0: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +174,7 @@ def test_a_package_is_allowed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("&a {b: *a}", "contains itself"),
         ("a: ${oc.env:HOME}", "refers to other settings"),
         ("a: " + "[" * 5000, "is not YAML"),
-        (
-            "a0: &a0 [1,1,1,1,1,1,1,1,1]\n"
-            + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)),
-            "more than 100,000 parts",
-        ),
+        (BILLION_LAUGHS, "more than 100,000 parts"),
     ],
 )
 def test_a_saved_file_that_is_no_settings(text: str, line: str, tmp_path: Path) -> None:
