@@ -282,14 +282,13 @@ def typed(hint: Any, value: Any, where: str) -> Any:
             return _typed_tuple(args, items, where)
         if origin is list:
             return [typed(args[0], item, where) for item in items]
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float(value, where)
-    if hint is float and isinstance(value, str):
-        # YAML 1.1 reads 1e-3 as a string.
+    # YAML 1.1 reads 1e-3 as a string.
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
         try:
             return float(value)
-        except ValueError as error:
-            line = f"{where}={shown(value)} is not a number"
+        except (OverflowError, ValueError) as error:
+            large = isinstance(error, OverflowError)
+            line = f"{where}={shown(value)} is {'too large for' if large else 'not'} a number"
             raise wrong_type(line, where, value, "float") from error
     if hint is int and (whole := _whole(cast(object, value))) is not None:
         return whole
@@ -335,14 +334,6 @@ def no_list(where: str, value: float | str) -> ConfigError:
     text = shown(value)
     message = f"{where}={text} should be a list: [{text}], or [{text},{text}]"
     return wrong_type(message, where, value, "list")
-
-
-def _float(value: int, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        line = f"{where}={shown(value)} is too large for a number"
-        raise wrong_type(line, where, value, "float") from error
 
 
 def _whole(value: object) -> int | None:

@@ -20,7 +20,6 @@ from embodied.core.build import ConfigError
 from embodied.core.device import rng_state, set_rng_state
 from embodied.core.env import HasNativeActions, NotFinite, Step, VecEnv, require_finite
 from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
-from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper
 
@@ -62,10 +61,12 @@ def wrong(env: VecEnv, line: str) -> NoReturn:
 def require_spec(env: VecEnv) -> None:
     """The action is in [-1, 1] or a choice of 0 to high; `dt` is positive; JSON keeps the spec."""
     spec, act = env.spec, env.spec.act
+    ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
+    unit = set(ends[0]) == {-1} and set(ends[1]) == {1}
     if act.dtype == "int64":
         if act.shape != () or act.low not in (None, 0) or not isinstance(act.high, int | float):
             wrong(env, 'discrete actions are Leaf((), "int64", 0, HIGH), HIGH included')
-    elif act.dtype != "float32" or len(act.shape) != 1 or not _unit(act):
+    elif act.dtype != "float32" or len(act.shape) != 1 or not unit:
         wrong(
             env,
             f"its action is {act.dtype}{list(act.shape)} in [{act.low}, {act.high}]; declare "
@@ -75,11 +76,6 @@ def require_spec(env: VecEnv) -> None:
         wrong(env, f"spec.dt={spec.dt} should be the seconds of a control step")
     if spec != type(spec).from_json(spec.to_json()):
         wrong(env, "spec does not survive JSON: use plain numbers, strings and tuples in it")
-
-
-def _unit(act: Leaf) -> bool:
-    ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
-    return set(ends[0]) == {-1} and set(ends[1]) == {1}
 
 
 def require_obs(env: VecEnv, obs: Mapping[str, Tensor], where: str) -> None:

@@ -69,18 +69,17 @@ def require_inside(node: Any, where: Path | str) -> None:
     the command line does not allow its package."""
     for part in _parts(node):
         if isinstance(part, Mapping) and "_target_" in part:
-            _require_known(cast(Node, part)["_target_"], where)
-
-
-def _require_known(target: Any, where: Path | str) -> None:
-    if not isinstance(target, str):
-        raise ConfigError(f"{where}: _target_ should name a class, not {str(target)[:60]}")
-    package = next((name for name in OUTSIDE if target.startswith(name)), None)
-    if package is not None and not any(target.startswith(each) for each in build.ASKED):
-        raise ConfigError(
-            f"{where} names {target}, which reaches beyond this process (a robot, a network or "
-            f'another program); if you trust that file, say allow=["{package.rstrip(".")}"]'
-        )
+            target: Any = cast(Node, part)["_target_"]
+            if not isinstance(target, str):
+                line = f"_target_ should name a class, not {str(target)[:60]}"
+                raise ConfigError(f"{where}: {line}")
+            package = next((name for name in OUTSIDE if target.startswith(name)), None)
+            if package is not None and not any(target.startswith(each) for each in build.ASKED):
+                raise ConfigError(
+                    f"{where} names {target}, which reaches beyond this process (a robot, a "
+                    "network or another program); if you trust that file, say "
+                    f'allow=["{package.rstrip(".")}"]'
+                )
 
 
 def _parts(node: Any) -> Iterator[Any]:

@@ -96,7 +96,12 @@ class Mapping:
     def to_json(self) -> dict[str, Any]:
         """The plain settings that `parse` reads."""
         action = self.action.to_json() if isinstance(self.action, Affine) else self.action
-        return {"obs": {k: _plain(source) for k, source in self.obs.items()}, "action": action}
+        obs: dict[str, dict[str, Any]] = {}
+        for here, source in self.obs.items():
+            obs[here] = {"name": source.name, "scale": source.scale, "offset": source.offset}
+            if source.elements:
+                obs[here]["elements"] = list(source.elements)
+        return {"obs": obs, "action": action}
 
     def source(self, name: str) -> Source:
         """The source there of the observation `name` here."""
@@ -104,7 +109,12 @@ class Mapping:
 
     def obs_here(self, there: Tensors, names: abc.Iterable[str]) -> Tensors:
         """The observations `names` of here, from those of there."""
-        return {name: _scaled(there[self.source(name).name], self.source(name)) for name in names}
+        found: Tensors = {}
+        for name in names:
+            source = self.source(name)
+            value, same = there[source.name], source.same_units
+            found[name] = value if same else value * source.scale + source.offset
+        return found
 
     def obs_there(self, here: Tensors, names: abc.Iterable[str]) -> Tensors:
         """The observations of there that are made of `names` here; the inverse of `obs_here`."""
@@ -122,15 +132,6 @@ def short(name: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
-
-
-def _scaled(value: Any, source: Source) -> Any:
-    return value if source.same_units else value * source.scale + source.offset
-
-
-def _plain(source: Source) -> dict[str, Any]:
-    node = {"name": source.name, "scale": source.scale, "offset": source.offset}
-    return {**node, **({"elements": list(source.elements)} if source.elements else {})}
 
 
 def _source(given: Any, where: str) -> Source:
@@ -236,9 +237,9 @@ def said(leaf: Leaf) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def listed(spec: Spec, without: abc.Iterable[str] = ()) -> str:
+def listed(spec: Spec) -> str:
     """The observations of a spec with their types and shapes."""
-    return ", ".join(f"{k} {said(v)}" for k, v in spec.obs.items() if k not in without)
+    return ", ".join(f"{name} {said(leaf)}" for name, leaf in spec.obs.items())
 
 
 Numbers = NDArray[np.float64]

@@ -83,11 +83,14 @@ def chunks(episodes: Episodes, chunk: int) -> Tensors:
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1")
-    windows = _while_human(_windows(episodes, chunk), human_steps(episodes))
+    windows = _windows(episodes, chunk)
+    rows = windows.rows
+    valid = (windows.valid & human_steps(episodes)[rows]).cumprod(1).bool()
+    last = rows[:, :1] + valid.sum(1, keepdim=True).clamp(min=1) - 1
     return {
         **tt.nest(tt.under(episodes.steps, "obs"), "obs"),
-        "action": episodes.steps["action"][windows.rows],
-        "valid": windows.valid,
+        "action": episodes.steps["action"][torch.minimum(rows, last)],
+        "valid": valid,
         "episode": windows.episode,
     }
 
@@ -212,13 +215,6 @@ def _windows(episodes: Episodes, width: int) -> _Windows:
     last = (episodes.start + episodes.length - 1)[episode].unsqueeze(1)
     rows = torch.arange(len(episode)).unsqueeze(1) + torch.arange(width)
     return _Windows(episode, torch.minimum(rows, last), rows <= last)
-
-
-def _while_human(windows: _Windows, human: Tensor) -> _Windows:
-    """Windows that end before the first step that is not `human` [N]."""
-    valid = (windows.valid & human[windows.rows]).cumprod(1).bool()
-    last = windows.rows[:, :1] + valid.sum(1, keepdim=True).clamp(min=1) - 1
-    return replace(windows, rows=torch.minimum(windows.rows, last), valid=valid)
 
 
 def _successors(episodes: Episodes, windows: _Windows) -> Tensors:

@@ -83,8 +83,16 @@ def merge(paths: Sequence[Path | str], out: Path | str) -> Copied:
     with new_folder(out) as partial:
         with scratch_of(partial) as scratch:
             sources = [open_source(path, scratch) for path in paths]
-            for other in sources[1:]:
-                _require_alike(sources[0], other)
+            here = sources[0]
+            for there in sources[1:]:
+                found = differences(here.info, there.info)
+                if (OURS in here.info) != (OURS in there.info):
+                    found.append("one was recorded by LeRobot, the other by embodied")
+                elif OURS in here.info and here.info[OURS] != there.info[OURS]:
+                    found.append("their Specs differ (bounds, names or period)")
+                if found:
+                    line = f"{here.path} and {there.path} cannot be merged"
+                    raise DatasetError(f"{line}: {'; '.join(found)}")
             result = write_dataset(partial, [Chosen(s, list(range(len(s)))) for s in sources])
         return result
 
@@ -175,13 +183,3 @@ def failed(source: Source) -> list[int]:
     if name not in source.info["features"]:
         raise DatasetError(f"{source.path} does not record success (it has no {name})")
     return [e for e in range(len(source)) if not np.any(source.rows(e)[name].to_pylist())]
-
-
-def _require_alike(here: Source, there: Source) -> None:
-    found = differences(here.info, there.info)
-    if (OURS in here.info) != (OURS in there.info):
-        found.append("one was recorded by LeRobot, the other by embodied")
-    elif OURS in here.info and here.info[OURS] != there.info[OURS]:
-        found.append("their Specs differ (bounds, names or period)")
-    if found:
-        raise DatasetError(f"{here.path} and {there.path} cannot be merged: {'; '.join(found)}")

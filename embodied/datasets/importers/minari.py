@@ -48,7 +48,12 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
         if first is None:
             raise DatasetError(f"{path} holds no episodes")
         observations, text = _observations(first)
-    space = _space(folder, about)
+    space = json.loads(about["action_space"]) if "action_space" in about else {}
+    if space.get("type") not in ("Box", "Discrete"):
+        raise DatasetError(
+            f"{folder / 'metadata.json'}: the action space is {space.get('type', 'not given')}; "
+            "only Box and Discrete can be converted"
+        )
     discrete = space["type"] == "Discrete"
     size = () if discrete else tuple(space["shape"])
     act = Leaf(size, low=-1.0, high=1.0)
@@ -67,16 +72,6 @@ def _about(folder: Path) -> dict[str, Any]:
         return json.loads(file.read_text())
     except ValueError as error:
         raise DatasetError(f"{file} is damaged ({error}); download it again") from error
-
-
-def _space(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    space = json.loads(about["action_space"]) if "action_space" in about else {}
-    if space.get("type") not in ("Box", "Discrete"):
-        raise DatasetError(
-            f"{folder / 'metadata.json'}: the action space is {space.get('type', 'not given')}; "
-            "only Box and Discrete can be converted"
-        )
-    return space
 
 
 @contextmanager
@@ -104,7 +99,12 @@ def _recorded(
             rows = split(observations)
             rows["action"] = decode(tensor(one["actions"]))
             rows["reward"] = tensor(one["rewards"]).float()
-            rows |= _flags(one)
+            # Terminated wins where both are set; an episode that merely stops was cut.
+            ended = rows["terminated"] = tensor(one["terminations"]).bool()
+            rows["truncated"] = tensor(one["truncations"]).bool() & ~ended
+            infos = one.get("infos")
+            if infos is not None and "success" in infos:
+                rows["success"] = tensor(infos["success"]).bool().flatten()[-len(ended) :]
             yield Recorded(rows, text or name, {"episode": number})
 
 
@@ -134,13 +134,3 @@ def _observations(episode: Episode) -> tuple[Tensors, str]:
         else:
             observations[name] = tensor(array)
     return observations, text
-
-
-def _flags(episode: Episode) -> Tensors:
-    """Terminated wins where both are set; an episode that merely stops was cut."""
-    ended = tensor(episode["terminations"]).bool()
-    rows = {"terminated": ended, "truncated": tensor(episode["truncations"]).bool() & ~ended}
-    infos = episode.get("infos")
-    if infos is not None and "success" in infos:
-        rows["success"] = tensor(infos["success"]).bool().flatten()[-len(ended) :]
-    return rows

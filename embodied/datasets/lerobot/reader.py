@@ -234,10 +234,13 @@ def _filmed(
     """Where the pictures of a film column are: listed films first, then those of `waiting`."""
     files: list[Path] = []
     begin: list[float] = []
-    for chunk, file, at in [] if index is None else _places(index, column):
-        name = VIDEO.format(video_key=column.name, chunk_index=chunk, file_index=file)
-        files.append(path / name)
-        begin.append(at)
+    if index is not None:
+        at = f"videos/{column.name}"
+        names = (f"{at}/chunk_index", f"{at}/file_index", f"{at}/from_timestamp")
+        for chunk, file, second in zip(*(index[n].to_pylist() for n in names), strict=True):
+            name = VIDEO.format(video_key=column.name, chunk_index=chunk, file_index=file)
+            files.append(path / name)
+            begin.append(second)
     files += [one.film(column) for one in waiting]
     begin += [0.0] * len(waiting)
     return Filmed(column.shape, cache, files, np.array(begin), length.numpy(), fps)
@@ -249,12 +252,6 @@ def _encoded(column: Column, values: pa.ChunkedArray, cache: FrameCache) -> Enco
     if pa.types.is_struct(values.type):
         data = pa.chunked_array([chunk.field("bytes") for chunk in values.chunks], pa.binary())
     return Encoded(column.shape, cache, data)
-
-
-def _places(index: pa.Table, column: Column) -> list[tuple[int, int, float]]:
-    at = f"videos/{column.name}"
-    names = (f"{at}/chunk_index", f"{at}/file_index", f"{at}/from_timestamp")
-    return list(zip(*(index[name].to_pylist() for name in names), strict=True))
 
 
 def _final(line: pa.Table, steps: Tensors, last: Tensor, column: Column, memory: _Memory) -> Tensor:
