@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence
-from tests.once import once
+from tests.builders import once
 
 pytest.importorskip("mkdocs", reason="the documentation's tools: pip install -e '.[docs]'")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.once import once
+from tests.builders import once
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("configs", "embodied", "envs", "policies", "real_robot")

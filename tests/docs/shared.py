@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.builders import once
 from tests.docs.run import Page
-from tests.once import once
 
 TABLE = yaml.safe_load((Path(__file__).parent / "pages.yaml").read_text())
 
