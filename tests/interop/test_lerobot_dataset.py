@@ -1,17 +1,20 @@
-"""Datasets of LeRobot's own writer and reader and of ours; policies of either are the same."""
+"""Datasets of LeRobot's own writer and of ours, films included, are read by the other's reader;
+policies of either are the same."""
 
 from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.interop import need
 
-need("lerobot")
+need("lerobot", "av")
 
 from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
 
@@ -20,11 +23,16 @@ from embodied.commands.train import train  # noqa: E402
 from embodied.core.build import build  # noqa: E402
 from embodied.core.env import VecEnv  # noqa: E402
 from embodied.core.policy import Policy  # noqa: E402
+from embodied.core.spec import Leaf, Spec  # noqa: E402
 from embodied.core.tensors import Tensors  # noqa: E402
 from embodied.datasets.collect import play  # noqa: E402
+from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
+from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
+from tests.builders import node, recorded  # noqa: E402
+from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402
 
-EPISODES, FPS, TASK = 30, 10, "pass the wall"
+EPISODES, TASK = 30, "pass the wall"
 NUMBERS = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
 FEATURES = {"observation.state": NUMBERS, "action": NUMBERS}
 MAPPING = "obs: {state: observation.state}\naction: {low: [-1, -1], high: [1, 1]}\n"
@@ -32,14 +40,14 @@ STEPS = ("steps=120", "learner.batch_size=64", "policy.width=64", "eval.episodes
 
 
 def two_gap() -> VecEnv:
-    return build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 8}, VecEnv)
+    return build(node("envs.toy.two_gap.TwoGap", num_envs=8), VecEnv)
 
 
 @pytest.fixture(scope="module")
 def episodes() -> list[Tensors]:
     env = two_gap()
-    node = {"_target_": "embodied.policies.scripted.two_gap.TwoGapDemonstrator"}
-    return list(islice(play(build(node, Policy, spec=env.spec), env, 0), EPISODES))
+    demonstrator = node("policies.scripted.two_gap.TwoGapDemonstrator")
+    return list(islice(play(build(demonstrator, Policy, spec=env.spec), env, 0), EPISODES))
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +56,8 @@ def theirs(episodes: list[Tensors], tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("theirs") / "two_gap"
     dataset = LeRobotDataset.create("me/two_gap", FPS, FEATURES, root=folder, use_videos=False)
     for episode in episodes:
-        for state, action in zip(episode["obs/state"], episode["action"], strict=True):
-            frame = {"observation.state": state.numpy(), "action": action.numpy(), "task": TASK}
+        for seen, done in zip(episode["obs/state"], episode["action"], strict=True):
+            frame = {"observation.state": seen.numpy(), "action": done.numpy(), "task": TASK}
             dataset.add_frame(frame)
         dataset.save_episode()
     dataset.finalize()
@@ -97,3 +105,70 @@ def test_a_policy_without_an_environment_is_too(theirs: Path, ours: Path, tmp_pa
     acted = ["env=two_gap", f"mapping={mapping}", "episodes=40"]
     rows = [evaluate_run(there, acted, []), evaluate_run(here, acted, [])]
     assert abs(rows[0]["successes"] - rows[1]["successes"]) <= 0.02 * 40
+
+
+LENGTHS = [12, 25, 8]
+
+
+@pytest.mark.parametrize("codec", ["libsvtav1", "h264", None])
+def test_we_read_what_lerobot_wrote(codec: str | None, tmp_path: Path) -> None:
+    write_with_lerobot(tmp_path / "theirs", LENGTHS, codec)
+    whole = read_episodes(tmp_path / "theirs")
+    lazy = read_episodes(tmp_path / "theirs", memory_mb=0.5)
+    assert whole.length.tolist() == LENGTHS and whole.texts == ("push the block",) * 3
+    assert isinstance(lazy.steps["obs/top"], LazyPictures)
+    tolerance = 0 if codec is None else 30  # of 255, at LeRobot's own quality
+    row = 0
+    for episode, length in enumerate(LENGTHS):
+        for step in range(length):
+            assert torch.equal(whole.steps["action"][row], torch.from_numpy(action(episode, step)))
+            shown = whole.steps["obs/side"][row].int() - torch.from_numpy(
+                picture(episode, step + 7)
+            )
+            assert shown.abs().float().mean() <= tolerance / 10
+            assert shown.abs()[:, : W - 17].max() <= 4 * tolerance
+            assert torch.equal(lazy.steps["obs/side"][row], whole.steps["obs/side"][row])
+            row += 1
+    torch.manual_seed(0)
+    one = Dataset(chunks(whole, 4)).sample(8)
+    torch.manual_seed(0)
+    other = Dataset(chunks(lazy, 4)).sample(8)
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def our_dataset(folder: Path, images: Any) -> None:
+    frame = Leaf((H, W, 3), "uint8", 0, 255)
+    spec = Spec(
+        obs={"state": Leaf((3,)), "top": frame, "side": frame},
+        act=Leaf((2,), low=-1.0, high=1.0),
+        dt=1 / FPS,
+        text="push the block",
+    )
+    with EpisodeWriter(folder, spec, "sim", images) as writer:
+        for number, length in enumerate(LENGTHS):
+            tops = np.stack([picture(number, t) for t in range(length + 1)])
+            sides = np.stack([picture(number, t + 7) for t in range(length + 1)])
+            states = np.stack([state(number, t) for t in range(length + 1)])
+            acts = np.stack([action(number, t) / 200 for t in range(length)])
+            seen = {"top": tops, "side": sides, "state": states}
+            obs = {name: torch.from_numpy(value) for name, value in seen.items()}
+            writer.add(recorded(obs, torch.from_numpy(acts)))
+
+
+@pytest.mark.parametrize("images", ["mp4", "png"])
+def test_lerobot_reads_what_we_wrote(images: str, tmp_path: Path) -> None:
+    our_dataset(tmp_path / "ours", images)
+    ours = read_episodes(tmp_path / "ours")
+    later = {"action": [0.0, 1 / FPS, 2 / FPS]}
+    theirs = LeRobotDataset("me/ours", root=tmp_path / "ours", delta_timestamps=later)
+    assert len(theirs) == sum(LENGTHS) and theirs.num_episodes == len(LENGTHS)
+    for row in range(len(theirs)):
+        item = theirs[row]
+        assert item["task"] == "push the block"
+        assert torch.allclose(item["observation.state"], ours.steps["obs/state"][row])
+        assert torch.allclose(item["action"][0], ours.steps["action"][row])
+        for name in ("top", "side"):
+            shown = (item[f"observation.images.{name}"] * 255).round().permute(1, 2, 0)
+            assert (shown - ours.steps[f"obs/{name}"][row].float()).abs().max() <= 1
+    last = theirs[sum(LENGTHS) - 1]
+    assert last["action_is_pad"].tolist() == [False, True, True]
