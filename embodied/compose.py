@@ -20,8 +20,7 @@ import yaml
 
 from embodied.core.build import ConfigError, Node, allow, nearest, resolve, typed, unknown
 from embodied.core.children import import_from_here
-from embodied.core.complete_node import complete, require_settings, with_defaults
-from embodied.core.config_fields import settings_of
+from embodied.core.config_fields import complete, require_settings, settings_of, with_defaults
 from embodied.core.saved_node import parse_yaml, require_inside
 
 PACKAGED = Path(str(files("embodied.configs")))

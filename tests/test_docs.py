@@ -24,7 +24,7 @@ from embodied import cli
 from embodied.commands.demos import demonstrator_of
 from embodied.compose import compose, options
 from embodied.core.build import ConfigError
-from embodied.core.complete_node import require_settings
+from embodied.core.config_fields import require_settings
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,14 +18,16 @@ import yaml
 from embodied.compose import DATA, PACKAGED, PRIMARY, compose
 from embodied.core.bounds import Bound
 from embodied.core.build import ConfigError, plain, resolve
-from embodied.core.complete_node import complete, require_settings, with_defaults
 from embodied.core.config_fields import (
     Setting,
     Source,
+    complete,
     config_of,
     fields_of,
+    require_settings,
     settings_of,
     source_of,
+    with_defaults,
 )
 from embodied.learners.learner import Learner
 from tests.test_import_direction import PRODUCT, module_of, sources

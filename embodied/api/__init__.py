@@ -5,7 +5,7 @@ A mistake raises ConfigError (or another error of one line that says what to do)
 
 from embodied.api.agent import Agent as Agent
 from embodied.api.agent import load as load
-from embodied.api.environments import make_env as make_env
+from embodied.api.agent import make_env as make_env
 from embodied.api.training import collect as collect
 from embodied.api.training import evaluate as evaluate
 from embodied.api.training import list_names as list  # noqa: F401

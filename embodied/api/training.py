@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from embodied.api.agent import Agent, load
-from embodied.api.environments import EnvLike, as_words, env_node, env_words, make_env
+from embodied.api.agent import Agent, EnvLike, as_words, env_node, env_words, load, make_env
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build, resolve

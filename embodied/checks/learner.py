@@ -11,7 +11,7 @@ import torch
 
 from embodied.checks.check import checks_of, from_file, require
 from embodied.core.build import ConfigError, Node, build, resolve
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import extra_columns
 from embodied.core.spec import Leaf, Spec

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import build, resolve
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
 from embodied.core.env import Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.wrapper import Wrapper

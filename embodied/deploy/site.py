@@ -12,7 +12,7 @@ from typing import Any
 
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node, build, named_function
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
 from embodied.core.policy import Policy
 from embodied.core.saved_node import read_run_settings
 from embodied.core.spec import Leaf, Spec, hidden

@@ -23,8 +23,7 @@ from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from embodied.datasets.mapping import Mapping
-from embodied.datasets.remap import remapped
+from embodied.datasets.mapping import Mapping, remapped
 from embodied.datasets.transitions import (
     INTERVENED,
     SOURCE,

@@ -15,8 +15,7 @@ import pytest
 from embodied.core import build as module
 from embodied.core.bounds import Bound, Count, CountOrZero, Fraction, Number, Positive
 from embodied.core.build import ConfigError, allow, build, named_function, parse, resolve
-from embodied.core.complete_node import require_settings
-from embodied.core.config_fields import in_words, settings_of
+from embodied.core.config_fields import in_words, require_settings, settings_of
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import Reward
@@ -27,7 +26,7 @@ from tests.builders import ROOT, python
 
 PACKAGES = ("embodied", "envs", "policies", "real_robot")
 COLD = {
-    "embodied/core/complete_node.py",
+    "embodied/core/config_fields.py",
     "tests/contract/test_reset_states.py",
     "tests/test_settings_classes.py",
 }

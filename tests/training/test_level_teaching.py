@@ -14,7 +14,7 @@ import yaml
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
 from embodied.core.device import seed_everything
 from embodied.envs.maze.render import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval

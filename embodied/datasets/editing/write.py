@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embodied.core.atomic_write import write_durably
-from embodied.datasets.lerobot.consolidate import consolidate, summarise, write_row_groups
 from embodied.datasets.lerobot.schema import (
     DAMAGE,
     DATA,
@@ -42,6 +41,7 @@ from embodied.datasets.lerobot.schema import (
     tasks_table,
 )
 from embodied.datasets.lerobot.video import open_film, open_sink
+from embodied.datasets.lerobot.writer import consolidate, summarise, write_row_groups
 
 KINDS = ("chunk", "file")
 

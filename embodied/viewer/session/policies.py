@@ -13,7 +13,7 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.build import build
 from embodied.core.checkpoint import load_policy
-from embodied.core.complete_node import complete
+from embodied.core.config_fields import complete
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
