@@ -119,29 +119,19 @@ def _lines(row: Row, wide: int, values: int) -> list[str]:
     head = f"  {row.key:<{wide}}  {row.value:<{values}}  "
     indent = " " * (wide + values + 6)
     if len(head) > len(indent):  # a long value has a line of its own
-        return [
-            head.rstrip(),
-            *textwrap.wrap(row.says, WIDTH, initial_indent=indent, subsequent_indent=indent),
-        ]
-    return (
-        textwrap.wrap(
-            head + row.says,
-            WIDTH,
-            subsequent_indent=indent,
-            drop_whitespace=True,
-            break_long_words=False,
-        )
-        or [head.rstrip()]
-        if len(row.says) > WIDTH - len(indent)
-        else [(head + row.says).rstrip()]
-    )
+        says = textwrap.wrap(row.says, WIDTH, initial_indent=indent, subsequent_indent=indent)
+        return [head.rstrip(), *says]
+    if len(row.says) <= WIDTH - len(indent):
+        return [(head + row.says).rstrip()]
+    return textwrap.wrap(
+        head + row.says, WIDTH, subsequent_indent=indent, break_long_words=False
+    ) or [head.rstrip()]
 
 
 def shown(value: object) -> str:
     """A value as it is typed on the command line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("\n...")
-    )
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return text.strip().removesuffix("\n...")
 
 
 def _default(setting: Setting) -> str:

@@ -99,15 +99,9 @@ def stored(spec: Spec) -> Spec:
 
 def _require_same_settings(config: CollectConfig) -> None:
     """Write the settings beside the dataset; DatasetError if it was collected with others."""
-    settings: dict[str, Any] = {
-        "env": config.env,
-        "demonstrator": config.demonstrator,
-        "num_envs": config.num_envs,
-        "seed": config.seed,
-        "success_only": config.success_only,
-    }
-    if config.execute is not None:
-        settings["execute"] = config.execute
+    names = ["env", "demonstrator", "num_envs", "seed", "success_only"]
+    names += [] if config.execute is None else ["execute"]
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     file = Path(config.out) / "collect.yaml"
     if file.exists():
         if yaml.safe_load(file.read_text()) != settings:

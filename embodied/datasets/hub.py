@@ -13,6 +13,7 @@ from embodied.core.build import ConfigError
 
 SCHEME = "hf://"
 NAME = re.compile(r"(?:datasets/)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+NO_NETWORK = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout")
 FILES = ("meta/*", "meta/**/*", "data/**/*", "videos/**/*", "collect.yaml")
 
 
@@ -55,12 +56,7 @@ def _line(given: str, name: str, revision: str | None, error: Exception) -> str:
         return f"{given}: the hub has no such dataset for you; is it private? hf auth login"
     if kind == "RevisionNotFoundError":
         return f"{given}: {name} has no revision {revision}; leave @{revision} out for its newest"
-    if kind in (
-        "LocalEntryNotFoundError",
-        "OfflineModeIsEnabled",
-        "ConnectError",
-        "ConnectTimeout",
-    ):
+    if kind in NO_NETWORK:
         return (
             f"{given}: the hub cannot be reached and there is no downloaded copy; connect, or copy "
             "the dataset here and give its folder: demos=DIR"
