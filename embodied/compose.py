@@ -236,13 +236,11 @@ def _prepared(primary: str, overrides: Sequence[str], search: Sequence[Path]) ->
             line += " variants and seeds, embodied sweep tries values; a list is written"
             raise ConfigError(f"{line} {several}=[{values}]")
         key, value = override.key_or_group, override.value()
-        if key in groups:
+        packaged = override.package is not None and isinstance(value, str)  # robot@env.robot=NAME
+        if key in groups or packaged:
             if value is None:
                 text = f"~{key}"  # Hydra's syntax for no option of a group
             elif isinstance(value, str) and value not in (known := options(key, search)):
-                raise unknown(f'there is no {key} "{value}"', value, known, key=key)
-        elif override.package is not None and isinstance(value, str):  # robot@env.robot=franka
-            if value not in (known := options(key, search)):
                 raise unknown(f'there is no {key} "{value}"', value, known, key=key)
         elif key in top and any((d / key).is_dir() for d in search) and isinstance(value, str):
             raise ConfigError(

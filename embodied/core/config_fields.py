@@ -84,7 +84,7 @@ class Source:
         """The type that an annotation of this module says; `Any` where the source does not tell."""
         try:
             code = compile(ast.Expression(written), self.module, "eval")
-            return eval(code, {"__builtins__": {}}, _Types(self))
+            return eval(code, {"__builtins__": {}}, _Names(self, types=True))
         except (TypeError, AttributeError, NameError):  # a type of another library
             return Any
 
@@ -107,7 +107,7 @@ class Source:
         expression = ast.fix_missing_locations(ast.Expression(written))
         try:
             code = compile(expression, self.module, "eval")
-            return eval(code, {"__builtins__": {}}, _Values(self))
+            return eval(code, {"__builtins__": {}}, _Names(self, types=False))
         except Exception as error:
             raise LookupError(ast.unparse(written)) from error
 
@@ -137,66 +137,36 @@ class Source:
 
 
 class _Names(dict[str, Any]):
-    """The meaning of names in the expressions of a module."""
+    """The meaning of names in the expressions of a module: in its `types`, or in its values."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__()
+    def __init__(self, source: Source, types: bool) -> None:
+        super().__init__(KNOWN if types else PLAIN)
         self.source = source
+        self.types = types
 
     def __missing__(self, name: str) -> Any:
         if name in self.source.classes:
-            return self.of_class(self.source.classes[name])
+            return self._of_class(self.source.classes[name])
         if name in self.source.assigned:
-            return self.of_value(self.source.assigned[name])
+            written = self.source.assigned[name]
+            return self.source.kind(written) if self.types else self.source.evaluated(written)
         there = self.source.imported.get(name, ("", name))[1]
         source = self.source.follow(name)
-        if source is None:
-            return self.unknown(name)
-        names = type(self)(source)
-        return names[there] if source.has(there) else _Module(names)
-
-    def of_class(self, tree: ast.ClassDef) -> Any:
-        raise NotImplementedError
-
-    def of_value(self, written: ast.expr) -> Any:
-        raise NotImplementedError
-
-    def unknown(self, name: str) -> Any:
-        raise NotImplementedError
-
-
-class _Types(_Names):
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self.update(KNOWN)
-
-    def of_class(self, tree: ast.ClassDef) -> Any:
-        return _twin(self.source, tree) if _is_dataclass(tree) else Any
-
-    def of_value(self, written: ast.expr) -> Any:
-        return self.source.kind(written)
-
-    def unknown(self, name: str) -> Any:
-        return Any
-
-
-class _Values(_Names):
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self.update(PLAIN)
-
-    def of_class(self, tree: ast.ClassDef) -> Any:
-        if not _is_dataclass(tree):
-            raise NameError(tree.name)
-        return _Maker(_settings(self.source, tree))
-
-    def of_value(self, written: ast.expr) -> Any:
-        return self.source.evaluated(written)
-
-    def unknown(self, name: str) -> Any:
+        if source is not None:
+            names = _Names(source, self.types)
+            return names[there] if source.has(there) else _Module(names)
+        if self.types:
+            return Any
         if name == "math":
             return math
         raise NameError(name)
+
+    def _of_class(self, tree: ast.ClassDef) -> Any:
+        if self.types:
+            return _twin(self.source, tree) if _is_dataclass(tree) else Any
+        if not _is_dataclass(tree):
+            raise NameError(tree.name)
+        return _Maker(_settings(self.source, tree))
 
 
 class _Module:
