@@ -261,15 +261,9 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        words = [str(arg) for arg in args]
-        word = str(value)[:LONGEST]
-        raise ConfigError(
-            f"{where}={shown(value)} is not allowed{nearest(word, words)}",
-            key=key_of(where),
-            value=value,
-            allowed=args,
-            hint=closest(word, words),
-        )
+        words, word = [str(arg) for arg in args], str(value)[:LONGEST]
+        line = f"is not allowed{nearest(word, words)}"
+        raise refused(where, value, line, args, closest(word, words))
     if isinstance(value, Mapping):
         settings = cast(Mapping[str, Any], value)
         if dataclasses.is_dataclass(hint):
@@ -279,7 +273,11 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         items = cast(Sequence[Any], value)
         if origin is tuple:
-            return _typed_tuple(args, items, where)
+            hints = (args[0],) * len(items) if args[-1] is Ellipsis else args
+            if len(hints) != len(items):
+                line = f"needs {len(hints)} values, got {shown(list(items))}"
+                raise refused(where, items, line, f"list of {len(hints)}", shows=False)
+            return tuple(typed(h, item, where) for h, item in zip(hints, items, strict=True))
         if origin is list:
             return [typed(args[0], item, where) for item in items]
     # YAML 1.1 reads 1e-3 as a string.
@@ -287,18 +285,17 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         try:
             return float(value)
         except (OverflowError, ValueError) as error:
-            large = isinstance(error, OverflowError)
-            line = f"{where}={shown(value)} is {'too large for' if large else 'not'} a number"
-            raise wrong_type(line, where, value, "float") from error
+            how = "too large for" if isinstance(error, OverflowError) else "not"
+            raise refused(where, value, f"is {how} a number", "float") from error
     if hint is int and (whole := _whole(cast(object, value))) is not None:
         return whole
     if origin is tuple and isinstance(value, int | float | str):
-        raise no_list(where, value)
+        text = shown(value)
+        raise refused(where, value, f"should be a list: [{text}], or [{text},{text}]", "list")
     kind: Any = origin or hint
     if (hint is int and isinstance(value, bool)) or not isinstance(value, kind):
         name = getattr(hint, "__name__", str(hint))
-        line = f"{where}={shown(cast(Any, value))} should be {name}"
-        raise wrong_type(line, where, value, name)
+        raise refused(where, cast(Any, value), f"should be {name}", name)
     return cast(Any, value)
 
 
@@ -309,31 +306,20 @@ def _annotated(hint: Any, notes: tuple[Any, ...], value: Any, where: str) -> Any
     number = typed(hint, value, where)
     for note in notes:
         if isinstance(note, Bound) and not note.holds(number):
-            raise out_of_bound(where, value, note)
+            raise refused(where, value, f"should be {note.text}", note)
     return number
 
 
-def key_of(where: str) -> str:
-    """The setting that `where` names: "gamma" of "learner.gamma" and of "package.Class: gamma"."""
-    return where.rpartition(": ")[2].rpartition(".")[2]
+def refused(
+    where: str, value: Any, line: str, allowed: Any, hint: str | None = None, shows: bool = True
+) -> ConfigError:
+    """The error for a value that a setting may not have: `where`, the value if it `shows`, `line`.
 
-
-def out_of_bound(where: str, value: Any, bound: Bound) -> ConfigError:
-    """The error for a number outside of its bound."""
-    message = f"{where}={shown(value)} should be {bound.text}"
-    return ConfigError(message, key=key_of(where), value=value, allowed=bound)
-
-
-def wrong_type(message: str, where: str, value: Any, kind: str) -> ConfigError:
-    """The error for a value that is no `kind`, a type in words."""
-    return ConfigError(message, key=key_of(where), value=value, allowed=kind)
-
-
-def no_list(where: str, value: float | str) -> ConfigError:
-    """The error for one value where a list is needed."""
-    text = shown(value)
-    message = f"{where}={text} should be a list: [{text}], or [{text},{text}]"
-    return wrong_type(message, where, value, "list")
+    Its key is "gamma" of "learner.gamma" and of "package.Class: gamma".
+    """
+    key = where.rpartition(": ")[2].rpartition(".")[2]
+    message = f"{where}={shown(value)} {line}" if shows else f"{where} {line}"
+    return ConfigError(message, key=key, value=value, allowed=allowed, hint=hint)
 
 
 def _whole(value: object) -> int | None:
@@ -341,15 +327,6 @@ def _whole(value: object) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value):
         value = float(value)  # YAML 1.1 reads 1e5 as a string
     return int(value) if isinstance(value, float) and value.is_integer() else None
-
-
-def _typed_tuple(hints: tuple[Any, ...], items: Sequence[Any], where: str) -> tuple[Any, ...]:
-    if hints[-1] is Ellipsis:
-        hints = (hints[0],) * len(items)
-    if len(hints) != len(items):
-        line = f"{where} needs {len(hints)} values, got {shown(list(items))}"
-        raise wrong_type(line, where, items, f"list of {len(hints)}")
-    return tuple(typed(hint, item, where) for hint, item in zip(hints, items, strict=True))
 
 
 def _any_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
