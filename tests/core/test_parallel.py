@@ -92,10 +92,17 @@ def torchrun(*words: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["sac", "ppo"])
-def test_two_processes_make_the_update_of_the_doubled_batch(kind: str, tmp_path: Path) -> None:
-    torchrun(__file__, "update", kind, tmp_path)
-    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes learn, of every kind."""
+    folder = tmp_path_factory.mktemp("updates")
+    torchrun(__file__, "update", folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_two_processes_make_the_update_of_the_doubled_batch(kind: str, both: Path) -> None:
+    parts = [torch.load(both / f"{kind}{rank}.pt", weights_only=True) for rank in (0, 1)]
     whole = updated(kind, 0, 2 * ROWS)
     start = MADE[kind][0](0, ROWS).state_dict()
     learned = [key for key, value in whole.items() if not torch.equal(value, start[key])]
@@ -145,11 +152,12 @@ def digest(tensors: Tensors) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def worker(kind: str, folder: Path) -> None:
+def worker(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.start()
     rank = distributed.rank()
-    torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{rank}.pt")
+    for kind in MADE:
+        torch.save(updated(kind, rank * ROWS, ROWS), folder / f"{kind}{rank}.pt")
     distributed.stop()  # threads of the process group that outlive it abort the process
 
 
@@ -173,7 +181,4 @@ def run(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "update":
-        worker(sys.argv[2], Path(sys.argv[3]))
-    else:
-        run(Path(sys.argv[2]))
+    {"update": worker, "train": run}[sys.argv[1]](Path(sys.argv[2]))

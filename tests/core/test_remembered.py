@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from embodied.checks.check import from_file
 from embodied.core.remembered import Remembered, pack, unpack
 from embodied.nn.running_stats import RunningMeanStd
 
@@ -57,13 +57,6 @@ class Part(Base):
         self.recent.append(self.random.random())
         self.points[self.count] = (self.random.random(2), "memo")
         self.rows = torch.rand(self.count, 2, generator=self.generator)
-
-
-def from_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def test_it_goes_on_as_before() -> None:

@@ -6,17 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from embodied.core import checkpoint
-from embodied.core.build import build
+from embodied.core.build import Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101
+from tests.builders import node
 from tests.interop.adversary import environment, installed, own_python
 from tests.interop.limits_watch import LimitsWatch
 
@@ -25,12 +25,7 @@ pytestmark = pytest.mark.usefixtures("idle_machine")
 
 NAMES = tuple(f"{what}_{axis}" for what in ("tool", "lead", "goal") for axis in "xyz")
 ACTIONS = ("dx", "dy", "dz", "gripper")
-REACH = {
-    "_target_": "embodied.policies.scripted.fr3.Scripted",
-    "task": "reach",
-    "quality": 1.0,
-    "step": 0.015,
-}
+REACH = node("policies.scripted.fr3.Scripted", task="reach", quality=1.0, step=0.015)
 GOAL = (0.26, 0.1, 0.1)
 
 
@@ -39,10 +34,10 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("installed"))
 
 
-def saved(node: dict[str, Any], folder: Path) -> Policy:
+def saved(made: Node, folder: Path) -> Policy:
     obs = {"state": Leaf((9,), names=NAMES)}
     act = Leaf((4,), low=-1.0, high=1.0, names=ACTIONS)
-    policy = build(node, Policy, spec=Spec(obs=obs, act=act, dt=0.05)).eval()
+    policy = build(made, Policy, spec=Spec(obs=obs, act=act, dt=0.05)).eval()
     checkpoint.save(folder / "checkpoints" / "00000000", policy, 0)
     return policy
 
@@ -55,8 +50,8 @@ def described(run: Path, out: Path, plugins: Path, folder: Path) -> str:
 
 
 def test_the_same_noise_gives_the_same_chunk(plugins: Path, tmp_path: Path) -> None:
-    node = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 4, "width": 16}
-    policy = saved(node, tmp_path / "run")
+    flow = node("policies.generative.flow.Flow", chunk=4, width=16)
+    policy = saved(flow, tmp_path / "run")
     said = described(tmp_path / "run", tmp_path / "lerobot", plugins, tmp_path)
     assert json.dumps(NAMES) in said
     sys.path.insert(0, str(plugins))
