@@ -1,4 +1,4 @@
-"""Agent: a policy that acts step by step, in the units of the environment that it is used in."""
+"""Agent: a policy that acts step by step, in the units of its environment; make_env."""
 
 from __future__ import annotations
 

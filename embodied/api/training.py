@@ -1,4 +1,4 @@
-"""train, evaluate, rollout, collect: what the command line does, from Python."""
+"""make_policy, make_learner, save, train, evaluate, rollout, collect: the commands, from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task spaces and environments to check teachers in, by what a teacher says that it needs."""
+"""Task spaces, environments and simulated students to check teachers with, by what they need."""
 
 from __future__ import annotations
 

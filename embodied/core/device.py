@@ -1,4 +1,4 @@
-"""Devices: the GPU that torch finds, and the devices that settings name."""
+"""Devices that torch finds and settings name; seeding, saving and forking their generators."""
 
 from __future__ import annotations
 

@@ -219,8 +219,13 @@ aten = torch.ops.aten
 
 
 class LazyPictures(Tensor):
-    """Rows `rows` [N] of `pictures`, on `device` once they are loaded. Operations decode at most
-    `limit` bytes: beyond that they raise a DatasetError. `load` decodes what it is asked for."""
+    """Rows `rows` [N] of `pictures`, decoded when they are used, and then on `device`.
+
+    Choosing rows (`index_select`, a slice, an index) and concatenation give another LazyPictures,
+    which costs eight bytes a row. Every other operation decodes the rows, at most `limit` bytes of
+    them (else DatasetError), and works on an ordinary tensor; `load` does so for a whole batch at
+    once, which is the fastest way.
+    """
 
     pictures: Pictures
     rows: np.ndarray

@@ -1,5 +1,7 @@
-"""Random access to the pictures of films: seek to a key frame, decode to the moment that is asked.
+"""Pictures on disk: H.264 films of whole episodes, single PNG images, random access to films.
 
+Our films have a key frame every second picture and none that looks ahead, so that films of the same
+camera can be joined without encoding them again, and any moment is read quickly.
 A decoder goes on from where it stands if the next moment lies in the same group of pictures, and
 seeks otherwise. A film of LeRobot's or of ours has a key frame every second picture, so at most two
 pictures are decoded for one. A film with rare key frames costs as many as lie in between.
