@@ -59,11 +59,14 @@ def watched() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def marker(tmp_path: Path) -> Iterator[Path]:
-    """A file that an attack would write."""
-    file = tmp_path / "pwned"
-    yield file
-    assert not file.exists()
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that an attack would write; what lies in the current folder can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `embodied` appends the current folder
+    yield tmp_path / "pwned"
+    sys.modules.pop("run", None)
+    sys.modules.pop("run.code", None)
+    assert not (tmp_path / "pwned").exists()
 
 
 def shell(marker: Path) -> list[str]:
@@ -212,14 +215,8 @@ POLICIES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("attack", POLICIES)
 def test_no_policy_file_runs_code(
-    attack: str,
-    door: str,
-    tmp_path: Path,
-    marker: Path,
-    watched: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    attack: str, door: str, tmp_path: Path, marker: Path, watched: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     run = run_of(tmp_path / "run", POLICIES[attack](marker))
     watched.clear()  # saving it asks git
     DOORS[door](run)
@@ -258,33 +255,20 @@ ENVS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("door", ["eval", "view"])
 @pytest.mark.parametrize("attack", ENVS)
 def test_no_run_file_runs_code(
-    attack: str,
-    door: str,
-    tmp_path: Path,
-    marker: Path,
-    watched: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    attack: str, door: str, tmp_path: Path, marker: Path, watched: list[str]
 ) -> None:
     if (door, attack) in (("view", "instructions to Hydra"),):
         pytest.skip("the viewer composes nothing: an unknown setting")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))  # as `embodied` appends the current folder
     run = run_of(tmp_path / "run", RANDOM, ENVS[attack](marker))
     code_beside(run, marker)
     watched.clear()
-    try:
-        DOORS[door](run)
-    finally:
-        sys.modules.pop("run", None)
-        sys.modules.pop("run.code", None)
+    DOORS[door](run)
 
 
 @pytest.mark.parametrize("kind", ["hydra", "defaults", "allow"])
 def test_a_run_that_is_resumed_extends_no_list(
-    kind: str, tmp_path: Path, marker: Path, watched: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, marker: Path, watched: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     more: dict[str, Any] = {
         "hydra": {"hydra": {"searchpath": [f"file://{tmp_path / 'run'}"]}},
         "defaults": {
@@ -298,11 +282,7 @@ def test_a_run_that_is_resumed_extends_no_list(
     (run / "evil").mkdir()
     (run / "evil" / "it.yaml").write_text("allow: [run]\n")
     watched.clear()
-    try:
-        command("train", f"resume={run}")
-    finally:
-        sys.modules.pop("run", None)
-        sys.modules.pop("run.code", None)
+    command("train", f"resume={run}")
 
 
 @pytest.mark.parametrize("reward", [{"driver": servo_arm()}, {"chat": CHAT}])
