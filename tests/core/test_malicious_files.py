@@ -86,6 +86,7 @@ def run_of(folder: Path, acts: Any, env: Any = ENV, settings: dict[str, Any] | N
     (saved / "policy.yaml").write_text(text)
     run = {"env": env, "execute": None, **(settings or {})}
     (folder / "run.yaml").write_text(env if isinstance(env, str) else yaml.safe_dump(run))
+    SEEN.clear()  # saving it asks git
     return folder
 
 
@@ -218,7 +219,6 @@ def test_no_policy_file_runs_code(
     attack: str, door: str, tmp_path: Path, marker: Path, watched: list[str]
 ) -> None:
     run = run_of(tmp_path / "run", POLICIES[attack](marker))
-    watched.clear()  # saving it asks git
     DOORS[door](run)
 
 
@@ -261,7 +261,6 @@ def test_no_run_file_runs_code(
         pytest.skip("the viewer composes nothing: an unknown setting")
     run = run_of(tmp_path / "run", RANDOM, ENVS[attack](marker))
     code_beside(run, marker)
-    watched.clear()
     DOORS[door](run)
 
 
@@ -281,7 +280,6 @@ def test_a_run_that_is_resumed_extends_no_list(
     code_beside(run, marker)
     (run / "evil").mkdir()
     (run / "evil" / "it.yaml").write_text("allow: [run]\n")
-    watched.clear()
     command("train", f"resume={run}")
 
 
@@ -290,7 +288,6 @@ def test_a_run_that_is_resumed_reaches_nothing_outside(
     reward: Node, tmp_path: Path, watched: list[str]
 ) -> None:
     run = run_of(tmp_path / "run", GAUSSIAN, ENV, RESUMED | {"reward": reward})
-    watched.clear()
     line = command("train", f"resume={run}")
     assert "beyond this process" in line and "allow=[" in line
 
@@ -312,6 +309,7 @@ def test_a_dataset_names_an_environment_and_nothing_else(
 
     config = CollectConfig(env=ENV, demonstrator=RANDOM, episodes=1, out=str(tmp_path / "data"))
     collect(CollectConfig(**{**vars(config), "success_only": False}), lambda kept, played: None)
+    watched.clear()
     for name, made in {**ENVS, **POLICIES}.items():
         found = made(marker)
         if not isinstance(found, dict) or name in ("an environment", "a critic that is a policy's"):
@@ -319,7 +317,6 @@ def test_a_dataset_names_an_environment_and_nothing_else(
         if name in ("the environment's variables", "instructions to Hydra"):
             continue  # nothing is composed
         (tmp_path / "data" / "collect.yaml").write_text(yaml.safe_dump({"env": found}))
-        watched.clear()
         with pytest.raises(ConfigError):
             open_recorded(tmp_path / "data", 0, None)
         assert not marker.exists(), name
@@ -362,7 +359,6 @@ def test_a_reference_leads_to_the_same_check(
             tmp_path / "run",
             node("policies.scripted.checkpoint.CheckpointDemonstrator", run=str(path)),
         )
-        watched.clear()
         DOORS["load"](run)
         assert not watched
 
