@@ -29,7 +29,7 @@ from embodied.datasets.collect import play  # noqa: E402
 from embodied.datasets.lerobot.pictures import LazyPictures  # noqa: E402
 from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes  # noqa: E402
 from embodied.datasets.transitions import Dataset, chunks  # noqa: E402
-from tests.builders import node, recorded  # noqa: E402
+from tests.builders import node_of, recorded  # noqa: E402
 from tests.interop.datasets import FPS, H, W, action, picture, state, write_with_lerobot  # noqa: E402
 
 EPISODES, TASK = 30, "pass the wall"
@@ -40,13 +40,13 @@ STEPS = ("steps=120", "learner.batch_size=64", "policy.width=64", "eval.episodes
 
 
 def two_gap() -> VecEnv:
-    return build(node("envs.toy.two_gap.TwoGap", num_envs=8), VecEnv)
+    return build(node_of("envs.toy.two_gap.TwoGap", num_envs=8), VecEnv)
 
 
 @pytest.fixture(scope="module")
 def episodes() -> list[Tensors]:
     env = two_gap()
-    demonstrator = node("policies.scripted.two_gap.TwoGapDemonstrator")
+    demonstrator = node_of("policies.scripted.two_gap.TwoGapDemonstrator")
     return list(islice(play(build(demonstrator, Policy, spec=env.spec), env, 0), EPISODES))
 
 

@@ -16,7 +16,7 @@ from embodied.core.build import Node, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.embodiments import so101
-from tests.builders import node
+from tests.builders import node_of
 from tests.interop.adversary import environment, installed, own_python
 from tests.interop.limits_watch import LimitsWatch
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("idle_machine")
 
 NAMES = tuple(f"{what}_{axis}" for what in ("tool", "lead", "goal") for axis in "xyz")
 ACTIONS = ("dx", "dy", "dz", "gripper")
-REACH = node("policies.scripted.fr3.Scripted", task="reach", quality=1.0, step=0.015)
+REACH = node_of("policies.scripted.fr3.Scripted", task="reach", quality=1.0, step=0.015)
 GOAL = (0.26, 0.1, 0.1)
 
 
@@ -50,7 +50,7 @@ def described(run: Path, out: Path, plugins: Path, folder: Path) -> str:
 
 
 def test_the_same_noise_gives_the_same_chunk(plugins: Path, tmp_path: Path) -> None:
-    flow = node("policies.generative.flow.Flow", chunk=4, width=16)
+    flow = node_of("policies.generative.flow.Flow", chunk=4, width=16)
     policy = saved(flow, tmp_path / "run")
     said = described(tmp_path / "run", tmp_path / "lerobot", plugins, tmp_path)
     assert json.dumps(NAMES) in said
