@@ -331,7 +331,7 @@ def test_a_reward_of_a_run_is_a_reward(tmp_path: Path, marker: Path, watched: li
     rewards = (
         collect_with_a_shell(marker),
         CHAT,
-        node_of("rewards.handcrafted.scheduled.ScheduledWeights", **revision),
+        node_of("rewards.handcrafted.composite.ScheduledWeights", **revision),
         node_of("rewards.handcrafted.factors.Shaping", potential=secret),
         node_of("rewards.handcrafted.composite.CompositeReward", terms={"a": {"reward": EMULATOR}}),
     )
