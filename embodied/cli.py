@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from embodied.commands import Parser, add_all, table
+from embodied.commands import Parser, add_all, function, table
 from embodied.core import run_packages
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.children import import_from_here
@@ -42,7 +42,7 @@ def verbs() -> dict[str, str]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of a subcommand; `args.run(args)` runs it."""
+    """Parse the arguments of a subcommand; `function(args.run)(args)` runs it."""
     known = verbs()
     parser = Parser(
         prog="embodied",
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if added := run_packages.recall(words):  # allowed when the user trained these runs
             import_from_here()
             print(f"embodied: allow=[{','.join(added)}], as when it was trained", file=sys.stderr)
-        args.run(args)
+        function(args.run)(args)
     except KeyboardInterrupt as stop:
         print(f"embodied: stopped{f'; {stop}' if str(stop) else ''}", file=sys.stderr)
         sys.exit(STOPPED)

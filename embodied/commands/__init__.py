@@ -10,7 +10,7 @@ import argparse
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,9 +61,9 @@ def add(parser: argparse.ArgumentParser, entry: Mapping[str, Any], runs: str) ->
         )
     parser.epilog = entry.get("epilog")
     runs = entry.get("run", runs)
-    parser.set_defaults(run=partial(_call, runs))
+    parser.set_defaults(run=runs)
     if isinstance(parser, Parser) and "more_help" in entry:
-        parser.more_help = partial(_call, entry["more_help"])
+        parser.more_help = lambda: function(entry["more_help"])()
     if kinds := entry.get("kinds"):
         metavar = entry.get("metavar", "|".join(kinds))
         add_all(parser.add_subparsers(dest="kind", metavar=metavar, required=True), kinds, runs)
@@ -84,10 +84,10 @@ def add_all(
             add(own, entry, runs or f"{name}.run")
 
 
-def _call(name: str, *args: Any) -> Any:
-    """Call the function of this package with the dotted `name`."""
-    module, _, function = f"{__name__}.{name}".rpartition(".")
-    return getattr(importlib.import_module(module), function)(*args)
+def function(name: str) -> Callable[..., Any]:
+    """The function of this package with the dotted `name`; imports its module."""
+    module, _, own = f"{__name__}.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), own)
 
 
 def take(words: Sequence[str], key: str) -> tuple[str | None, list[str]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from embodied import cli
 from embodied.adopt.adopt import UNUSED, Names, Options, adopt, own_spec, policy_node, scaled_inputs
 from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, read_config
+from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine
@@ -52,7 +53,7 @@ def refused(*argv: str) -> str:
     """The one line with which `embodied adopt` refuses."""
     args = cli.parse(["adopt", *argv])
     with pytest.raises(Exception) as caught:
-        args.run(args)
+        function(args.run)(args)
     line = cli.mistake(caught.value)
     assert line is not None, repr(caught.value)
     return line

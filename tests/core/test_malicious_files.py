@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from embodied import cli
+from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError, Node
 from embodied.envs.toy import two_gap
@@ -94,7 +95,7 @@ def command(*argv: str) -> str:
     """The one line with which the command line refuses."""
     args = cli.parse(list(argv))
     with pytest.raises(Exception) as caught:
-        args.run(args)
+        function(args.run)(args)
     line = cli.mistake(caught.value)
     assert line is not None, repr(caught.value)
     assert "\n" not in line

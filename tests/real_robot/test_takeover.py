@@ -234,6 +234,8 @@ def test_deploy_with_a_person_beside_it(
             until(lambda: now()["control"]["tick"] > ticks + 50, "they hold it half a second")  # noqa: B023
         hand.push(0, 0, 0)
         until(lambda: not now()["intervened"], "they have given it back")
+        back = now()["control"]["tick"]
+        until(lambda: now()["control"]["tick"] > back + 50, "the policy decides for half a second")
         until(lambda: fr3.forward(np.array([now()["q"]]))[0][0, 2] < 0.35, "the policy goes on")
         deploy.send_signal(signal.SIGINT)
         text = said(deploy)

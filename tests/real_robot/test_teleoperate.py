@@ -120,7 +120,8 @@ def goes_on_in_the_same_folder(
         operator.says("put the scene back")
         operator.types(RIGHT)
         operator.says("episode 4 of 4")
-        operator.mode("RUNNING")
+        began = operator.mode("RUNNING")["control"]["tick"]
+        until(lambda: operator.mode("RUNNING")["control"]["tick"] > began + 50, "some steps more")
         operator.types(b"\x03")
         assert operator.process.wait(PATIENT) == 0, operator.text.decode()
         operator.says("not recorded: discarded")

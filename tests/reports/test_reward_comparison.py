@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from embodied.cli import parse
+from embodied.commands import function
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
@@ -26,7 +27,7 @@ GOAL = '{of: distance, a: "x,y", b: [0.95, 0.5], weight: -1.0}'
 
 def command(*words: str) -> None:
     args = parse(["reward", *words])
-    args.run(args)
+    function(args.run)(args)
 
 
 def test_coverage_is_whole_episodes_with_their_true_ends() -> None:

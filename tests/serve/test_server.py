@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from embodied import cli
-from embodied.commands import serve
+from embodied.commands import function, serve
 from embodied.commands.eval import evaluate_served
 from embodied.core import build as core_build
 from embodied.core import checkpoint
@@ -281,7 +281,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def line(*words: str) -> str:
     args = cli.parse(list(words))
     with pytest.raises(Exception) as caught:
-        args.run(args)
+        function(args.run)(args)
     said = cli.mistake(caught.value)
     assert said is not None and "\n" not in said, repr(caught.value)
     return said
