@@ -447,12 +447,7 @@ def _run_trial(
 
 
 def _watch(
-    sweep: Sweep,
-    trial: Any,
-    folder: Path,
-    process: Training,
-    stop: Event,
-    launcher: Launcher,
+    sweep: Sweep, trial: Any, folder: Path, process: Training, stop: Event, launcher: Launcher
 ) -> bool:
     """Report evaluations until the process ends; whether it was stopped as a poor one."""
     reported = {step for step in trial.study.trials[trial.number].intermediate_values}
