@@ -72,19 +72,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(argv)
     # argparse ends a list of words at the first option; overrides may follow it.
     if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
-        raise ConfigError(_unknown(rest[0], argv, args))
+        line = f"unknown argument {rest[0]} (see embodied {args.verb} --help)"
+        if hasattr(args, "words"):  # as `--seed 3`: settings are written without dashes
+            key, _, value = rest[0].lstrip("-").partition("=")
+            after = argv[argv.index(rest[0]) + 1 :]
+            value = value or next((word for word in after if not word.startswith("-")), "VALUE")
+            line += f"; settings are written {key}={value}"
+        raise ConfigError(line)
     if rest:
         args.words += rest
     return args
-
-
-def _unknown(option: str, argv: Sequence[str], args: argparse.Namespace) -> str:
-    """The answer to `--seed 3`: settings are written without dashes."""
-    key, _, value = option.lstrip("-").partition("=")
-    after = argv[argv.index(option) + 1 :]
-    value = value or next((word for word in after if not word.startswith("-")), "VALUE")
-    line = f"unknown argument {option} (see embodied {args.verb} --help)"
-    return f"{line}; settings are written {key}={value}" if hasattr(args, "words") else line
 
 
 def version() -> str:

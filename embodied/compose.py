@@ -103,7 +103,12 @@ def compose(
         if not any(word.startswith(f"++{group}.") for word in words):
             node[group] = None  # drops what an experiment sets in it
     import_from_here()
-    _allow(node.pop("allow", None) or [], overrides)
+    packages = node.pop("allow", None) or []
+    if packages and not any(text.lstrip("+").startswith("allow") for text in overrides):
+        names = ",".join(map(str, packages))
+        raise ConfigError(f'a file sets allow; only the command line may: "allow=[{names}]"')
+    for package in packages:
+        allow(str(package))
     for name, saved in given.items():
         group, _, option = name.partition("/")
         if not option or choices.get(group) == option:
@@ -131,15 +136,6 @@ def allow_from(words: Sequence[str]) -> None:
         named = yaml.safe_load(word.partition("=")[2]) if word.startswith("allow=") else []
         for package in [named] if isinstance(named, str) else named:
             allow(str(package))
-
-
-def _allow(packages: Sequence[Any], overrides: Sequence[str]) -> None:
-    """Allow `packages`; ConfigError if a YAML file says so instead of the command line."""
-    if packages and not any(text.lstrip("+").startswith("allow") for text in overrides):
-        names = ",".join(map(str, packages))
-        raise ConfigError(f'a file sets allow; only the command line may: "allow=[{names}]"')
-    for package in packages:
-        allow(str(package))
 
 
 def _require_types(primary: str, top: Node, node: Node) -> None:

@@ -179,7 +179,9 @@ def _extra(keys: Mapping[str, int], name: str, world: str) -> int:
 def make(config: Config, seed: int) -> Any:
     """A pool whose env i is seeded with (seed, i); ValueError if the id or a setting is unknown."""
     if config.id not in envpool.list_all_envs():
-        raise ValueError(f"unknown EnvPool environment {config.id!r}{_similar_ids(config.id)}")
+        near = difflib.get_close_matches(config.id, envpool.list_all_envs(), n=3, cutoff=0.5)
+        similar = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"unknown EnvPool environment {config.id!r}{similar}")
     options = {"num_envs": config.num_envs, "num_threads": config.threads, **config.kwargs}
     if config.horizon is not None:
         options["max_episode_steps"] = config.horizon
@@ -201,8 +203,3 @@ def make(config: Config, seed: int) -> Any:
             f"{config.id} has several actions {pool._spec._action_keys}; only one is supported"
         )
     return pool
-
-
-def _similar_ids(name: str) -> str:
-    near = difflib.get_close_matches(name, envpool.list_all_envs(), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -157,7 +157,12 @@ class Gym(VecEnv):
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
         following |= self.added(np.arange(n))
-        self._now = self._finish_step(following, terminated | truncated)
+        now, ended = following, terminated | truncated
+        if ended.any():
+            self._notify_before_reset(torch.from_numpy(ended))
+            done = np.flatnonzero(ended)
+            now = replace_rows(following, done, self._reset_rows(done, None))
+        self._now = now
         return Step(
             obs=self._now,
             next_obs=following,
@@ -213,14 +218,6 @@ class Gym(VecEnv):
         for env in self.envs:
             env.close()
 
-    def _finish_step(self, following: Tensors, ended: np.ndarray) -> Tensors:
-        """The observation to act on: `following`, or a copy with the finished envs reset."""
-        if not ended.any():
-            return following
-        self._notify_before_reset(torch.from_numpy(ended))
-        rows = np.flatnonzero(ended)
-        return replace_rows(following, rows, self._reset_rows(rows, None))
-
     def _reset_rows(
         self, rows: np.ndarray, seed: int | None, task: Tensor | None = None
     ) -> Tensors:
@@ -228,19 +225,14 @@ class Gym(VecEnv):
         for place, row in enumerate(rows):
             begin = None if seed is None and self._now else row_noise(seed, int(row))
             obs = self.begin_one(int(row), begin, task)
-            self._check_dtypes(obs)
+            if not self._dtypes_checked:
+                # The first only: conversions cost little, but a wrong type may lose digits.
+                self._dtypes_checked = True
+                space = self.envs[0].observation_space
+                warn_of_dtypes(self.config.id, space, self._entries, obs)
             self._write(arrays, place, obs)
         fresh = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return fresh | self.added(rows)
-
-    def _check_dtypes(self, obs: Any) -> None:
-        """Check the types of the first observation: conversions cost little, but a wrong type may
-        lose digits."""
-        if self._dtypes_checked:
-            return
-        self._dtypes_checked = True
-        space = self.envs[0].observation_space
-        warn_of_dtypes(self.config.id, space, self._entries, obs)
 
     def _arrays(self, n: int) -> dict[str, np.ndarray]:
         return {name: np.empty((n, *shape), dtype) for name, _, shape, dtype in self._plans}

@@ -17,7 +17,7 @@ from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError
 from embodied.core.device import pick_device
 from embodied.core.env import StateRoles, Step, VecEnv
-from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
+from embodied.core.spec import Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import read_episodes
@@ -115,7 +115,7 @@ class Imagined(VecEnv):
 def initial_states(config: Config, spec: Spec) -> Tensors:
     """The observations [N, ...] of the dataset at which episodes may begin. SpecMismatch if it is
     not of the model's environment, ConfigError if actions are in units of the dataset's own."""
-    if spec.act.dtype != "int64" and not is_unit(spec.act):
+    if spec.act.dtype != "int64" and not spec.act.is_unit:
         raise ConfigError(
             f"the model {config.model} has actions in [{spec.act.low}, {spec.act.high}]: an "
             "environment needs [-1, 1], so fit it to episodes of an environment of this project"
@@ -131,9 +131,3 @@ def initial_states(config: Config, spec: Spec) -> Tensors:
         raise SpecMismatch(f"env.starts: {error}") from error
     index = episodes.start if config.only_first else torch.arange(int(episodes.length.sum()))
     return {name: episodes.steps[f"obs/{name}"][index] for name in spec.obs}
-
-
-def is_unit(act: Leaf) -> bool:
-    """Whether every element of an action is in [-1, 1]."""
-    ends = [end if isinstance(end, tuple) else (end,) for end in (act.low, act.high)]
-    return set(ends[0]) == {-1} and set(ends[1]) == {1}

@@ -185,21 +185,16 @@ class BlockGaussian(Gaussian):
         return self.normal_noise(n, self.size + 1, explore)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        carry = self._hold(carry, noise)
+        if "explore/noise" in carry:  # a new one where the held noise has expired
+            left = carry["explore/left"]
+            over = left < 1
+            kept = torch.where(over[:, None], noise[:, : self.size], carry["explore/noise"])
+            left = torch.where(over, self.lasts(noise[:, self.size]), left) - 1
+            carry = {**carry, "explore/noise": kept, "explore/left": left}
         mean, log_std = self(obs)
         used = carry.get("explore/noise", noise[:, : self.size])
         action = self.squash(mean + log_std.exp() * used)
         return self.in_steps(action), carry
-
-    def _hold(self, carry: Tensors, noise: Tensor) -> Tensors:
-        """The carry, with new noise for environments whose held noise has expired."""
-        if "explore/noise" not in carry:
-            return carry
-        left = carry["explore/left"]
-        over = left < 1
-        kept = torch.where(over[:, None], noise[:, : self.size], carry["explore/noise"])
-        left = torch.where(over, self.lasts(noise[:, self.size]), left) - 1
-        return {**carry, "explore/noise": kept, "explore/left": left}
 
     def lasts(self, e: Tensor) -> Tensor:
         """Number of decisions [n] for which noise is held, from standard normal numbers [n]."""

@@ -63,18 +63,13 @@ class Deterministic(MlpPolicy):
         if self.config.std_range is None:
             action = torch.add(self(obs), noise, alpha=self.config.std)
         else:
-            carry, std = self._std(carry, noise[:, self.size :], *self.config.std_range)
+            low, high = self.config.std_range
+            std = low + (high - low) * torch.special.ndtr(noise[:, self.size :])
+            if "explore/std" in carry:
+                std = torch.where(carry["explore/std"] < 0, std, carry["explore/std"])
+                carry = {**carry, "explore/std": std}
             action = torch.addcmul(self(obs), noise[:, : self.size], std)
         return self.in_steps(self.spec.act.bounded(action)), carry
-
-    def _std(self, carry: Tensors, e: Tensor, low: float, high: float) -> tuple[Tensors, Tensor]:
-        """The carry and the std [n, 1]: that of the carry, or a new one from noise [n, 1]."""
-        std = low + (high - low) * torch.special.ndtr(e)
-        if "explore/std" not in carry:
-            return carry, std
-        kept = carry["explore/std"]
-        std = torch.where(kept < 0, std, kept)
-        return {**carry, "explore/std": std}, std
 
     def feedforward(self) -> Feedforward:
         """The action without noise as plain layers; ConfigError if an observation is no vector."""

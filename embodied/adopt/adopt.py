@@ -12,7 +12,6 @@ import yaml
 from torch import Tensor
 
 from embodied.adopt.lerobot_config import (
-    Feature,
     LeRobotConfig,
     Map,
     Normalization,
@@ -170,7 +169,12 @@ def action_units(names: Names, stats: Stats, size: int) -> Affine:
 
 def own_spec(config: LeRobotConfig, stats: abc.Mapping[str, Stats], fps: float, text: str) -> Spec:
     """The Spec of the checkpoint itself: short names, physical units, the range of its actions."""
-    obs = {short(name): _leaf(each) for name, each in config.inputs.items()}
+    obs: dict[str, Leaf] = {}
+    for name, each in config.inputs.items():
+        obs[short(name)] = Leaf(each.shape)
+        if each.kind == "image":
+            channels, height, width = each.shape
+            obs[short(name)] = Leaf((height, width, channels), dtype="uint8")
     if len(obs) < len(config.inputs):
         raise ConfigError(f"two inputs have the same name without prefix: {list(config.inputs)}")
     action = stats.get("action", {})
@@ -178,13 +182,6 @@ def own_spec(config: LeRobotConfig, stats: abc.Mapping[str, Stats], fps: float, 
         tuple(action[key].flatten().tolist()) if key in action else None for key in ("min", "max")
     )
     return Spec(obs, Leaf((config.action,), low=low, high=high), 1 / fps, text=text)
-
-
-def _leaf(feature: Feature) -> Leaf:
-    if feature.kind == "image":
-        channels, height, width = feature.shape
-        return Leaf((height, width, channels), dtype="uint8")
-    return Leaf(feature.shape)
 
 
 COMPILED = "._orig_mod"  # what torch.compile puts into names
@@ -221,6 +218,10 @@ def _diffusion(
 ) -> Node:
     given = config.settings
     train_steps = int(given["num_train_timesteps"])
+    resize, crop = given.get("resize_shape"), given.get("crop_shape")  # as LeRobot makes them
+    if resize is not None:
+        ratio = float(given.get("crop_ratio", 1.0))
+        crop = [int(side * ratio) for side in resize] if ratio < 1 else None
     separate = any(name.startswith("diffusion.rgb_encoder.0.") for name in weights)
     return {
         "_target_": "embodied.policies.lerobot.diffusion.LeRobotDiffusion",
@@ -243,21 +244,13 @@ def _diffusion(
         },
         "images": {
             "backbone": given.get("vision_backbone", "resnet18"),
-            **_sizes(given),
+            "resize": resize,
+            "crop": crop,
             "groups": bool(given.get("use_group_norm", False)),
             "keypoints": int(given.get("spatial_softmax_num_keypoints", 32)),
             "separate": separate,
         },
     }
-
-
-def _sizes(given: abc.Mapping[str, Any]) -> Node:
-    """`resize` and `crop`, as LeRobot makes them of its settings."""
-    resize, crop = given.get("resize_shape"), given.get("crop_shape")
-    if resize is not None:
-        ratio = float(given.get("crop_ratio", 1.0))
-        crop = [int(side * ratio) for side in resize] if ratio < 1 else None
-    return {"resize": resize, "crop": crop}
 
 
 def _act(config: LeRobotConfig, chunk: int | None) -> Node:
@@ -284,13 +277,6 @@ def _act(config: LeRobotConfig, chunk: int | None) -> Node:
             "before": bool(given["pre_norm"]),
         },
     }
-
-
-def network_weights(config: LeRobotConfig, weights: abc.Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The network's tensors, which keep LeRobot's names."""
-    unused = UNUSED[config.type]
-    named = {name.replace(COMPILED, ""): value for name, value in weights.items()}
-    return {k: v for k, v in named.items() if not is_buffer(k) and not k.startswith(unused)}
 
 
 def normalization_weights(found: Normalization) -> dict[str, Tensor]:
@@ -340,7 +326,10 @@ def adopt(folder: Path, out: Path, options: Options) -> Policy:
         node["action"] = units.to_json()
     inputs = scaled_inputs(config, found.inputs, names, spec)
     policy = build(node, Policy, spec=spec)
-    state = network_weights(config, weights)
+    named = {name.replace(COMPILED, ""): value for name, value in weights.items()}
+    unused = UNUSED[config.type]
+    # The network's tensors keep LeRobot's names.
+    state = {k: v for k, v in named.items() if not is_buffer(k) and not k.startswith(unused)}
     _load(policy, {**state, **normalization_weights(replace(found, inputs=inputs))}, folder)
     _write(policy, folder, out, options)
     return policy

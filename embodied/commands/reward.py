@@ -517,7 +517,14 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
         node["learn"] = shlex.split(learn)
     if said:
         node["sentence"] = said[0]
-    node["sentence"] = node["sentence"] or node["env"].get("text") or _own_sentence(node["env"])
+    node["sentence"] = node["sentence"] or node["env"].get("text")
+    if not node["sentence"]:
+        from embodied.core.build import build
+        from embodied.core.env import VecEnv
+
+        env = build(node["env"] | {"num_envs": 1}, VecEnv)
+        env.close()
+        node["sentence"] = env.spec.text
     marks = [choices.get("env"), choices.get("designer"), str(node["seed"])]
     name = "-".join(str(mark) for mark in marks)
     node["out"] = str(node["out"] or Path("outputs") / f"design-{name}")
@@ -526,15 +533,6 @@ def _fresh(words: list[str], folders: list[str]) -> tuple[Node, list[str]]:
             f"{node['out']} already contains a design: resume={node['out']}, or out=DIR"
         )
     return node, [word for word in words if word.split("=")[0].split(".")[0] in ("env", "allow")]
-
-
-def _own_sentence(env: Node) -> str:
-    from embodied.core.build import build
-    from embodied.core.env import VecEnv
-
-    made = build(env | {"num_envs": 1}, VecEnv)
-    made.close()
-    return made.spec.text
 
 
 def _resumed(folder: Path, words: list[str]) -> tuple[Node, list[str]]:

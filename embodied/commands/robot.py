@@ -38,7 +38,12 @@ def run(args: argparse.Namespace) -> None:
 
         policy = own[0] if host else str(find(Path(own[0])).resolve())
         words.remove(own[0])
-    supported = args.kind == "release" and not host and _supported(words)
+    supported = False  # whether a person holds the arm
+    if args.kind == "release" and not host:
+        said, words = take(words, "supported")
+        if said not in (None, "true", "false"):
+            raise ConfigError(f"supported={said} should be true or false")
+        supported = said == "true"
     timeout = LOADING if policy else ANSWER
     if host:
         reply = _remote(host, words, args.kind, timeout, policy)
@@ -46,8 +51,10 @@ def run(args: argparse.Namespace) -> None:
         return _emergency_stop(daemon_folder(folder, words), args.json)
     else:
         place = daemon_folder(folder, words)
-        if args.kind == "release":
-            _confirm(supported)
+        warning = "hold the arm: it will fall" if supported else "the arm becomes limp"
+        ask = args.kind == "release" and sys.stdin.isatty()
+        if ask and input(f"{warning}. Type yes to release it: ").strip() != "yes":
+            raise ConfigError("it was not released")
         reply = call(place, args.kind, timeout, policy, supported=supported)
     if args.json:
         print(json.dumps(reply.status, indent=1))
@@ -57,21 +64,6 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.kind} was refused: {reply.reason}")
     if args.kind != "status":
         print(f"{args.kind}: done{f' ({reply.reason})' if reply.reason else ''}")
-
-
-def _supported(words: list[str]) -> bool:
-    """Whether a person holds the arm; its word is taken out of `words`."""
-    said, words[:] = take(words, "supported")
-    if said not in (None, "true", "false"):
-        raise ConfigError(f"supported={said} should be true or false")
-    return said == "true"
-
-
-def _confirm(supported: bool) -> None:
-    """On a terminal, ask once more before the arm becomes limp."""
-    warning = "hold the arm: it will fall" if supported else "the arm becomes limp"
-    if sys.stdin.isatty() and input(f"{warning}. Type yes to release it: ").strip() != "yes":
-        raise ConfigError("it was not released")
 
 
 def _emergency_stop(folder: Path, as_json: bool) -> None:
@@ -185,7 +177,14 @@ def find(args: argparse.Namespace) -> None:
     require_understood(words, ("port=", "protocol=", "baud="))
     if protocol not in (None, "feetech", "dynamixel"):
         raise ConfigError(f"protocol={protocol} should be feetech or dynamixel")
-    paths = [port] if port else _ports()
+    paths = [port] if port else []
+    if not port:  # every serial port once, by the name that stays where there is one
+        from glob import glob
+
+        seen: dict[str, str] = {}
+        for path in (path for pattern in PORTS for path in sorted(glob(pattern))):
+            seen.setdefault(str(Path(path).resolve()), path)
+        paths = list(seen.values())
     if not paths:
         raise ConfigError(f"no serial port is there ({', '.join(PORTS)}): check the cable")
     if baud is not None and not baud.isdigit():
@@ -292,17 +291,6 @@ def _wait(line: str, look: Callable[[], bool]) -> None:
     look()
     if failed:
         raise ConfigError("it was interrupted: the same command goes on where it was")
-
-
-def _ports() -> list[str]:
-    """Serial ports, each once, by the name that stays where there is one."""
-    from glob import glob
-
-    seen: dict[str, str] = {}
-    for pattern in PORTS:
-        for path in sorted(glob(pattern)):
-            seen.setdefault(str(Path(path).resolve()), path)
-    return list(seen.values())
 
 
 def describe_command(args: argparse.Namespace) -> None:
@@ -415,8 +403,13 @@ def as_yaml(found: Identified, source: str) -> str:
         "# (a step or more: wrap it in embodied.envs.wrappers.delays.ActionDelay, as in "
         "fr3_lift_delayed).",
     ]
-    if unknown := _unknown(found):
-        lines.append(f"# Not determined by the recording: {unknown}.")
+    unknown = []
+    for name, known in found.known.items():
+        if not known.all():
+            which = [str(i + 1) for i in range(len(known)) if not known[i]]
+            unknown.append(name if name == "delay" else f"{name} of joint {' '.join(which)}")
+    if unknown:
+        lines.append(f"# Not determined by the recording: {', '.join(unknown)}.")
     arm = {name: [round(float(v), 5) for v in found.arm[name]] for name in found.arm}
     ranges = {name: _range(found, key) for name, key in RANGES.items()}
     world = {
@@ -438,15 +431,6 @@ def _range(found: Identified, name: str) -> list[float]:
     share = 2 * found.deviation[name] / found.value[name]
     wide = min(0.5, max(LEAST, float(share.max())))
     return [round(1 - wide, 3), round(1 + wide, 3)]
-
-
-def _unknown(found: Identified) -> str:
-    parts = []
-    for name, known in found.known.items():
-        if not known.all():
-            which = [str(i + 1) for i in range(len(known)) if not known[i]]
-            parts.append(name if name == "delay" else f"{name} of joint {' '.join(which)}")
-    return ", ".join(parts)
 
 
 def _picture(found: Identified, file: Path) -> str:

@@ -34,8 +34,16 @@ def run(args: argparse.Namespace) -> None:
         workers = int(given.get("workers") or cores())
     except ValueError as error:
         raise ConfigError(f"workers={given['workers']} should be a number") from error
-    for name, line in trainings(study, work):
-        require_composed(name, line)
+    from embodied.commands.train import fresh
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config-dir", action="append", default=[])
+    for name, line in trainings(study, work):  # are the settings right, before anything runs?
+        options, words = parser.parse_known_args(shlex.split(line)[2:])
+        try:
+            fresh(words, options.config_dir)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
     from embodied.study.page import lines, results, write_study  # torch: after the mistakes
 
     try:
@@ -57,19 +65,6 @@ def trainings(study: Study, work: Path) -> Iterator[tuple[str, str]]:
     for variant, text in study.variants.items():
         if not text.startswith(COMMANDS) and not study.in_order:
             yield f"variant {variant}", study.line(variant, seed, work / "no-run")
-
-
-def require_composed(title: str, line: str) -> None:
-    """ConfigError with the title if the settings of a training are wrong, before anything runs."""
-    from embodied.commands.train import fresh
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config-dir", action="append", default=[])
-    given, words = parser.parse_known_args(shlex.split(line)[2:])
-    try:
-        fresh(words, given.config_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{title}: {error}") from error
 
 
 OWN = ("trials", "metric", "direction", "rungs", "pruner", "sweep_seed", "workers", "out")

@@ -146,7 +146,12 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if name in self.source.classes:
-            return self._of_class(self.source.classes[name])
+            tree = self.source.classes[name]
+            if self.types:
+                return _twin(self.source, tree) if _is_dataclass(tree) else Any
+            if _is_dataclass(tree):
+                return _Maker(_settings(self.source, tree))
+            raise NameError(tree.name)
         if name in self.source.assigned:
             written = self.source.assigned[name]
             return self.source.kind(written) if self.types else self.source.evaluated(written)
@@ -160,13 +165,6 @@ class _Names(dict[str, Any]):
         if name == "math":
             return math
         raise NameError(name)
-
-    def _of_class(self, tree: ast.ClassDef) -> Any:
-        if self.types:
-            return _twin(self.source, tree) if _is_dataclass(tree) else Any
-        if not _is_dataclass(tree):
-            raise NameError(tree.name)
-        return _Maker(_settings(self.source, tree))
 
 
 class _Module:

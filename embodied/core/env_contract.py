@@ -247,16 +247,11 @@ def errors_in_one_line(env: VecEnv, doing: str) -> Generator[None]:
     except (*ONE_LINE, NotApplicable):
         raise
     except Exception as error:
-        wrong_at(type(innermost(env)).__name__, doing, error)
-
-
-def wrong_at(name: str, doing: str, error: Exception) -> NoReturn:
-    """Raise ContractError for an exception in somebody's code, with its place."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(str(error).split())
-    raise ContractError(
-        f"{name}: {doing} raised {type(error).__name__}: {text} ({last.filename}:{last.lineno})"
-    ) from error
+        name, kind = type(innermost(env)).__name__, type(error).__name__
+        text = " ".join(str(error).split())
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}:{last.lineno}"
+        raise ContractError(f"{name}: {doing} raised {kind}: {text} ({place})") from error
 
 
 def warn(line: str) -> None:

@@ -81,6 +81,12 @@ class Leaf:
     def is_normalized(self) -> bool:
         return self.unit == NORMALIZED and self.dtype == "float32"
 
+    @property
+    def is_unit(self) -> bool:
+        """Whether every element is in [-1, 1]; what has other bounds, or none, is not."""
+        low, high = (end if isinstance(end, tuple) else (end,) for end in (self.low, self.high))
+        return set(low) == {-1} and set(high) == {1}
+
     def bounded(self, x: Tensor) -> Tensor:
         """`x`, clamped to [-1, 1] as an action of a policy is; normalised values are not clamped
         (a wrapper turns them into physical ones)."""

@@ -106,6 +106,7 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
         driver = {"_target_": simulation, "file": str(path.resolve()), "arm": arm, **meshes}
     action = "embodied.embodiments.cartesian_delta.CartesianDelta"
     weight = {"weight": 0.1} if n < 6 else {}
+    limits = table.limits
     node: dict[str, Any] = {
         "_target_": "embodied.real_robot.deployment.Deployment",
         "robot": table.name,
@@ -117,7 +118,16 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
         "home": _floats(table.home),
         "given": {"goal_x": 0.0, "goal_y": 0.0, "goal_z": 0.0},
         "goal_within": 0.02,
-        "limits": _limits(table, n),
+        "limits": {
+            "low": _floats(limits.low),
+            "high": _floats(limits.high),
+            "margin": [MARGIN] * n,
+            "velocity": _floats(0.5 * np.array(limits.velocity)),
+            "acceleration": [5.0] * n,
+            "jerk": [200.0] * n,
+            "torque": _floats(limits.effort) if min(limits.effort) > 0 else "???",
+            "tracking": [0.3] * n,
+        },
         "fresh": {"hold": 0.25, "stop": 1.0, "state": 0.25},
         "workspace": {"low": [*low], "high": [*high]},
     }
@@ -134,20 +144,6 @@ def robot_yaml(table: ArmFile, path: Path, config: Config, own: str | None = Non
     what = f"simulated from {path.name}" if own is None else f"through {own}"
     head = f"# {table.name}, {what}: docs/own_robot.md\n"
     return head + yaml.safe_dump(node, sort_keys=False, default_flow_style=None, width=99)
-
-
-def _limits(table: ArmFile, n: int) -> dict[str, Any]:
-    known = min(table.limits.effort) > 0
-    return {
-        "low": _floats(table.limits.low),
-        "high": _floats(table.limits.high),
-        "margin": [MARGIN] * n,
-        "velocity": _floats(0.5 * np.array(table.limits.velocity)),
-        "acceleration": [5.0] * n,
-        "jerk": [200.0] * n,
-        "torque": _floats(table.limits.effort) if known else "???",
-        "tracking": [0.3] * n,
-    }
 
 
 def _reach(table: ArmFile) -> tuple[list[float], list[float]]:

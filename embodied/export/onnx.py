@@ -32,7 +32,18 @@ def write_onnx(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
 
     partial = path.with_name(f".{path.name}.partial")
     try:
-        _trace(decision, partial)
+        names = decision.inputs
+        with tracing():
+            torch.onnx.export(
+                decision,
+                decision.example(2),
+                str(partial),
+                input_names=names,
+                output_names=["actions"],
+                dynamic_axes={name: {0: "n"} for name in [*names, "actions"]},
+                opset_version=OPSET,
+                dynamo=False,  # its exporter needs one more package and has no benefit here
+            )
         model = onnx.load(str(partial))
         entries = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
         onnx.helper.set_model_props(model, entries)
@@ -55,21 +66,6 @@ def write_onnx(decision: Decision, facts: dict[str, Any], path: Path) -> Export:
     finally:
         partial.unlink(missing_ok=True)
     return Export(path, difference, f"onnxruntime {onnxruntime.__version__}")
-
-
-def _trace(decision: Decision, path: Path) -> None:
-    names = decision.inputs
-    with tracing():
-        torch.onnx.export(
-            decision,
-            decision.example(2),
-            str(path),
-            input_names=names,
-            output_names=["actions"],
-            dynamic_axes={name: {0: "n"} for name in [*names, "actions"]},
-            opset_version=OPSET,
-            dynamo=False,  # the dynamo exporter needs one more package and has no benefit here
-        )
 
 
 def write_torchscript(decision: Decision, facts: dict[str, Any], path: Path) -> Export:

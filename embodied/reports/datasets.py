@@ -231,24 +231,24 @@ def score(
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ConfigError(f"the reward of step {at} of episode {number} is {values[at]}")
         success = bool(episode["success"][-1]) if "success" in episode else None
-        rows.append({"episode": number, **_row(values), "success": success})
+        rise = spearman(values, np.arange(len(values)))
+        rows.append(
+            {
+                "episode": number,
+                "steps": len(values),
+                "first": float(values[0]),
+                "last": float(values[-1]),
+                "lowest": float(values.min()),
+                "highest": float(values.max()),
+                "mean": float(values.mean()),
+                "sum": float(values.sum()),
+                "rise": rise if np.isfinite(rise) else None,
+                "values": values.tolist(),
+                "success": success,
+            }
+        )
         progress(number + 1, len(episodes))
     return rows
-
-
-def _row(values: Numbers) -> Row:
-    rise = spearman(values, np.arange(len(values)))
-    return {
-        "steps": len(values),
-        "first": float(values[0]),
-        "last": float(values[-1]),
-        "lowest": float(values.min()),
-        "highest": float(values.max()),
-        "mean": float(values.mean()),
-        "sum": float(values.sum()),
-        "rise": rise if np.isfinite(rise) else None,
-        "values": values.tolist(),
-    }
 
 
 def summary(rows: Sequence[Row], threshold: float | None) -> dict[str, Any]:

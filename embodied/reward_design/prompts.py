@@ -258,7 +258,7 @@ class Writer:
     def ask(self, messages: Sequence[Message], temperature: float, seed: int) -> Proposal:
         """Request one program. An error, or an answer without a program, is a proposal with a
         problem."""
-        asked = as_text_pairs(messages)
+        asked = [[message.role, message.text] for message in messages]
         origin = {"designer": self.designer, "model": self.chat.name, "seed": seed, "asked": asked}
         try:
             answer = self.chat.ask(messages, temperature=temperature, seed=seed)
@@ -294,11 +294,6 @@ def provenance(answer: Answer) -> dict[str, object]:
         "tokens": answer.tokens,
         "reply": answer.text,
     }
-
-
-def as_text_pairs(messages: Sequence[Message]) -> list[list[str]]:
-    """Messages as the journal stores them."""
-    return [[message.role, message.text] for message in messages]
 
 
 def reflect(candidate: Candidate) -> str:

@@ -199,11 +199,6 @@ def save_fitted(module: nn.Module, weights: Path, card: Path, facts: dict[str, A
     card.write_text(json.dumps(facts, indent=1))
 
 
-def fingerprint_of(card: Path) -> str | None:
-    """The fingerprint in a card; None if there is no card."""
-    return json.loads(card.read_text())["fingerprint"] if card.exists() else None
-
-
 class FittedReward(nn.Module, SummedReward):
     """Reward from the progress that a model predicts, fitted to demonstrations and other episodes.
 
@@ -251,10 +246,11 @@ class FittedReward(nn.Module, SummedReward):
             moments = tt.cat([moments, all_frames(rest, self.leaves)[0]])
             frames = frames.followed_by(linear_progress(rest.length + 1, succeeds=False))
         mark = fingerprint(self.config, self.seed, [*moments.values(), frames.progress])
-        files = None
+        files = known = None
         if folder is not None:
             files = (folder / f"{self.name}.safetensors", folder / f"{self.name}.json")
-        if files is not None and fingerprint_of(files[1]) == mark:
+            known = json.loads(files[1].read_text())["fingerprint"] if files[1].exists() else None
+        if files is not None and known == mark:
             self.load_state_dict(load_file(files[0]))
         else:
             error = self.fit_model(moments, frames, len(shown))

@@ -385,7 +385,15 @@ class Gated:
             self.worker.run([value[at : at + SLICE] for value in values], min(SLICE, count - at))
             for at in range(0, max(count, 1), SLICE)
         ]
-        output = parts[0] if len(parts) == 1 else _joined(parts)
+        output = parts[0]
+        if len(parts) > 1:  # a component that a slice lacks is 0 there
+            names: Iterable[str] = dict.fromkeys(name for part in parts for name in part.components)
+            slices = {
+                name: [part.components.get(name, torch.zeros_like(part.total)) for part in parts]
+                for name in names
+            }
+            total = torch.cat([part.total for part in parts])
+            output = ProgramOutput(total, {name: torch.cat(s) for name, s in slices.items()})
         require_sound(output, self.limits.peak)
         moved = {name: part.to(device) for name, part in output.components.items()}
         return ProgramOutput(output.total.to(device), moved)
@@ -393,17 +401,3 @@ class Gated:
 
 def _same(one: Tensor, other: Tensor, within: float) -> bool:
     return torch.allclose(one, other, rtol=within, atol=within, equal_nan=True)
-
-
-def _joined(parts: Sequence[ProgramOutput]) -> ProgramOutput:
-    """The outputs of several slices; a component that a slice lacks is 0 there."""
-    names: Iterable[str] = dict.fromkeys(name for part in parts for name in part.components)
-    return ProgramOutput(
-        torch.cat([part.total for part in parts]),
-        {
-            name: torch.cat(
-                [part.components.get(name, torch.zeros_like(part.total)) for part in parts]
-            )
-            for name in names
-        },
-    )

@@ -57,7 +57,13 @@ class Client:
         for message in messages:
             if len(waiting) == IN_FLIGHT:
                 answers.append(self._answer(waiting))
-            self._send(encode(message))
+            data = encode(message)
+            if len(data) > MAX_MESSAGE:
+                raise RemoteError(f"a request of {len(data):,} bytes is too large: fewer num_envs")
+            try:
+                self._connection.send(data)
+            except LOST as error:
+                raise self._lost(error) from error
             waiting.append(None)
         while waiting:
             answers.append(self._answer(waiting))
@@ -85,14 +91,6 @@ class Client:
             if waiting:  # answers that belong to no later request
                 self.close()
             raise
-
-    def _send(self, message: bytes) -> None:
-        if len(message) > MAX_MESSAGE:
-            raise RemoteError(f"a request of {len(message):,} bytes is too large: fewer num_envs")
-        try:
-            self._connection.send(message)
-        except LOST as error:
-            raise self._lost(error) from error
 
     def _receive(self, what: str) -> dict[str, Any]:
         try:

@@ -61,6 +61,13 @@ def write_study(name: str, study: Study, work: Path) -> Path:
     tasks = study.tasks(study.seeds[0], work)
     lines = [line for task in tasks for line in task.lines.values()]  # of the first seed
     lines += [facts["line"] for facts in found["variants"].values()]
+    # The IQM of each variant at every evaluated step that all its runs have.
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for variant in study.variants:
+        runs = [dict(values_of(work / f"{variant}-{s}", study.metric)) for s in study.seeds]
+        runs = [run for run in runs if run]
+        steps = sorted(set.intersection(*map(set, runs))) if runs else []
+        curves[variant] = [(float(step), iqm([run[step] for run in runs])) for step in steps]
     body = [
         head(study.method or name, study.task, study.claim),
         f"<h2>{escape(study.metric)} at the end</h2>",
@@ -70,7 +77,7 @@ def write_study(name: str, study: Study, work: Path) -> Path:
         "<h2>Share of runs above a score</h2>",
         figure(chart(profiles(found["variants"]), "share of runs")),
         "<h2>During training</h2>",
-        figure(chart(_curves(study, work), study.metric)),
+        figure(chart(curves, study.metric)),
         "<h2>Command lines</h2>",
         f"<pre>{escape(chr(10).join(lines))}</pre>",
         *_choices(study, work),
@@ -182,17 +189,6 @@ def intervals(variants: Mapping[str, Mapping[str, Any]]) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
 
 
-def _curves(study: Study, work: Path) -> dict[str, list[tuple[float, float]]]:
-    """Of each variant the IQM over its runs at every evaluated step that all of them have."""
-    found = {}
-    for name in study.variants:
-        runs = [dict(values_of(work / f"{name}-{s}", study.metric)) for s in study.seeds]
-        runs = [run for run in runs if run]
-        steps = sorted(set.intersection(*map(set, runs))) if runs else []
-        found[name] = [(float(step), iqm([run[step] for run in runs])) for step in steps]
-    return found
-
-
 def lines(found: Mapping[str, Any]) -> str:
     """The results as plain text."""
     rows = [_cells(n, f, found["baseline"])[:5] for n, f in found["variants"].items()]
@@ -242,9 +238,15 @@ def write_sweep(name: str, sweep: Sweep, study: Any, out: Path) -> Path:
         ]
         for t in sorted(trials, key=lambda t: t is not best)
     ]
+    winner = "<p>no trial is complete yet</p>"
+    if best is not None:
+        line = shlex.join(["embodied", "train", *trial_words(sweep, best["settings"])])
+        says = f"The best of many trials is too good by chance: repeat it with other seeds.\n{line}"
+        title = f"Best: trial {best['trial']}, {number(best['value'])}"
+        winner = f"<h2>{title}</h2><pre>{escape(says)}</pre>"
     body = [
         head(name, f"{len(trials)} trials, {sweep.direction} {sweep.metric}"),
-        _best(sweep, best),
+        winner,
         "<h2>Trials</h2>",
         table(("trial", "state", sweep.metric, *keys, "run"), rows),
         "<h2>During training</h2>",
@@ -252,14 +254,6 @@ def write_sweep(name: str, sweep: Sweep, study: Any, out: Path) -> Path:
         *(_over(sweep, key, trials) for key in keys),
     ]
     return write_page(out / "report.html", name, body)
-
-
-def _best(sweep: Sweep, best: dict[str, Any] | None) -> str:
-    if best is None:
-        return "<p>no trial is complete yet</p>"
-    line = shlex.join(["embodied", "train", *trial_words(sweep, best["settings"])])
-    says = f"The best of many trials is too good by chance: repeat it with other seeds.\n{line}"
-    return f"<h2>Best: trial {best['trial']}, {number(best['value'])}</h2><pre>{escape(says)}</pre>"
 
 
 def _over(sweep: Sweep, key: str, trials: list[dict[str, Any]]) -> str:

@@ -109,12 +109,7 @@ def places(stages: Sequence[Stage], work: Path, seed: int) -> dict[str, Place]:
 
 
 def _tasks(
-    stages: Sequence[Stage],
-    work: Path,
-    seed: int,
-    base: str,
-    known: dict[str, Place],
-    rounds: str,
+    stages: Sequence[Stage], work: Path, seed: int, base: str, known: dict[str, Place], rounds: str
 ) -> Iterator[Task]:
     """Each task is added to `known`; `rounds` ("-2" in round 2) ends the folders' names."""
     for stage in stages:

@@ -119,7 +119,14 @@ class Ray(Launcher):
         self.ray = imported("on=ray")
         self.ours = connected(self.ray)
         try:
-            self._require_machine()
+            # A training that fits on no machine would wait for ever.
+            have = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+            if not any(all(each.get(k, 0) >= n for k, n in self.needs.items()) for each in have):
+                largest = {key: int(max(each.get(key, 0) for each in have)) for key in self.needs}
+                raise ConfigError(
+                    f"a training needs {_text(self.needs)} on one machine of the Ray cluster, "
+                    f"which has at most {_text(largest)}: fewer threads=, or device=cpu"
+                )
         except ConfigError:
             self.close()
             raise
@@ -134,16 +141,6 @@ class Ray(Launcher):
     def close(self) -> None:
         if self.ours:
             self.ray.shutdown()
-
-    def _require_machine(self) -> None:
-        """ConfigError if a training fits on no machine: it would wait for ever."""
-        have = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        if not any(all(each.get(k, 0) >= n for k, n in self.needs.items()) for each in have):
-            largest = {key: int(max(each.get(key, 0) for each in have)) for key in self.needs}
-            raise ConfigError(
-                f"a training needs {_text(self.needs)} on one machine of the Ray cluster, which "
-                f"has at most {_text(largest)}: fewer threads=, or device=cpu"
-            )
 
 
 def _text(resources: dict[str, int]) -> str:
@@ -178,7 +175,16 @@ class Slurm(Launcher):
 
     def start(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         script = Path(f"{folder}.sbatch")
-        script.write_text(self._script(words, folder))
+        lines = [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={_name(folder)}",
+            f"#SBATCH --output={folder.resolve()}.log",
+            "#SBATCH --open-mode=append",
+            f"#SBATCH --signal=B:INT@{WARNED}",
+            f"cd {shlex.quote(os.getcwd())}",
+            f"exec {shlex.join(program(words))}",  # signals go to the training itself
+        ]
+        script.write_text("\n".join(lines) + "\n")
         with Path(f"{folder}.slurm").open("a") as said:
             return subprocess.Popen(
                 ["sbatch", "--wait", *self.options, str(script)],
@@ -191,18 +197,6 @@ class Slurm(Launcher):
         job = f"--name={_name(folder)}"
         subprocess.run(["scancel", "--state=PENDING", job])  # has nothing to save
         subprocess.run(["scancel", "--batch", "--signal=INT", job])
-
-    def _script(self, words: Sequence[str], folder: Path) -> str:
-        lines = [
-            "#!/bin/bash",
-            f"#SBATCH --job-name={_name(folder)}",
-            f"#SBATCH --output={folder.resolve()}.log",
-            "#SBATCH --open-mode=append",
-            f"#SBATCH --signal=B:INT@{WARNED}",
-            f"cd {shlex.quote(os.getcwd())}",
-            f"exec {shlex.join(program(words))}",  # signals go to the training itself
-        ]
-        return "\n".join(lines) + "\n"
 
 
 def _name(folder: Path) -> str:
@@ -447,12 +441,7 @@ def _run_trial(
 
 
 def _watch(
-    sweep: Sweep,
-    trial: Any,
-    folder: Path,
-    process: Training,
-    stop: Event,
-    launcher: Launcher,
+    sweep: Sweep, trial: Any, folder: Path, process: Training, stop: Event, launcher: Launcher
 ) -> bool:
     """Report evaluations until the process ends; whether it was stopped as a poor one."""
     reported = {step for step in trial.study.trials[trial.number].intermediate_values}

@@ -459,17 +459,14 @@ class StudentEstimates(Remembered):
         for number, row in zip(known.tolist(), sums.tolist(), strict=True):
             before = self.sums.get(number, [0.0] * SUMS)
             self.sums[number] = [a + b for a, b in zip(before, row, strict=True)]
-        self._close()
-
-    def _close(self) -> None:
         if not self.ended:
             return
         tickets = torch.tensor(list(self.ended))
         ends = torch.tensor(list(self.ended.values()), dtype=torch.float64)
         none = [0.0] * SUMS  # 0 / 0: NaN, unknown
-        sums = torch.tensor([self.sums.pop(number, none) for number in self.ended]).double()
+        closed = torch.tensor([self.sums.pop(number, none) for number in self.ended]).double()
         self.ended = {}
-        self.teacher.update(tickets, Outcome(*ends.T, *(sums[:, 1:] / sums[:, :1]).T))
+        self.teacher.update(tickets, Outcome(*ends.T, *(closed[:, 1:] / closed[:, :1]).T))
 
     def clear(self) -> None:
         """Forget the running episodes: they were interrupted."""

@@ -71,7 +71,10 @@ class RunComponents:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
-        self.kernels = choose(self.device, config.deterministic, saved_kernels(config))
+        saved = None
+        if config.resume is not None:
+            saved = checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
+        self.kernels = choose(self.device, config.deterministic, saved)
         self.env = None if config.env is None else make_env(config, self.kernels)
         self.episodes: Episodes | None = None
         if config.demos is not None:
@@ -226,7 +229,12 @@ class RunComponents:
         """Continue from the last checkpoint of `path`; returns its step."""
         loop = checkpoint.load_state(path, "loop")
         state = checkpoint.load_state(path, "learner", self.device)
-        self._require_same_base(path)
+        for name, file in checkpoint.references(path).items():
+            if not file.holds(self.policy.get_submodule(name).state_dict()):
+                raise checkpoint.CheckpointError(
+                    f"{path} was trained on the {name} policy {file.path}, and "
+                    f"init={self.config.init} holds another one: give init=RUN with that one"
+                )
         known = self.learner.state_dict()
         base = {k: v for k, v in known.items() if k.startswith(tuple(self._left_out()))}
         state["module"] = {**base, **state["module"]}
@@ -238,23 +246,6 @@ class RunComponents:
             self.best.set_state(loop["best"], checkpoint.load_policy(path, device=self.device))
         set_rng_state(loop["rng"])
         return int(loop["step"])
-
-    def _require_same_base(self, path: str) -> None:
-        """CheckpointError if the checkpoint at `path` was trained on another base than `init`."""
-        for name, file in checkpoint.references(path).items():
-            part = self.policy.get_submodule(name)
-            if not file.holds(part.state_dict()):
-                raise checkpoint.CheckpointError(
-                    f"{path} was trained on the {name} policy {file.path}, and "
-                    f"init={self.config.init} holds another one: give init=RUN with that one"
-                )
-
-
-def saved_kernels(config: RunConfig) -> dict[str, Any] | None:
-    """The kernels of the checkpoint that `config` resumes; None for a new run."""
-    if config.resume is None:
-        return None
-    return checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
 
 
 def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:

@@ -174,12 +174,21 @@ class RunConfig:
             raise ConfigError("demo_episodes limits the episodes read of each dataset: demos=DIR")
         if self.demos is None and self.demo_memory_mb != RunConfig.demo_memory_mb:
             raise ConfigError("demo_memory_mb is for pictures of demonstrations: demos=DIR")
-        if self.demo_policy_steps:
-            require_imitation(self)
+        if self.demo_policy_steps and self.demos is None:
+            raise ConfigError("demo_policy_steps is for recordings with interventions: demos=DIR")
+        if self.demo_policy_steps and not resolve(self.learner["_target_"], Learner).imitates():
+            raise ConfigError(
+                "demo_policy_steps is for a learner that imitates; this one uses all steps of "
+                "demos: leave it out"
+            )
         if self.env is None:
             require_dataset(self)
         elif isinstance(self.data, Offline):
-            require_environment_settings(self.data)
+            for name in ("statistics", "held_out"):
+                if getattr(self.data, name) != getattr(Offline, name):
+                    raise ConfigError(
+                        f"data.{name} has no effect with env=, only with demos= alone"
+                    )
         if isinstance(self.data, Offline) and self.data.fractions is not None:
             require_fractions(self.data.fractions, self.demos)
         if self.demos is None and self.weighting is not None:
@@ -225,24 +234,6 @@ def require_dataset(config: RunConfig) -> None:
     given = {"finetune": config.finetune, "mapping": config.mapping, "eval.grid": config.eval.grid}
     for name in (name for name, value in given.items() if value):
         raise ConfigError(f"{name} needs an environment: env=NAME")
-
-
-def require_imitation(config: RunConfig) -> None:
-    """ConfigError where `demo_policy_steps` has no effect."""
-    if config.demos is None:
-        raise ConfigError("demo_policy_steps is for recordings with interventions: demos=DIR")
-    if not resolve(config.learner["_target_"], Learner).imitates():
-        raise ConfigError(
-            "demo_policy_steps is for a learner that imitates; this one uses all steps of demos: "
-            "leave it out"
-        )
-
-
-def require_environment_settings(data: Offline) -> None:
-    """ConfigError for settings that only a run without an environment uses."""
-    for name in ("statistics", "held_out"):
-        if getattr(data, name) != getattr(Offline, name):
-            raise ConfigError(f"data.{name} has no effect with env=, only with demos= alone")
 
 
 def require_fractions(fractions: tuple[float, ...], demos: str | tuple[str, ...] | None) -> None:

@@ -62,7 +62,11 @@ def make_dataset_policy(config: RunConfig, episodes: Episodes | None) -> Policy:
     if config.policy is None or episodes is None:
         raise ConfigError("policy is not given: policy=NAME")
     if config.resume is not None:
-        return resumed_policy(config.resume, episodes)
+        # Untrained: the statistics are those that the run began with.
+        folder = checkpoint.find(Path(config.resume))
+        node = read_saved(folder / "policy.yaml")
+        require_inside(node, folder / "policy.yaml")
+        return build(node, Policy, spec=episodes.spec)
     if config.init is not None:
         return saved_policy(config.init, config.policy, episodes)
     policy = physical_policy(config.policy, episodes, config.data.statistics)
@@ -137,11 +141,3 @@ def saved_policy(path: str, node: Node, episodes: Episodes) -> Policy:
         name = str(held).rpartition(".")[2]
         raise ConfigError(f"init holds a {name}, not the configured policy: policy=NAME")
     return policy.train()
-
-
-def resumed_policy(path: str, episodes: Episodes) -> Policy:
-    """The untrained policy of an interrupted run: the statistics are those that it began with."""
-    folder = checkpoint.find(Path(path))
-    node = read_saved(folder / "policy.yaml")
-    require_inside(node, folder / "policy.yaml")
-    return build(node, Policy, spec=episodes.spec)

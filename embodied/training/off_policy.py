@@ -231,7 +231,7 @@ class OffPolicyLoop:
             self.rewards.set_step(trainer.step - before + self.stride)
             if transitions:
                 self.buffers.replay.add(transitions)
-                self.rewards.count_stored(len(transitions["reward"]))
+                self.rewards.new_rows += len(transitions["reward"])
             if self.collector.restarted is not None:
                 trainer.episodes.forget(self.collector.restarted)
             metrics: dict[str, Any] = {}

@@ -101,9 +101,6 @@ class RewardPipeline:
         kept = {key: value for key, value in rows.items() if key not in self.reward_only_keys}
         return {**kept, "reward": self.reward(rows)}
 
-    def count_stored(self, rows: int) -> None:
-        self.new_rows += rows
-
     def augment_demonstrations(self, episodes: Episodes) -> Episodes:
         """The demonstrations with the observations that the reward adds to recorded ones."""
         if not isinstance(self.reward, AugmentsEpisodes):

@@ -171,7 +171,8 @@ def build_task_sampling(
     estimates: StudentEstimates | None = None
     second: SecondAgent | None = None
     if teacher.uses_estimates and isinstance(teacher, Teacher):
-        if not isinstance(config.data, OnPolicy) or not gives_estimates(learner):
+        gives = isinstance(learner, HasStateValues) and learner.estimates is not None
+        if not isinstance(config.data, OnPolicy) or not gives:
             raise ConfigError(
                 "this teacher needs advantages and values in units of the environment's reward: an "
                 "on-policy learner that provides them (where it scales rewards, turn that off)"
@@ -212,8 +213,3 @@ def _teacher(config: RunConfig, env: VecEnv, learner: Learner, device: torch.dev
         levels=None if levelled is None else levelled.levels,
         student=task_value_estimator(config.environment, learner, device),
     )
-
-
-def gives_estimates(learner: Learner) -> bool:
-    """Whether the learner estimates advantages and values in units of the environment's reward."""
-    return isinstance(learner, HasStateValues) and learner.estimates is not None

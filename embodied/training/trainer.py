@@ -148,7 +148,12 @@ class Trainer:
         if self._due(self.every.log, before):
             rates = self.throughput.drain(self.step)
             taught = {} if self.teacher is None else self.teacher.metrics()
-            row = self._means() | {f"train/teacher_{key}": value for key, value in taught.items()}
+            updates, self.updates = self.updates, []
+            keys = dict.fromkeys(key for update in updates for key in update)
+            stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
+            # Means over the updates since the last line; the only device sync.
+            row = {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
+            row |= {f"train/teacher_{key}": value for key, value in taught.items()}
             row |= self.episodes.drain("train/") | rates
             self.log.write(self.step, row)
         self.log.advance(self.step)
@@ -158,13 +163,6 @@ class Trainer:
         if self._due(self.every.save, before):
             with self.throughput.paused():
                 self.save_now()
-
-    def _means(self) -> dict[str, float]:
-        """Metrics averaged over the updates since the last line; the only device sync."""
-        updates, self.updates = self.updates, []
-        keys = dict.fromkeys(key for update in updates for key in update)
-        stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
-        return {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
 
     def save_now(self) -> None:
         """Save, unless this step is saved already."""

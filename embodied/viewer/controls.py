@@ -177,10 +177,6 @@ class Controls(PageThread):
         """Send everything that the page does not show yet."""
         self.call(lambda: self.page.refresh(force=True))
 
-    def redraw(self) -> None:
-        """Mark every part of the page as stale."""
-        self.page.changed()
-
     def press(self, command: Callable[[], None]) -> None:
         """Submit a command from the page; its errors are shown there."""
         self.submit(lambda: self._guarded(command))

@@ -253,16 +253,12 @@ class SimClip:
             return torch.zeros(0, self.size, device=self.device)
         return self.towers.sentences(sentences)
 
-    def familiar(self, sentence: str) -> float:
-        """Fraction of a sentence's words that were in the training captions."""
-        words = words_of(sentence)
-        return sum(word in self.known for word in words) / max(len(words), 1)
-
     def ladder(self, sentence: str) -> list[list[str]] | None:
         """Captions from worst to best (several phrasings each) that end in the meaning of
         `sentence`; None if no ladder of the model ends in, or starts with, it."""
-        if self.familiar(sentence) < FAMILIAR:
-            return None
+        words = words_of(sentence)
+        if sum(word in self.known for word in words) / max(len(words), 1) < FAMILIAR:
+            return None  # too few of its words were in the training captions
         best, found = LIKE, None
         said = self.texts([sentence])
         for each in self.card.get("ladders", {}).values():

@@ -70,7 +70,12 @@ class Painter:
         view = view.astype(np.uint8)
         if player.sleeping:
             view = _tint(_colour(view, 0.0), DREAM).astype(np.uint8)
-        return np.concatenate([view.transpose(1, 0, 2), self._inventory(player.inventory)])
+        unit, counts = self.unit, player.inventory
+        tiles = np.zeros((rules.ITEM_ROWS * rules.WIDE, unit, unit, 3), np.uint8)
+        tiles[: len(counts)] = self._items[np.arange(len(counts)), counts]
+        rows = tiles.reshape(rules.ITEM_ROWS, rules.WIDE, unit, unit, 3).transpose(0, 3, 1, 2, 4)
+        inventory = rows.reshape(rules.ITEM_ROWS * unit, rules.WIDE * unit, 3)
+        return np.concatenate([view.transpose(1, 0, 2), inventory])
 
     def _dark(self, canvas: Pixels, light: float, grain: int) -> Floats:
         # Uniform numbers in [0, 1) from random words, as the Mersenne twister makes doubles.
@@ -82,13 +87,6 @@ class Painter:
         mask = 2 * (0.5 - light) * self._edge
         noisy = (1 - mask) * canvas + mask * noise
         return _tint(_colour(noisy.astype(np.uint8), PALE), NIGHT)
-
-    def _inventory(self, counts: list[int]) -> Pixels:
-        unit = self.unit
-        tiles = np.zeros((rules.ITEM_ROWS * rules.WIDE, unit, unit, 3), np.uint8)
-        tiles[: len(counts)] = self._items[np.arange(len(counts)), counts]
-        rows = tiles.reshape(rules.ITEM_ROWS, rules.WIDE, unit, unit, 3).transpose(0, 3, 1, 2, 4)
-        return rows.reshape(rules.ITEM_ROWS * unit, rules.WIDE * unit, 3)
 
 
 def picture(world: World) -> Pixels:

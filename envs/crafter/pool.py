@@ -150,16 +150,13 @@ def _near(view: np.ndarray) -> str:
             continue
         here = np.where(view == kind, distance, 99)
         row, column = divmod(int(here.argmin()), here.shape[1])
-        where = _way(int(down[row, column]), int(right[row, column]))
+        y, x = int(down[row, column]), int(right[row, column])
+        ways = ((y, "down" if y > 0 else "up"), (x, "right" if x > 0 else "left"))
+        where = " ".join(f"{abs(steps)} {name}" for steps, name in ways if steps)
         count = int((view == kind).sum())
         more = f" ({count} in view)" if count > 1 else ""
         found.append((int(here.min()), f"{rules.SYMBOLS[kind]} {where}{more}"))
     return _listed([text for _, text in sorted(found)])
-
-
-def _way(down: int, right: int) -> str:
-    ways = ((down, "down" if down > 0 else "up"), (right, "right" if right > 0 else "left"))
-    return " ".join(f"{abs(steps)} {name}" for steps, name in ways if steps)
 
 
 def _listed(items: list[str]) -> str:

@@ -65,7 +65,9 @@ class Maze(VecEnv):
             raise ValueError(f"maze: view={config.view} must be odd")
         self.config = config
         self.num_envs = config.num_envs
-        self.device = _device(config.device)
+        self.device = torch.device(config.device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"env.device={config.device}: no GPU was found; env.device=cpu")
         self.levels = MazeLevels(config.side, config.blocks, config.held_out, config.shortest)
         self.batch = BatchLevels(self.levels, self.device)
         self.held_out = torch.from_numpy(self.levels.held_out).float()
@@ -197,13 +199,6 @@ class Maze(VecEnv):
     def describe(self, row: int = 0) -> str:
         plans = self.levels.decode(self.task[row : row + 1].cpu().numpy())
         return words(plans.walls[0], int(plans.goal[0]), self._cell(row), int(self.facing[row]))
-
-
-def _device(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"env.device={name}: no GPU was found; env.device=cpu")
-    return device
 
 
 def fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:

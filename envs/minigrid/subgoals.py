@@ -224,7 +224,8 @@ def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
     things = sorted({listed(cell) for cell in grid.reshape(-1, 3) if _matters(cell.tolist())})
     there = described_whole(grid, agent) if kind == "position" else f"There is {', '.join(things)}."
     if kind == "position":
-        there += " Walls: " + " ".join(_walls(grid.tolist())) + "."
+        walls = (grid[..., 0] == KIND["wall"]).nonzero()
+        there += " Walls: " + " ".join(f"({x}, {y})" for x, y in zip(*walls, strict=True)) + "."
     return f"Mission: {mission}.\n{there}\nSubgoals have the form: {SAID[kind]}."
 
 
@@ -247,8 +248,12 @@ def parsed(text: str) -> Code | None:
     """The subgoal that `text` is in any level; None if the form is unknown."""
     for pattern, form in FORMS:
         found = re.fullmatch(pattern, text.strip().rstrip(".").lower())
-        if found is not None:
-            return _code(form, found.groups())
+        if found is None:
+            continue
+        parts = found.groups()
+        if form == CELL:
+            return form, int(parts[0]), int(parts[1])
+        return (form, WORD[parts[1]], COLOURS.index(parts[0])) if parts else (form, KIND["goal"], 0)
     return None
 
 
@@ -319,12 +324,6 @@ def _word(kind: int) -> str:
     return next(word for word, place in KIND.items() if place == kind)
 
 
-def _code(form: int, parts: tuple[str, ...]) -> Code:
-    if form == CELL:
-        return form, int(parts[0]), int(parts[1])
-    return (form, WORD[parts[1]], COLOURS.index(parts[0])) if parts else (form, KIND["goal"], 0)
-
-
 def _there(code: Code, grid: Tensor, agent: Tensor) -> bool:
     form, first, second = code
     if form == CELL:
@@ -348,12 +347,3 @@ def _things(cells: list[list[int]]) -> set[tuple[int, int]]:
 
 def _named(thing: tuple[int, int]) -> str:
     return "the goal" if thing[0] == KIND["goal"] else f"the {COLOURS[thing[1]]} {_word(thing[0])}"
-
-
-def _walls(grid: list[list[list[int]]]) -> list[str]:
-    return [
-        f"({x}, {y})"
-        for x, column in enumerate(grid)
-        for y, cell in enumerate(column)
-        if cell[0] == KIND["wall"]
-    ]

@@ -350,7 +350,8 @@ class MujocoVecEnv(VecEnv):
         obs = {key: torch.from_numpy(value) for key, value in self.observe(rows).items()}
         if self.cameras is not None and self.cameras.leaves():
             scenes = (self.sight(int(row)) for row in rows)
-            obs.update(each_tensor(self.cameras.observe(scenes)))
+            seen = self.cameras.observe(scenes)
+            obs.update({key: torch.from_numpy(value) for key, value in seen.items()})
         return obs
 
     def _checked_action(self, action: Tensor) -> Floats:
@@ -370,11 +371,6 @@ class MujocoVecEnv(VecEnv):
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"{self.name}: task vectors must be in [0, 1]")
         return values
-
-
-def each_tensor(arrays: dict[str, NDArray[np.generic]]) -> Tensors:
-    """Numpy arrays as tensors that share their memory."""
-    return {key: torch.from_numpy(value) for key, value in arrays.items()}
 
 
 def action_leaf(names: tuple[str, ...]) -> Leaf:

@@ -94,7 +94,9 @@ class ResetFreeWrapper(Wrapper):
 
     def step(self, action: Tensor) -> Step:
         states = self._state_machine()
-        action = self._slew_limited(action)
+        if (slew := self.config.slew) is not None:
+            last = self.memory["last"]  # after a reset 0
+            action = last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
         step = self._remembered_step(action)
         now = self.ground.facts()
         facts = Facts(now.place, now.reached, now.crashed, now.lost | step.ended)
@@ -137,13 +139,6 @@ class ResetFreeWrapper(Wrapper):
             if self.config.slew is not None:
                 self.memory["last"] = torch.zeros(self.num_envs, *self.spec.act.shape)
         return self.states
-
-    def _slew_limited(self, action: Tensor) -> Tensor:
-        """The action that is executed for `action` [B, A]; after a reset the last one was 0."""
-        if (slew := self.config.slew) is None:
-            return action
-        last = self.memory["last"]
-        return last + (action.clamp(-1, 1) - last).clamp(-slew, slew)
 
     def _remembered_step(self, action: Tensor) -> Step:
         """A step of whoever acts, which is remembered."""

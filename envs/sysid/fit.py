@@ -77,8 +77,11 @@ class Replay:
     def start(self) -> Floats:
         """The initial values of the parameters, in [0, 1]."""
         now = {**self.nominal, "delay": np.zeros(1)}
-        values = [np.ones(7) if k in FACTORS else now[k] for k, _ in self.sizes]
-        return self._unit(np.concatenate(values))
+        values = np.concatenate([np.ones(7) if k in FACTORS else now[k] for k, _ in self.sizes])
+        low, high = np.where(self.log, self.low, 1.0), np.where(self.log, self.high, 2.0)
+        line = (values - self.low) / (self.high - self.low)
+        ratio = np.where(self.log, values, 1.0) / low
+        return np.where(self.log, np.log(ratio) / np.log(high / low), line)
 
     def native(self, x: Floats) -> Floats:
         """Values in their own units of `x` [..., P]."""
@@ -148,12 +151,6 @@ class Replay:
         first = at.astype(int)
         part = (at - first)[:, None]
         return path[:, first] * (1 - part) + path[:, first + 1] * part - window.seen
-
-    def _unit(self, values: Floats) -> Floats:
-        low, high = np.where(self.log, self.low, 1.0), np.where(self.log, self.high, 2.0)
-        line = (values - self.low) / (self.high - self.low)
-        ratio = np.where(self.log, values, 1.0) / low
-        return np.where(self.log, np.log(ratio) / np.log(high / low), line)
 
 
 Floats = NDArray[np.float64]

@@ -208,23 +208,19 @@ class StumpTrack(MujocoVecEnv):
         qpos = self.batch.qpos[rows]
         qvel = self.batch.qvel[rows]
         touch = self.batch.sensordata
+        # Angles and speeds in turn, [n, 4, 2]: knees count from one radian of flexion.
+        angles = qpos[:, 3:] + np.array([0, 1, 0, 1.0])
+        joints = np.stack([angles, qvel[:, 3:] / np.array([*SPEEDS, *SPEEDS])], 2)
         parts = [
             qpos[:, 2:3],
             2 / 50 * qvel[:, 2:3],
             qvel[:, 0:1] * (0.3 * 20 / 50),
             qvel[:, 1:2] * (0.3 * 13.33 / 50),
-            self._joints(qpos[:, 3:], qvel[:, 3:]),
+            joints.reshape(len(angles), -1),
             touch[rows, 1:] > 0,
             self.beams(rows),
         ]
         return {"state": np.concatenate(parts, axis=1, dtype=np.float32)}
-
-    @staticmethod
-    def _joints(angle: Floats, speed: Floats) -> Floats:
-        """Angles and speeds in turn, [n, 8]: knees count from one radian of flexion."""
-        shift = np.array([0, 1, 0, 1.0])
-        top = np.array([*SPEEDS, *SPEEDS])
-        return np.stack([angle + shift, speed / top], 2).reshape(len(angle), -1)
 
     def beams(self, rows: Rows) -> Floats:
         """The length of each ray from the hull, from straight down to ahead, [n, BEAMS] as

@@ -18,14 +18,7 @@ from torch.nn import functional
 
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
-from embodied.core.env import (
-    HasLevels,
-    HasTaskParameters,
-    NotSavable,
-    StateRoles,
-    Step,
-    VecEnv,
-)
+from embodied.core.env import HasLevels, HasTaskParameters, NotSavable, StateRoles, Step, VecEnv
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
 from embodied.core.wrapper import Wrapper, find_protocol

@@ -69,7 +69,9 @@ class ImageEncoder(nn.Module):
                 x, list(config.resize), mode="bilinear", align_corners=False, antialias=True
             )
         if config.crop is not None:
-            x = center_crop(x, config.crop)
+            high, wide = config.crop
+            top, left = round((x.shape[-2] - high) / 2), round((x.shape[-1] - wide) / 2)
+            x = x[..., top : top + high, left : left + wide]  # the middle
         return self.out(self.pool(self.backbone(x)).flatten(1)).relu()
 
 
@@ -88,12 +90,6 @@ class SpatialSoftmax(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         weights = cast(Tensor, self.nets(features)).flatten(2).softmax(-1)
         return weights @ self.pos_grid
-
-
-def center_crop(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The middle of images [..., H, W]."""
-    top, left = (round((have - want) / 2) for have, want in zip(x.shape[-2:], size, strict=True))
-    return x[..., top : top + size[0], left : left + size[1]]
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,6 @@ def frames_path(folder: Path, name: str) -> Path:
     return folder / f"frames.{_file_name(name)}"
 
 
-def frame_record(height: int, width: int) -> np.dtype[Any]:
-    """One picture; `t` in s on the monotonic clock that all processes of one machine share."""
-    return np.dtype([("number", "<i8"), ("t", "<f8"), ("frame", "u1", (height, width, 3))])
-
-
 class FrameWriter:
     """The writer's side, of the camera `name` of the daemon in `folder`."""
 
@@ -58,8 +53,10 @@ class FrameWriter:
     def add(self, picture: Picture) -> None:
         """Let others see it; CameraError where it is of another size than those before."""
         if self.ring is None:
-            # A new ring, which is there at once and whole
-            record = frame_record(*picture.frame.shape[:2])
+            # A new ring, which is there at once and whole; `t` is in s on the monotonic clock
+            # that all processes of one machine share.
+            size = (*picture.frame.shape[:2], 3)
+            record = np.dtype([("number", "<i8"), ("t", "<f8"), ("frame", "u1", size)])
             part = self.path.with_name(f".{self.path.name}")
             part.unlink(missing_ok=True)
             slots = min(MANY, max(FEWEST, MOST // record.itemsize))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, build, nearest
 from embodied.core.policy import Policy
-from embodied.core.spec import Bound, Leaf, Spec, hidden
+from embodied.core.spec import Spec, hidden
 from embodied.embodiments.controller import Controller
 from embodied.policies import abilities
 from embodied.real_robot.assemble import forward_kinematics
@@ -184,7 +184,7 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
             "(robot.controller.turning=none|yaw|full changes which, or "
             "robot.controller=joint_position|cartesian_pose|cartesian_delta)"
         )
-    if _normalized(spec.act) == controller.physical:
+    if spec.act.is_unit == controller.physical:
         raise ConfigError(
             "the policy's actions are in physical units, the robot's controller takes [-1, 1]: "
             "robot.controller.action=deg (or rad), with robot.controller=joint_position"
@@ -192,16 +192,6 @@ def require_actions(spec: Spec, deployment: Deployment) -> None:
             else "the policy's actions are in [-1, 1], the robot's controller takes joint "
             "positions: robot.controller.action=normalized, with its low and high"
         )
-
-
-def _normalized(act: Leaf) -> bool:
-    """Whether actions are in [-1, 1]; what has other bounds, or none, is in units of its own."""
-
-    def every(bound: Bound, value: float) -> bool:
-        each = bound if isinstance(bound, tuple) else (bound,)
-        return all(number == value for number in each)
-
-    return every(act.low, -1.0) and every(act.high, 1.0)
 
 
 def with_real_time_chunking(policy: Policy, deployment: Deployment) -> Policy:

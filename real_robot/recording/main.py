@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import CheckpointError, load_spec
 from embodied.core.spec import Spec, SpecMismatch
@@ -69,7 +67,15 @@ class Recorder:
         if self.discard.receive():
             self._discard(int(self.discard.fields["ended"][0]))
         if self.chunk.receive():
-            self._receive_chunk(self.chunk.fields[0])
+            message = self.chunk.fields[0]
+            noise_size, before = int(message["noise_size"]), self.number
+            self.number = int(message["number"])
+            if self.builder is None or self.number < before:
+                self._begin(noise_size)
+            if self.builder is not None and (noise_size or self.builder.frames.policy_names):
+                looked = message["image_times"][: len(self.builder.frames.policy_names)]
+                noise = message["noise"][:noise_size]
+                self.builder.add_decision(float(message["seen"]), noise, looked)
         if self.builder is None:
             return  # the ticks wait: the first decision was made upon one of them
         records, self.count = self.ring.since(self.count)
@@ -85,15 +91,6 @@ class Recorder:
             self._write_episode(episode)
         if self.writer is not None:
             self.writer.close()
-
-    def _receive_chunk(self, message: np.void) -> None:
-        noise_size, before = int(message["noise_size"]), self.number
-        self.number = int(message["number"])
-        if self.builder is None or self.number < before:
-            self._begin(noise_size)
-        if self.builder is not None and (noise_size or self.builder.frames.policy_names):
-            looked = message["image_times"][: len(self.builder.frames.policy_names)]
-            self.builder.add_decision(float(message["seen"]), message["noise"][:noise_size], looked)
 
     def _begin(self, noise: int) -> None:
         """The first policy speaks, or another one: as before, where they see and draw the same."""

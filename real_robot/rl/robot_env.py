@@ -85,7 +85,10 @@ class RealEnv(VecEnv):
         self.emulator = SharedEmulator.at(robot["emulator"]) if robot.get("emulator") else None
         if self.emulator is not None:
             robot["driver"] = {**robot["driver"], **self.emulator.settings}
-        self.deployment = env_deployment(config, robot)
+        sensed = list(build(robot["driver"], Driver).sensed)
+        given = {**robot.get("given", {}), **{k: sum(v) / 2 for k, v in config.given.items()}}
+        own = {"sensed": sensed, "given": given, "policy": ""}  # no policy of the robot's
+        self.deployment = Deployment.parse({**robot, **own})
         require_rate(self.spec, self.deployment)
         require_actions(self.spec, self.deployment)
         self.observer = observer(self.spec, self.deployment)
@@ -252,10 +255,3 @@ def env_robot(config: Config) -> Node:
         if world and world.get("task") == "as_trained":
             robot[part] = {**robot[part], "world": {**world, **task}}
     return robot
-
-
-def env_deployment(config: Config, robot: Node) -> Deployment:
-    """The robot's, without a policy of its own; ConfigError."""
-    sensed = list(build(robot["driver"], Driver).sensed)
-    given = {**robot.get("given", {}), **{k: sum(v) / 2 for k, v in config.given.items()}}
-    return Deployment.parse({**robot, "sensed": sensed, "given": given, "policy": ""})

@@ -79,7 +79,12 @@ def check(source: Source, config: CheckConfig) -> Iterator[Finding]:
         yield from _check_time(episode, source, rows, config.gap)
         yield from _check_joints(episode, source, columns, values, config.still)
         if config.pictures:
-            moves = _moving(values)
+            # The robot moves where the state changes, or the action if there is none.
+            state = [v for key, v in values.items() if key.startswith("obs/")]
+            flat = np.nan_to_num(np.concatenate(state or [values["action"]], 1))
+            span = np.ptp(flat, 0)
+            change = np.abs(np.diff(flat, axis=0, prepend=flat[:1]))
+            moves = ((change > 1e-3 * np.maximum(span, 1e-9)) & (span > 0)).any(1)
             for camera in (c for c in columns if c.stored):
                 found = check_pictures(source, episode, camera, rows, moves, config)
                 yield from (Finding(episode, frame, what) for frame, what in found)
@@ -174,15 +179,6 @@ def _check_joints(
 def _spread(values: np.ndarray, width: int) -> np.ndarray:
     """Maximum less minimum of each window of `width` values."""
     return np.ptp(np.lib.stride_tricks.sliding_window_view(values, width), 1)
-
-
-def _moving(values: dict[str, np.ndarray]) -> np.ndarray:
-    """[T] (bool): whether the robot moves at a step: the state changes, or the action if none."""
-    state = [v for key, v in values.items() if key.startswith("obs/")] or [values["action"]]
-    rows = np.nan_to_num(np.concatenate(state, 1))
-    span = np.ptp(rows, 0)
-    change = np.abs(np.diff(rows, axis=0, prepend=rows[:1])) > 1e-3 * np.maximum(span, 1e-9)
-    return (change & (span > 0)).any(1)
 
 
 SAME_MEAN, SAME_MOST = 0.3, 12  # of 255: what encoding makes of two equal pictures

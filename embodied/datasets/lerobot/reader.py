@@ -176,7 +176,14 @@ def _assemble(
         name: _final(line, steps, start + length - 1, by_key, memory)
         for name, by_key in ((c.key[4:], c) for c in columns if c.key.startswith("obs/"))
     }
-    _complete(steps, start + length - 1)
+    # Flags and rewards as our own rows have them.
+    rows, last = len(steps["action"]), start + length - 1
+    done = steps.pop("done", torch.zeros(rows, dtype=torch.bool))
+    truncated = steps.pop("truncated", torch.zeros(rows, dtype=torch.bool))
+    truncated[last] |= ~done[last]
+    steps["terminated"] = done & ~truncated
+    steps["truncated"] = truncated
+    steps.setdefault("reward", torch.zeros(rows))
     texts = tuple((texts or [""])[0] for texts in line["tasks"].to_pylist())
     notes = line["info"].to_pylist() if OURS in info else [None] * len(length)
     parsed = tuple(json.loads(note) if note else {} for note in notes)
@@ -261,14 +268,3 @@ def _final(line: pa.Table, steps: Tensors, last: Tensor, column: Column, memory:
     if column.stored:
         return memory.read(_encoded(column, line[name], memory.cache))
     return column.to_tensor(line[name])
-
-
-def _complete(steps: Tensors, last: Tensor) -> None:
-    """Flags and rewards as our own rows have them, in place."""
-    rows = len(steps["action"])
-    done = steps.pop("done", torch.zeros(rows, dtype=torch.bool))
-    truncated = steps.pop("truncated", torch.zeros(rows, dtype=torch.bool))
-    truncated[last] |= ~done[last]
-    steps["terminated"] = done & ~truncated
-    steps["truncated"] = truncated
-    steps.setdefault("reward", torch.zeros(rows))

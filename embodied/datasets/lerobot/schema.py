@@ -184,9 +184,20 @@ def new_info(
 ) -> dict[str, Any]:
     """info.json of an empty dataset."""
     features = {column.name: column.feature for column in columns}
+    whole = int(fps) if float(fps).is_integer() else fps
     for column in columns:
         if column.stored == "video":
-            features[column.name]["info"] = _film_info(column, fps)
+            height, width, channels = column.shape
+            features[column.name]["info"] = {
+                "video.height": height,
+                "video.width": width,
+                "video.codec": "h264",
+                "video.pix_fmt": "yuv420p",
+                "video.is_depth_map": False,
+                "video.fps": whole,
+                "video.channels": channels,
+                "has_audio": False,
+            }
     for name in CLOCK:
         dtype = "float32" if name == "timestamp" else "int64"
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
@@ -204,7 +215,7 @@ def new_info(
         "chunks_size": FILES_PER_CHUNK,
         "data_files_size_in_mb": DATA_MB,
         "video_files_size_in_mb": VIDEO_MB,
-        "fps": int(fps) if float(fps).is_integer() else fps,
+        "fps": whole,
         "splits": {},
         "data_path": DATA,
         "video_path": VIDEO if images == "video" else None,
@@ -232,26 +243,6 @@ def place_in_film(
     at = f"videos/{camera}"
     times = {f"{at}/from_timestamp": begin, f"{at}/to_timestamp": end}
     return place_in_file(at, number, info) | times
-
-
-def frames_per_second(spec: Spec) -> float:
-    """1 / dt, as a whole number where it is one to a part in ten thousand."""
-    fps = 1.0 / spec.dt
-    return float(round(fps)) if abs(fps - round(fps)) < 1e-4 * fps else fps
-
-
-def _film_info(column: Column, fps: float) -> dict[str, Any]:
-    height, width, channels = column.shape
-    return {
-        "video.height": height,
-        "video.width": width,
-        "video.codec": "h264",
-        "video.pix_fmt": "yuv420p",
-        "video.is_depth_map": False,
-        "video.fps": int(fps) if float(fps).is_integer() else fps,
-        "video.channels": channels,
-        "has_audio": False,
-    }
 
 
 def tasks_table(texts: list[str]) -> pa.Table:

@@ -303,7 +303,9 @@ class EpisodeWriter:
     ) -> None:
         self.path, self.spec, self.robot = Path(path), spec, robot
         self.stored = {"mp4": "video", "png": "image"}[images]
-        self.fps = schema.frames_per_second(spec)
+        fps = 1.0 / spec.dt
+        # A whole number where it is one to a part in ten thousand.
+        self.fps = float(round(fps)) if abs(fps - round(fps)) < 1e-4 * fps else fps
         self.columns: tuple[Column, ...] = ()
         self.count = 0
         self._lock: int | None = self._locked()

@@ -87,18 +87,16 @@ class Iql(ActorCritic):
 
     def update(self, batch: Tensors) -> dict[str, Tensor]:
         if self.config.cosine:
-            self._schedule(self.config.actor_lr * falling(self.done / self.total), batch["reward"])
+            lr = self.config.actor_lr * falling(self.done / self.total)
+            group = self.optims["actor"].param_groups[0]
+            if not self.config.cuda_graph:
+                group["lr"] = lr
+            elif isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:  # a CUDA graph would keep the value at recording
+                group["lr"] = torch.tensor(lr, device=batch["reward"].device)
         self.done += 1
         return self._step(batch)
-
-    def _schedule(self, lr: float, like: Tensor) -> None:
-        group = self.optims["actor"].param_groups[0]
-        if not self.config.cuda_graph:
-            group["lr"] = lr
-        elif isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:  # a CUDA graph would keep the value at recording
-            group["lr"] = torch.tensor(lr, device=like.device)
 
     def _step(self, batch: Tensors) -> dict[str, Tensor]:
         losses, metrics = self._loss(batch)

@@ -34,7 +34,7 @@ from embodied.core.reward import SummedReward
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors, under
 from embodied.core.wrapper import Wrapper, find_protocol
-from embodied.llm.ask_pool import Asked, AskPool
+from embodied.llm.ask_pool import AskPool
 from embodied.llm.chat import Answer, Chat, Message, object_schema
 from embodied.llm.client import open_chat
 
@@ -135,7 +135,14 @@ class Planner(Remembered):
         """Take in the answers that have arrived."""
         for asked in self.pool.poll():
             self.requested.remove(asked.question)
-            self._take_in(asked)
+            answer = asked.answer
+            if answer is None:
+                self._write({"question": asked.question, "subgoals": None, "why": asked.why})
+                continue
+            subgoals = [str(text) for text in answer.data["subgoals"]]
+            self.answers[asked.question] = subgoals
+            source = {"model": answer.model, "key": answer.key, "cached": answer.cached}
+            self._write({"question": asked.question, "subgoals": subgoals, **source})
         left = self.pool.discard() if self.pool.spent else []
         self.requested = [prompt for prompt in self.requested if prompt not in left]
         if left:
@@ -152,7 +159,12 @@ class Planner(Remembered):
             return guide.oracle(self.kind, whole, row)
         prompt = guide.question(self.kind, whole, row)
         if prompt not in self.answers:
-            self._request(prompt)
+            if prompt not in self.requested and not self.pool.spent:
+                # Asked; an unanswered prompt again when it occurred twice as often.
+                self.missed[prompt] += 1
+                if self.missed[prompt].bit_count() == 1:
+                    self.requested.append(prompt)
+                    self.pool.submit([prompt])
             self.collect()
         if prompt in self.requested:
             return None
@@ -161,29 +173,9 @@ class Planner(Remembered):
             return []
         return self.answers[prompt]
 
-    def _request(self, prompt: str) -> None:
-        """Have the model asked; an unanswered prompt again when it occurred twice as often."""
-        if prompt in self.requested or self.pool.spent:
-            return
-        self.missed[prompt] += 1
-        missed = self.missed[prompt]
-        if missed & (missed - 1) == 0:
-            self.requested.append(prompt)
-            self.pool.submit([prompt])
-
     def _ask(self, prompt: str) -> Answer:
         assert self.chat is not None, "the oracle needs no language model"
         return self.chat.ask([Message("system", ROLE), Message("user", prompt)], SCHEMA)
-
-    def _take_in(self, asked: Asked[str, Answer]) -> None:
-        answer = asked.answer
-        if answer is None:
-            self._write({"question": asked.question, "subgoals": None, "why": asked.why})
-            return
-        subgoals = [str(text) for text in answer.data["subgoals"]]
-        self.answers[asked.question] = subgoals
-        source = {"model": answer.model, "key": answer.key, "cached": answer.cached}
-        self._write({"question": asked.question, "subgoals": subgoals, **source})
 
     def _with_errors(self, texts: list[str], guide: Guide, whole: Tensors, row: int) -> list[str]:
         """`texts`, each replaced by a wrong one as the level and the seed determine."""

@@ -167,7 +167,11 @@ class EmbeddingLabeller(CountingLabeller):
         if not config.goal and not config.rungs:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
         self.config = config
-        self.model = _encoder(config.model)
+        if isinstance(config.model, dict):
+            self.model = build(config.model, ImageText)
+        else:  # imported only here: not every labeller needs one
+            contrastive = importlib.import_module("embodied.vision.contrastive")
+            self.model = contrastive.open_image_text(config.model)
         rungs: list[list[str]] = [[rung] for rung in config.rungs]
         if not rungs and isinstance(self.model, Ladders):
             rungs = self.model.ladder(config.goal) or []
@@ -278,8 +282,19 @@ class VisionLanguageLabeller(CountingLabeller):
 
     def _label_in_order(self, one: Tensor, two: Tensor) -> int:
         """The label of one order, from two requests."""
-        seen = self._ask([Message("user", description_prompt(self.config.goal), (one, two))])
-        question = [Message("user", decision_prompt(self.config.goal, seen.text))]
+        wish = f'Somebody wants this: "{self.config.goal}".'
+        describe = (
+            f"Two pictures of the same place follow: the first, then the second. {wish} In a few "
+            "sentences: what of it does the first picture show, what does the second, and which "
+            "one is nearer to it, if they differ at all?"
+        )
+        seen = self._ask([Message("user", describe, (one, two))])
+        decide = (
+            f"{wish} Two pictures were compared, with these words:\n\n{seen.text.strip()}\n\nBy "
+            'these words, which picture is nearer to what is wanted? Answer "first", "second", '
+            '"same" if they do not differ in it, or "unsure".'
+        )
+        question = [Message("user", decide)]
         if self.config.schema:
             return WORDS[self._ask(question, SCHEMA).data["nearer"]]
         label = label_of(self._ask(question).text)
@@ -293,33 +308,8 @@ class VisionLanguageLabeller(CountingLabeller):
         return answer
 
 
-def description_prompt(goal: str) -> str:
-    """Prompt of the first stage, about two images."""
-    return (
-        "Two pictures of the same place follow: the first, then the second. "
-        f'Somebody wants this: "{goal}". In a few sentences: what of it does the first picture '
-        "show, what does the second, and which one is nearer to it, if they differ at all?"
-    )
-
-
-def decision_prompt(goal: str, seen: str) -> str:
-    """Prompt of the second stage, about the first stage's description."""
-    return (
-        f'Somebody wants this: "{goal}". Two pictures were compared, with these words:\n\n'
-        f"{seen.strip()}\n\nBy these words, which picture is nearer to what is wanted? "
-        'Answer "first", "second", "same" if they do not differ in it, or "unsure".'
-    )
-
-
 def label_of(text: str) -> int | None:
     """The label that is the last line of `text`; None if that line is anything else."""
     lines = [line for line in text.splitlines() if line.strip()]
     found = re.fullmatch(r'[\s"\'*]*([a-zA-Z]+)[\s"\'*.]*', lines[-1]) if lines else None
     return WORDS.get(found[1].lower()) if found else None
-
-
-def _encoder(model: str | Node) -> ImageText:
-    """Opens an encoder, imported only here: not every labeller needs one."""
-    if isinstance(model, dict):
-        return build(model, ImageText)
-    return importlib.import_module("embodied.vision.contrastive").open_image_text(model)

@@ -194,7 +194,12 @@ class Preference(Remembered, Reward):
         self.labeller = build(config.labeller, Labeller, seed=seed, folder=folder)
         self.scored = PICTURE if config.leaf is None else config.leaf
         self.shown = PICTURE if config.picture is None else config.picture
-        leaf = _leaf(config, spec)
+        leaf = Leaf((config.size, config.size, 3), "uint8", 0, 255)
+        if config.leaf is not None:
+            if config.leaf not in spec.obs:
+                like = nearest(config.leaf, spec.obs)
+                raise ConfigError(f"reward.leaf: no observation {config.leaf}{like}")
+            leaf = spec.obs[config.leaf]
         self.columns = _columns(config, leaf)
         shape = leaf.shape if self.columns is None else (len(self.columns),)
         self.ranker = Ranker(replace(leaf, shape=shape, names=()), config.fit, device, seed)
@@ -372,17 +377,6 @@ class Preference(Remembered, Reward):
             "accuracy": math.nan if checks is None else self.ranker.accuracy(checks),
             **agreement(tested["score"], tested["reward"], tested["episode"]),
         }
-
-
-def _leaf(config: Config, spec: Spec) -> Leaf:
-    """The observation that is scored."""
-    if config.leaf is None:
-        return Leaf((config.size, config.size, 3), "uint8", 0, 255)
-    if config.leaf not in spec.obs:
-        raise ConfigError(
-            f"reward.leaf: no observation {config.leaf}{nearest(config.leaf, spec.obs)}"
-        )
-    return spec.obs[config.leaf]
 
 
 def _columns(config: Config, leaf: Leaf) -> Tensor | None:

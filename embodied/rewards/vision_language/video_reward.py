@@ -243,13 +243,6 @@ def shrunk(images: Tensor, most: int) -> Tensor:
     return chw.permute(0, 2, 3, 1).contiguous()
 
 
-def integer_list(name: str, count: int, least: int, most: int) -> Mapping[str, Any]:
-    """A JSON schema: an object whose only member `name` is a list of `count` integers."""
-    numbers = {"type": "integer", "minimum": least, "maximum": most}
-    items = {"type": "array", "items": numbers, "minItems": count, "maxItems": count}
-    return object_schema({name: items})
-
-
 @dataclass(frozen=True)
 class VlmProgressConfig(VideoConfig):
     """Settings of GVL, besides those of `VideoConfig`."""
@@ -281,7 +274,9 @@ class ShuffledFrames:
             order = order[torch.randperm(len(order), generator=random)]
         shown = (images[0], *images[order])
         question = Message("user", prompt(goal, len(order), self.shuffle), shown)
-        answer = chat.ask([question], dict(integer_list("completion", len(order), 0, 100)))
+        numbers = {"type": "integer", "minimum": 0, "maximum": 100}
+        items = {"type": "array", "items": numbers, "minItems": len(order), "maxItems": len(order)}
+        answer = chat.ask([question], dict(object_schema({"completion": items})))
         percent = torch.tensor([0, *answer.data["completion"]])
         back = torch.cat([torch.zeros(1, dtype=torch.int64), order]).argsort()
         return range(len(images)), percent[back] / 100

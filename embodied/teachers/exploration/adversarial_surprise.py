@@ -82,7 +82,8 @@ class AdversarialSurprise(Remembered, Curriculum, TwoAgentTeacher):
         """At the last step of Explore's turn, run Control's turn."""
         explore = self.explore
         assert explore is not None, "`protagonist_env` comes first"
-        return explore.pass_turn(step, step_second) if explore.turn_over else step
+        over = int(explore.memory["age"][0]) >= self.config.steps
+        return explore.pass_turn(step, step_second) if over else step
 
     def over(self, found: Tensor, paid: Tensor) -> None:
         """Log the end of an environment episode: the environment's return `found` [B], and
@@ -161,10 +162,6 @@ class Explore(Wrapper):
         step = self.env.step(action)
         memory["age"], memory["own"] = memory["age"] + 1, memory["own"] + step.reward
         return turned(step, torch.zeros_like(step.reward), False)
-
-    @property
-    def turn_over(self) -> bool:
-        return int(self.memory["age"][0]) >= self.teacher.config.steps
 
     def pass_turn(self, step: Step, step_second: StepSecondAgent) -> Step:
         """Run Control's turn after `step`, the last one of Explore's turn. Returns `step` with

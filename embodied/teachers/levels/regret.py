@@ -545,7 +545,14 @@ class Clutr(RegretTeacher):
 
     def generate(self, n: int) -> Floats:
         if not self.learned:
-            self.noted = self._learn_levels()
+            settings = self.settings.autoencoder
+            pool = self.spelled.spell(self.levels.random(settings.pool, self.random))
+            adam = torch.optim.Adam(self.sentences.parameters(), settings.lr, fused=True)
+            noted = train(self.sentences, adam, pool, self.random)
+            words = torch.from_numpy(pool[:256])
+            with torch.no_grad():
+                again = self.sentences.write(self.sentences.bound(self.sentences.read(words)[0]))
+            self.noted = {**noted, "kept": float(np.mean(again == pool[:256]))}
             self.learned = True
         place = self.place
         with torch.no_grad():
@@ -565,13 +572,3 @@ class Clutr(RegretTeacher):
             loss = surrogate(place(self.z), old, advantage, settings.clip).mean()
             gradient_step(self.optimizers["adam"], loss - settings.entropy * place.log.sum())
         return {"spread": float(place.log.detach().exp().mean()), **self.noted}
-
-    def _learn_levels(self) -> dict[str, float]:
-        settings = self.settings.autoencoder
-        pool = self.spelled.spell(self.levels.random(settings.pool, self.random))
-        adam = torch.optim.Adam(self.sentences.parameters(), settings.lr, fused=True)
-        noted = train(self.sentences, adam, pool, self.random)
-        words = torch.from_numpy(pool[:256])
-        with torch.no_grad():
-            again = self.sentences.write(self.sentences.bound(self.sentences.read(words)[0]))
-        return {**noted, "kept": float(np.mean(again == pool[:256]))}

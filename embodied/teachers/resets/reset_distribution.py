@@ -195,7 +195,9 @@ def restored(
     """
     new = tt.each(state, torch.clone)
     taken = {key: saved[key][index].to(value) for key, value in new.items()}
-    since = _elapsed(taken, roles)
+    since = torch.zeros(())
+    for key, columns in [*roles.clocks.items()][:1]:
+        since = _rows(taken[key])[:, 0 if columns is None else columns[0]].clone()
     for key, columns in roles.times.items():
         _change(taken, key, columns, lambda flat: flat - since.to(flat)[:, None])
     for key, columns in roles.clocks.items():
@@ -207,14 +209,6 @@ def restored(
     for key, value in taken.items():
         new[key][rows] = value
     return new
-
-
-def _elapsed(taken: Tensors, roles: StateRoles) -> Tensor:
-    """[n]: the first clock of the saved states."""
-    key, columns = next(iter(roles.clocks.items()), ("", None))
-    if not key:
-        return torch.zeros(())
-    return _rows(taken[key])[:, 0 if columns is None else columns[0]].clone()
 
 
 def _change(
@@ -283,8 +277,14 @@ class ResetStateWrapper(Wrapper):
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         self.resets.count_steps(self.num_envs)
-        late = self._count(step)
-        log = {**step.log, "ticket": self.memory["ticket"]}
+        memory, success = self.memory, step.log.get("success")
+        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
+        memory["return"] = memory["return"] + step.reward
+        memory["length"] = memory["length"] + 1
+        memory["won"] = torch.maximum(memory["won"], won)
+        memory["left"] = memory["left"] - 1
+        late = (memory["left"] <= 0) & ~step.ended  # at the time limit
+        log = {**step.log, "ticket": memory["ticket"]}
         over = step.ended | late
         if not over.any():
             return replace(step, log=log)
@@ -297,16 +297,6 @@ class ResetStateWrapper(Wrapper):
         obs = self._place(obs, over)
         truncated = step.truncated | late
         return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
-
-    def _count(self, step: Step) -> Tensor:
-        """Add the step to the episode statistics; returns [B]: time limit reached."""
-        memory, success = self.memory, step.log.get("success")
-        won = torch.full_like(memory["won"], torch.nan) if success is None else success.float()
-        memory["return"] = memory["return"] + step.reward
-        memory["length"] = memory["length"] + 1
-        memory["won"] = torch.maximum(memory["won"], won)
-        memory["left"] = memory["left"] - 1
-        return (memory["left"] <= 0) & ~step.ended
 
     def _report(self, at: Tensor) -> None:
         memory = self.memory

@@ -251,18 +251,13 @@ def make_actor_env(
     node: Node, num_envs: int, data: OffPolicy, seed: int, threads: int, product: str
 ) -> ActorEnv:
     """The actors that `data` asks for; see `ActorSettings`."""
-    require_divided(num_envs, data.actors)
+    if num_envs % data.actors:
+        raise ConfigError(
+            f"env.num_envs={num_envs} parallel envs are divided among data.actors={data.actors}: "
+            f"env.num_envs={max(1, num_envs // data.actors) * data.actors}"
+        )
     lag = None if data.when_behind == "skip" else data.max_lag
     settings = ActorSettings(node, asked_packages(), num_envs, seed, lag, product)
     on_ray = data.actors_on == "ray"
     transport = RayCluster(data.actors, threads) if on_ray else Processes()
     return ActorEnv(settings, data.actors, transport)
-
-
-def require_divided(num_envs: int, count: int) -> None:
-    """ConfigError unless `count` actors can have the same number of parallel envs."""
-    if num_envs % count:
-        raise ConfigError(
-            f"env.num_envs={num_envs} parallel envs are divided among data.actors={count}: "
-            f"env.num_envs={max(1, num_envs // count) * count}"
-        )

@@ -31,7 +31,9 @@ def connected(ray: Any) -> bool:
     address = os.environ.get("RAY_ADDRESS", "")
     options = {"include_dashboard": False, "log_to_driver": False}
     try:
-        require_open(address)
+        host, _, port = address.rpartition(":")
+        if port.isdigit() and "/" not in host:  # where nobody answers, Ray would try for minutes
+            socket.create_connection((host, int(port)), timeout=CONNECT).close()
         ray.init(address or "local", logging_level=logging.WARNING, **options)
     except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
@@ -40,10 +42,3 @@ def connected(ray: Any) -> bool:
             "as `ray start --head` shows it, and the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN"
         ) from error
     return True
-
-
-def require_open(address: str) -> None:
-    """OSError unless HOST:PORT answers; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=CONNECT).close()

@@ -19,7 +19,7 @@ from embodied.viewer.export.export import replay_of
 from embodied.viewer.panels.main_view import Checkpoints, DragControls, MainView, Plans
 from embodied.viewer.panels.plots import ObservationPanel, Plots, ValuePlots, is_discrete
 from embodied.viewer.panels.task import DisturbancePanel, SteeringPanel, TaskPanel
-from embodied.viewer.session.episode import Episode, success_by
+from embodied.viewer.session.episode import success_by
 from embodied.viewer.session.player import Player
 from embodied.viewer.session.session import Session
 
@@ -328,14 +328,20 @@ class Timeline:
         self.slider.on_update(moved)
 
     def show(self, session: Session) -> None:
-        """Update the slider's range, value and marks."""
+        """Update the slider's range, value and marks: the newest successes, and safety stages that
+        began to act."""
         episode = session.episode
         first = episode.moments[0].step
         last = first + max(session.length - 1, 1)
         if (self.slider.min, self.slider.max) != (first, last):
             self.slider.min, self.slider.max = first, last
         self.slider.value = first + session.at
-        marks = marks_of(episode)
+        said: dict[int, list[str]] = {}
+        for step, stage in episode.interventions[-MARKS:]:
+            said.setdefault(step, []).append(stage)
+        for step in episode.success_steps[-MARKS:]:
+            said.setdefault(step, []).append("success")
+        marks = tuple((step, ", ".join(words)) for step, words in sorted(said.items()))
         if marks != self.marked:
             self.marked = marks
             self.slider._marks = tuple(GuiSliderMark(*mark) for mark in marks)
@@ -360,13 +366,3 @@ class Timeline:
         command = self.server.gui.add_command(label, hotkey=key, icon=icon)
         command.on_trigger(lambda _: self.viewer.press(action))
         return command
-
-
-def marks_of(episode: Episode) -> tuple[tuple[int, str], ...]:
-    """The newest marks, step and text: successes, and safety stages that began to act."""
-    said: dict[int, list[str]] = {}
-    for step, stage in episode.interventions[-MARKS:]:
-        said.setdefault(step, []).append(stage)
-    for step in episode.success_steps[-MARKS:]:
-        said.setdefault(step, []).append("success")
-    return tuple((step, ", ".join(words)) for step, words in sorted(said.items()))

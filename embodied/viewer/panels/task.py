@@ -162,7 +162,7 @@ class MapPanel:
         past = None if run is None else read_episode_log(run.folder)
         self.sampled = None if past is None else past.task
         for control in (self.switch, self.across, self.up):
-            control.on_update(lambda _: viewer.press(lambda: viewer.redraw()))
+            control.on_update(lambda _: viewer.press(lambda: viewer.page.changed()))
 
     def draw(self) -> None:
         """Update the map while it is switched on."""
@@ -315,7 +315,14 @@ class SteeringPanel:
             return
         self._last = now
         self._draw_noise()
-        self._draw_reward_image()
+        image = self.session.now.reward_image
+        self.reward_image.visible = image is not None
+        if image is not None:
+            self.reward_image.image = enlarged(image.picture())
+            score = self.session.now.numbers.get(SCORE)
+            text = "" if score is None else f": {score:.3f}"
+            step = self.session.now.step
+            self.reward_image.label = f"image that the reward scored, step {step}{text}"
 
     def _draw_noise(self) -> None:
         session = self.session
@@ -333,16 +340,6 @@ class SteeringPanel:
         names = act.names or tuple(f"action {i}" for i in range(act.size))
         self.noise.image = noise_picture(shown, at - begin, policy.bound, names)
         self.noise.label = describe(shown[at - begin])
-
-    def _draw_reward_image(self) -> None:
-        now = self.session.now
-        self.reward_image.visible = now.reward_image is not None
-        if now.reward_image is None:
-            return
-        self.reward_image.image = enlarged(now.reward_image.picture())
-        score = now.numbers.get(SCORE)
-        text = "" if score is None else f": {score:.3f}"
-        self.reward_image.label = f"image that the reward scored, step {now.step}{text}"
 
 
 def enlarged(picture: Picture) -> Picture:

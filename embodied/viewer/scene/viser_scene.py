@@ -87,7 +87,10 @@ class ViserScene:
                     frame.position = places[body]
                 if before is None or np.abs(turns[body] - before[1][body]).max() > 1e-6:
                     frame.wxyz = turns[body]
-            self.root.position = self._offset(places)
+            x, y, z = self.offset
+            if self.follow and self.followed is not None:
+                x, y, z = self.offset - places[self.followed.body] * self.followed.along
+            self.root.position = float(x), float(y), float(z)
         self._sent = places, turns
 
     def on_mesh(self, drawn: Callable[[int, MeshHandle], None]) -> None:
@@ -103,12 +106,6 @@ class ViserScene:
     def frame(self, body: int) -> FrameHandle:
         """The node of one body."""
         return self.frames[body]
-
-    def _offset(self, places: Array) -> Place:
-        if not self.follow or self.followed is None:
-            return self.offset
-        x, y, z = self.offset - places[self.followed.body] * self.followed.along
-        return float(x), float(y), float(z)
 
     def _draw(self, key: Key, shape: Shape) -> None:
         mesh = shape.mesh()

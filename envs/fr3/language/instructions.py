@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import SYMBOL, Leaf
@@ -77,7 +76,9 @@ def add_objects(spec: mujoco.MjSpec) -> None:
     for name, rgba in COLOURS.items():
         add_box(spec, name, (BLOCK, BLOCK, BLOCK), rgba, 0.06)
     _bowl(_free(spec, "bowl"))
-    _plate(_free(spec, "plate"))
+    plate = _free(spec, "plate")
+    yellow = (0.96, 0.82, 0.20, 1.0)
+    _geom(plate, CYLINDER, (PLATE, THICK, 0.0), (0.0, 0.0, 0.0), yellow, 0.12, friction=0.3)
     can = _free(spec, "can")
     _geom(can, CYLINDER, (0.02, CAN, 0.0), (0.0, 0.0, 0.0), (0.95, 0.55, 0.10, 1.0), 0.08)
     # A box without a front, and a drawer that slides out towards -y, with a knob.
@@ -118,11 +119,6 @@ def _bowl(body: mujoco.MjsBody) -> None:
         place = (BOWL * math.cos(angle), BOWL * math.sin(angle), RIM / 2 + 0.001)
         wall = _geom(body, BOX, half, place, rgba, 0.02)
         wall.quat = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
-
-
-def _plate(body: mujoco.MjsBody) -> None:
-    rgba = (0.96, 0.82, 0.20, 1.0)
-    _geom(body, CYLINDER, (PLATE, THICK, 0.0), (0.0, 0.0, 0.0), rgba, 0.12, friction=0.3)
 
 
 def _free(spec: mujoco.MjSpec, name: str) -> mujoco.MjsBody:
@@ -189,7 +185,8 @@ def initial(draws: Floats) -> Start:
     n = len(draws)
     row = (draws[:, 0] < 0.5).astype(int)
     order = np.argsort(draws[:, 1:6], axis=1)
-    places = np.stack([*(np.stack([1 - row, np.full(n, i)], 1) for i in range(4)), _last(row)], 1)
+    cells = [*((1 - row, np.full(n, i)) for i in range(4)), (row, np.full(n, 3))]
+    places = np.stack([np.stack(cell, 1) for cell in cells], 1)
     free = {}
     for number, name in enumerate(LYING):
         at = places[np.arange(n), order[:, number]]
@@ -215,10 +212,6 @@ def initial(draws: Floats) -> Start:
             **dict(zip(JOINTS, (0.07 + 0.02 * draws[:, 30], np.zeros(n)), strict=True)),
         },
     )
-
-
-def _last(row: NDArray[np.intp]) -> NDArray[np.intp]:
-    return np.stack([row, np.full(len(row), 3)], 1)
 
 
 Predicate = Callable[[View], Flags]

@@ -26,37 +26,30 @@ def main() -> None:
     os.dup2(2, 1)
     requests = sys.stdin.buffer
     try:
-        rows = _made(_read(requests))
+        asked = _read(requests)
+        if asked["backend"] not in BACKENDS:
+            raise ValueError(f"no backend {asked['backend']!r}")
+        backend = importlib.import_module(f".{asked['backend']}", __package__)
+        rows = backend.Rows(asked["settings"], asked["num_envs"])
         _write(answers, {"spec": rows.spec, "partial": rows.partial})
         where = _read(requests)
         arrays = mapped(where["memory"], where["layout"])
         _write(answers, {})
-        _serve(rows, arrays, requests, answers)
+        while True:
+            request = _read(requests)
+            chosen = arrays["rows"].nonzero()[0]
+            if request["do"] == "reset":
+                rows.reset(arrays, chosen, arrays["seeds"][chosen], request["seeded"])
+            elif request["do"] == "step":
+                rows.step(arrays, chosen)
+            else:
+                raise ValueError(f"unknown request {request['do']!r}")
+            _write(answers, {})
     except EOFError:
         return
     except Exception as error:
         _write(answers, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:2000]})
         raise
-
-
-def _made(asked: dict[str, Any]) -> Any:
-    if asked["backend"] not in BACKENDS:
-        raise ValueError(f"no backend {asked['backend']!r}")
-    backend = importlib.import_module(f".{asked['backend']}", __package__)
-    return backend.Rows(asked["settings"], asked["num_envs"])
-
-
-def _serve(rows: Any, arrays: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
-    while True:
-        request = _read(requests)
-        chosen = arrays["rows"].nonzero()[0]
-        if request["do"] == "reset":
-            rows.reset(arrays, chosen, arrays["seeds"][chosen], request["seeded"])
-        elif request["do"] == "step":
-            rows.step(arrays, chosen)
-        else:
-            raise ValueError(f"unknown request {request['do']!r}")
-        _write(answers, {})
 
 
 def _read(requests: BinaryIO) -> dict[str, Any]:

@@ -14,14 +14,7 @@ from enum import IntEnum
 from typing import Annotated, Protocol
 
 from embodied.core.bounds import Bound
-from embodied.real_robot.emulators.crazyflie.crtp import (
-    OFF,
-    STOP,
-    ZERO,
-    Order,
-    Setpoint,
-    Vector,
-)
+from embodied.real_robot.emulators.crazyflie.crtp import OFF, STOP, ZERO, Order, Setpoint, Vector
 
 LEVEL_AFTER, LOCK_AFTER = 0.5, 2.0  # s without a set-point
 WATCHDOG = 1.0  # s without its packet, once there was one

@@ -442,7 +442,12 @@ class FakeUR:
                 if self._cut and isinstance(visitor, Client):
                     self._part(visitor)
         self._cut = False
-        self._move()
+        if self.bits & 0x4 and self.runtime == PLAYING:
+            self.runtime, self.halted = STOPPED, "a protective stop"
+        if self.program is None or self.runtime != PLAYING:
+            self.joints.turn(STILL, BRAKE if self.program is None else self.program.brake)
+        elif ended := self.program.tick(self.joints, self.registers):
+            self.runtime, self.halted = STOPPED, ended
         state = {
             "timestamp": time.monotonic() - self._began,
             "robot_mode": self.mode,
@@ -464,15 +469,6 @@ class FakeUR:
     def _part(self, visitor: Visitor) -> None:
         visitor.wire.close()
         self._visitors.remove(visitor)
-
-    def _move(self) -> None:
-        """What the program does in a tick."""
-        if self.bits & 0x4 and self.runtime == PLAYING:
-            self.runtime, self.halted = STOPPED, "a protective stop"
-        if self.program is None or self.runtime != PLAYING:
-            self.joints.turn(STILL, BRAKE if self.program is None else self.program.brake)
-        elif ended := self.program.tick(self.joints, self.registers):
-            self.runtime, self.halted = STOPPED, ended
 
 
 @dataclass(frozen=True)
