@@ -57,6 +57,12 @@ def shell(folder: Path, commands: str) -> str:
     return done.stdout + done.stderr
 
 
+def rendered(task: str, size: int, fps: float) -> Node:
+    """A camera that draws `task` of the simulated FR3, `size` pixels square."""
+    scene = node_of("envs.fr3.rendered_camera.RenderedCamera", task=task, size=size)
+    return node_of("real_robot.cameras.sources.Rendered", fps=fps, scene=scene)
+
+
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Write texts by their path below `folder`."""
     for name, text in files.items():

@@ -47,13 +47,11 @@ def test_minus_one_and_one_are_the_joint_limits(name: str) -> None:
 
 
 def test_a_jump_of_the_action_moves_no_faster_than_the_speed() -> None:
-    arm = JointPosition(JointConfig(speed=0.5))
-    q = fr3.HOME[None]
-    _, _, moved = settled(arm, np.ones((1, 8)), q, 40)
+    """And a blocked arm is pulled by no more than `lead`."""
+    _, _, moved = settled(
+        JointPosition(JointConfig(speed=0.5)), np.ones((1, 8)), fr3.HOME[None], 40
+    )
     assert max(moved) == pytest.approx(0.5 * fr3.VELOCITY.max() * 0.05)
-
-
-def test_a_blocked_arm_is_pulled_by_no_more_than_lead() -> None:
     arm, q = JointPosition(JointConfig(lead=0.1)), fr3.HOME[None]
     reference = arm.begin(q, np.zeros(1))
     for _ in range(40):
@@ -72,9 +70,7 @@ def test_joint_positions_in_degrees_of_a_dataset() -> None:
     assert width[0] == pytest.approx(so101.OPEN / 2)
     beyond, _, _ = settled(arm, np.full((1, 6), 1e6), so101.HOME[None], 400)
     assert beyond[0] == pytest.approx(so101.UPPER)
-
-
-def test_a_joint_that_a_dataset_counts_the_other_way_round() -> None:
+    # One joint that a dataset counts the other way round.
     low, high = (90.0, -100.0, -90.0, -90.0, -150.0), (-90.0, 90.0, 90.0, 90.0, 150.0)
     arm = JointPosition(JointConfig(arm="so101", low=low, high=high, degrees=True))
     q, _, _ = settled(arm, np.array([[-0.5, 0, 0, 0, 0, 0]], float), so101.HOME[None], 200)
@@ -82,18 +78,16 @@ def test_a_joint_that_a_dataset_counts_the_other_way_round() -> None:
 
 
 def test_bad_settings_say_what_to_type() -> None:
-    with pytest.raises(ConfigError, match="low has 2 numbers, fr3 has 7 joints"):
-        JointPosition(JointConfig(low=(0.0, 1.0)))
-    with pytest.raises(ConfigError, match="action=normalized"):
-        JointConfig(action="deg", low=(0.0,) * 7)
-    with pytest.raises(ConfigError, match="low must be below high"):
-        PoseConfig(low=(0.5, 0.0, 0.0), high=(0.4, 1.0, 1.0))
-    with pytest.raises(ConfigError, match="did you mean"):
-        controller_node("joint_positions", "fr3", 0.05)
-    with pytest.raises(ConfigError, match="box of your arm"):
-        controller_node("cartesian_pose", "/mine/arm.yaml", 0.05)
-    with pytest.raises(ConfigError, match="embodied robot describe"):
-        JointPosition(JointConfig(arm="/nowhere/arm.yaml"))
+    for make, match in (
+        (lambda: JointPosition(JointConfig(low=(0.0, 1.0))), "low has 2 numbers, fr3 has 7 joints"),
+        (lambda: JointConfig(action="deg", low=(0.0,) * 7), "action=normalized"),
+        (lambda: PoseConfig(low=(0.5, 0.0, 0.0), high=(0.4, 1.0, 1.0)), "low must be below high"),
+        (lambda: controller_node("joint_positions", "fr3", 0.05), "did you mean"),
+        (lambda: controller_node("cartesian_pose", "/mine/arm.yaml", 0.05), "box of your arm"),
+        (lambda: JointPosition(JointConfig(arm="/nowhere/arm.yaml")), "embodied robot describe"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            make()
 
 
 @pytest.mark.parametrize("rotation", ["6d", "vector"])

@@ -32,6 +32,7 @@ from embodied.real_robot.emulators.servos.bus import FakeBus
 from embodied.real_robot.ipc.mailbox import memory_folder
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.safety.checks import FreshConfig, Heartbeat
+from tests.builders import node_of
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, boxed, gone, simulated, until
 from tests.real_robot.test_decide import SPEC
 from tests.real_robot.trouble import Trouble
@@ -226,11 +227,14 @@ def deployment(
     policy = build(node, Policy, spec=spec)
     camera = {"_target_": "tests.real_robot.troubled.TroubledCamera", "trouble": trouble}
     sim = {"_target_": "tests.real_robot.troubled.TroubledSim", "noise": 1e-4, "trouble": trouble}
-    # Servos measure whole ticks: one at rest repeats itself.
-    fresh = settings.fresh if bus is None else replace(settings.fresh, frozen=0)
+    fresh, driver = settings.fresh, sim
+    if bus is not None:
+        fresh = replace(fresh, frozen=0)  # servos measure whole ticks: one at rest repeats itself
+        wait = {"timeout": settings.timeout, "retries": RETRIES, "watchdog": settings.watchdog}
+        driver = servos(bus.path, **wait)
     return simulated(
         folder,
-        driver=sim if bus is None else servos(settings, bus),
+        driver=driver,
         controller={"_target_": "tests.real_robot.troubled.TroubledDelta", "trouble": trouble},
         policy=str(save(folder / "policy" / "0", policy, 0)),
         fresh=fresh,
@@ -241,21 +245,14 @@ def deployment(
     )
 
 
-def servos(settings: Settings, bus: FakeBus) -> dict[str, Any]:
-    """Seven of them on `bus`, by the driver for real ones."""
+def servos(port: str, protocol: str = "dynamixel", **settings: float) -> dict[str, Any]:
+    """Seven of them on the bus at `port`, by the driver for real ones."""
     joints = [
         {"name": name, "id": i, "low": 0, "high": 4095, "zero": int(zero)}
         for i, (name, zero) in enumerate(zip(fr3.JOINTS, ZEROS, strict=True), 1)
     ]
-    return {
-        "_target_": "embodied.real_robot.drivers.servos.driver.ServoBus",
-        "protocol": "dynamixel",
-        "port": bus.path,
-        "joints": joints,
-        "timeout": settings.timeout,
-        "retries": RETRIES,
-        "watchdog": settings.watchdog,
-    }
+    how = {"protocol": protocol, "port": port, "joints": joints, **settings}
+    return node_of("real_robot.drivers.servos.driver.ServoBus", **how)
 
 
 def suffer(scene: Scene, blow: Blow) -> Outcome:

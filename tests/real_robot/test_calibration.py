@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from embodied.real_robot.drivers.servos.calibration import (
     Calibration,
     Motor,
     driver_settings,
-    find_servos,
     load_lerobot,
     motors_of,
     save_lerobot,
@@ -92,11 +92,6 @@ def test_an_interrupted_one_goes_on(bus: FakeBus, tmp_path: Path) -> None:
         Calibration(bus.path, {"hip": 1}, part, second.ask, second.wait)
 
 
-def test_who_answers(bus: FakeBus) -> None:
-    found = find_servos(bus.path, "feetech", 1_000_000, 5)
-    assert [(each.id, each.position) for each in found] == [(1, 2000), (2, 2000), (3, 2000)]
-
-
 def test_lerobots_file_both_ways(tmp_path: Path) -> None:
     motors = {"elbow_flex": Motor(3, 1, -12, 900, 3100), "gripper": Motor(6, 0, 5, 2000, 3400)}
     save_lerobot(motors, tmp_path / "arm.json")
@@ -112,19 +107,18 @@ def test_lerobots_file_both_ways(tmp_path: Path) -> None:
         load_lerobot(tmp_path / "bad.json")
 
 
-def command(words: list[str]) -> object:
-    """Its exit code."""
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return end.value.code
-
-
 def test_the_commands(
     bus: FakeBus,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def command(words: list[str]) -> object:
+        """Its exit code."""
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        return end.value.code
+
     command(["robot", "find", f"port={bus.path}", "protocol=feetech"])
     assert "servos 1 (at 2000), 2 (at 2000), 3 (at 2000)" in capsys.readouterr().out
     command(["robot", "find", f"port={tmp_path}/none", "protocol=feetech"])
@@ -133,7 +127,7 @@ def test_the_commands(
 
     def typed(line: str) -> str:
         if "both of its ends" in line:
-            person.wait(line, lambda: bool(__import__("time").sleep(0.5)) or True)
+            person.wait(line, lambda: time.sleep(0.5) is None)
         else:
             person.ask(line)
         return ""

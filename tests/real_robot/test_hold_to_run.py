@@ -3,6 +3,7 @@ what the control process does when they are let go."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -13,7 +14,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,6 @@ import torch
 from embodied.core.build import ConfigError, parse
 from embodied.embodiments import fr3
 from embodied.real_robot.control.homing import Homing
-from embodied.real_robot.daemon.client import ClientError, call
-from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import DEADMAN, HEARTBEAT, VERSION, Command, Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
@@ -42,9 +41,11 @@ from embodied.real_robot.teleop.hold_to_run import (
     TerminalKey,
     TerminalKeyConfig,
 )
+from tests.builders import node_of
+from tests.real_robot.operators import Operator
 from tests.real_robot.test_control import DT, LIMITS, Bench, within
 from tests.real_robot.test_daemon import PATIENT, until
-from tests.real_robot.test_deploy import ENV, PATIENTLY, said, start
+from tests.real_robot.test_deploy import CROWDED, said, start
 from tests.real_robot.test_env import robot
 
 
@@ -65,10 +66,6 @@ class Typist:
         os.write(self.file, text.encode())
         return self.key.held()
 
-    def close(self) -> None:
-        os.close(self.file)
-        os.close(self.slave)
-
 
 @pytest.fixture
 def typist(monkeypatch: pytest.MonkeyPatch) -> Iterator[Typist]:
@@ -78,7 +75,9 @@ def typist(monkeypatch: pytest.MonkeyPatch) -> Iterator[Typist]:
     made.key.begin()
     yield made
     made.key.close()
-    made.close()
+    with contextlib.suppress(OSError):  # a test may have closed it
+        os.close(made.file)
+    os.close(made.slave)
 
 
 def test_a_key_that_repeats_is_held(typist: Typist) -> None:
@@ -87,14 +86,9 @@ def test_a_key_that_repeats_is_held(typist: Typist) -> None:
     assert all(typist.at(0.033, " ") for _ in range(20))
     assert not typist.at(0.033), "nothing came"
     assert not typist.at(0.30, " "), "that is another press"
-
-
-def test_a_key_that_is_only_touched_moves_nothing(typist: Typist) -> None:
-    assert not any(typist.at(gap, " ") for gap in (0.0, 0.6, 0.3, 1.0, 0.26))
-
-
-def test_other_keys_do_not_count(typist: Typist) -> None:
-    assert not any(typist.at(0.033, "x") for _ in range(10))
+    touched = (0.6, 0.3, 1.0, 0.26)
+    assert not any(typist.at(gap, " ") for gap in touched), "a touch moves nothing"
+    assert not any(typist.at(0.033, "x") for _ in range(10)), "nor do other keys"
     assert not typist.at(0.033, " ") and typist.at(0.033, "x x")
 
 
@@ -112,13 +106,8 @@ def test_the_terminal_is_left_as_it_was(typist: Typist) -> None:
     assert termios.tcgetattr(typist.slave)[3] & termios.ISIG, "Ctrl-C works"
     typist.key.close()
     assert termios.tcgetattr(typist.slave)[3] & termios.ECHO
-
-
-def test_a_terminal_that_is_gone_is_not_held() -> None:
-    made = Typist()
-    os.close(made.file)
-    assert not made.key.held() and not made.key.held()
-    os.close(made.slave)
+    os.close(typist.file)
+    assert not typist.key.held() and not typist.key.held(), "a terminal that is gone"
 
 
 def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
@@ -128,6 +117,9 @@ def test_without_a_terminal_it_is_one_line(tmp_path: Path) -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigError):
             parse(TerminalKeyConfig, wrong, "hold")
+
+
+PEDAL = node_of("real_robot.teleop.hold_to_run.InputKey", code=48)
 
 
 class Pedal:
@@ -146,8 +138,10 @@ class Pedal:
 
 def test_a_pedal_is_held_from_press_to_release(tmp_path: Path) -> None:
     pedal = Pedal(tmp_path)
+    os.write(pedal.file, EVENT.pack(0, 0, 1, 48, 1))
     pedal.key.begin()
-    assert not pedal.key.held()
+    assert not pedal.key.held(), "it was down before"
+    assert EVENT.size == struct.calcsize("qqHHi"), "as a 64-bit kernel has it"
     assert pedal.say(1, 48, 1) and pedal.key.held(), "held without further events"
     assert pedal.say(1, 30, 0) and pedal.say(4, 4, 458757), "other keys, other kinds"
     assert pedal.say(1, 48, 2), "repeated"
@@ -160,27 +154,14 @@ def test_a_pedal_is_held_from_press_to_release(tmp_path: Path) -> None:
     pedal.key.close()
 
 
-def test_a_pedal_that_was_down_before_does_not_count(tmp_path: Path) -> None:
-    pedal = Pedal(tmp_path)
-    os.write(pedal.file, EVENT.pack(0, 0, 1, 48, 1))
-    pedal.key.begin()
-    assert not pedal.key.held()
-    assert EVENT.size == struct.calcsize("qqHHi"), "as a 64-bit kernel has it"
-
-
 def test_a_device_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         InputKey(InputKeyConfig(str(tmp_path / "none"), 48))
     with pytest.raises(ConfigError) as error:
         parse(InputKeyConfig, {"path": "x", "code": 5000}, "hold")
     assert error.value.key == "code"
-    node = {
-        "_target_": "embodied.real_robot.teleop.hold_to_run.InputKey",
-        "path": "/none",
-        "code": 1,
-    }
     with pytest.raises(ConfigError, match="cannot be read"):
-        HoldToRun(node)
+        HoldToRun({**PEDAL, "path": "/none"})
 
 
 GAMEPAD = """
@@ -326,96 +307,28 @@ def test_a_policy_that_dies_while_nobody_holds_it_is_still_a_fault(bench: HoldBe
     assert bench.mode == Mode.ESTOP and "last observation" in bench.fault
 
 
-CROWDED = "robot.driver.world.ranges={goal_x: [0.9, 0.91]}"  # nobody gets there
-
-
-class Terminal:
-    """`embodied deploy` on a pseudo-terminal, and who types there; `hand`: keeps the space bar
-    down, at 30 characters a second."""
-
-    def __init__(self, where: Path, folder: Path, *words: str) -> None:
-        self.folder, self.hand, self.text = folder, threading.Event(), b""
-        self.file, slave = pty.openpty()
-        command = [sys.executable, "-m", "embodied.cli", "deploy", *words, *PATIENTLY]
-        command += [f"out={where / 'out'}", f"folder={folder}", "hold_to_run=true"]
-        # With fork, a pseudo-terminal would be no controlling one.
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command],
-            cwd=where,
-            env=ENV,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        )
-        os.close(slave)
-        self.done = threading.Event()
-        self.threads = [threading.Thread(target=run) for run in (self._type, self._read)]
-        for thread in self.threads:
-            thread.start()
-
-    def _type(self) -> None:
-        while not self.done.wait(0.033):
-            if self.hand.is_set():
-                os.write(self.file, b" ")
-
-    def _read(self) -> None:
-        while not self.done.is_set():
-            try:
-                self.text += os.read(self.file, 4096)
-            except OSError:  # the other side is closed
-                return
-
-    def says(self, words: str) -> None:
-        def said() -> bool:
-            assert self.process.poll() is None or words.encode() in self.text, self.text.decode()
-            return words.encode() in self.text
-
-        until(said, f"it says {words!r}")
-
-    def status(self) -> dict[str, Any] | None:
-        try:
-            return call(self.folder, Verb.STATUS, PATIENT).status
-        except ClientError:
-            return None
-
-    def mode(self, name: str) -> dict[str, Any]:
-        return until(
-            lambda: s if (s := self.status()) and s["mode"] == name else None, f"it is {name}"
-        )
-
-    def away(self, sent: list[float]) -> bool:
-        """Whether the arm was sent somewhere else by now."""
-        return self.mode("RUNNING")["sent"] != pytest.approx(sent, abs=1e-3)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.done.set()
-        typing, reading = self.threads
-        typing.join()
-        os.close(self.file)
-        reading.join()
-
-
 @pytest.fixture
-def terminal(tmp_path: Path, folder: Path) -> Iterator[Terminal]:
-    made = Terminal(tmp_path, folder, "robot=sim", "demonstrator=reach", CROWDED, "seconds=600")
+def terminal(tmp_path: Path, folder: Path) -> Iterator[Operator]:
+    words = ("deploy", "robot=sim", "demonstrator=reach", CROWDED, "seconds=600")
+    made = Operator(tmp_path, folder, *words, f"out={tmp_path / 'out'}", "hold_to_run=true")
     yield made
     made.close()
 
 
-def test_the_arm_moves_while_the_space_bar_is_held(terminal: Terminal, tmp_path: Path) -> None:
+def test_the_arm_moves_while_the_space_bar_is_held(terminal: Operator, tmp_path: Path) -> None:
+    def away(sent: list[float]) -> bool:
+        return terminal.mode("RUNNING")["sent"] != pytest.approx(sent, abs=1e-3)
+
     terminal.says("Go on? [y/N]")
-    os.write(terminal.file, b"y\n")
+    terminal.types(b"y\n")
     terminal.says("hold the space bar down: the arm moves only then")
     first = terminal.mode("HOMING")["sent"]
     time.sleep(1.0)
     assert terminal.mode("HOMING")["sent"] == first, "nobody holds it: not even home"
-    terminal.hand.set()
-    terminal.mode("RUNNING")
+    terminal.space.set()
     began = terminal.mode("RUNNING")["sent"]
-    until(lambda: terminal.away(began), "it moves")
-    terminal.hand.clear()
+    until(lambda: away(began), "it moves")
+    terminal.space.clear()
     terminal.says("LET GO")
     time.sleep(2.0)
     held = terminal.mode("RUNNING")
@@ -423,41 +336,49 @@ def test_the_arm_moves_while_the_space_bar_is_held(terminal: Terminal, tmp_path:
     still = terminal.mode("RUNNING")
     assert still["sent"] == pytest.approx(held["sent"], abs=1e-9) and not still["fault"]
     assert still["stages"]["hold_to_run"]["count"] > 0
-    terminal.hand.set()
-    until(lambda: terminal.away(still["sent"]), "it goes on")
-    os.write(terminal.file, b"\x03")
+    terminal.space.set()
+    until(lambda: away(still["sent"]), "it goes on")
+    terminal.types(b"\x03")
     assert terminal.process.wait(PATIENT) == 0, terminal.text.decode()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["episodes"][0]["interventions"]["hold_to_run"] > 0
 
 
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("hold_to_run=true", "there is no terminal whose key could be held"),
+        (
+            "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}",
+            "add hold_to_run=true",
+        ),
+    ],
+)
 def test_without_a_terminal_or_without_the_mode_it_is_one_line(
-    tmp_path: Path, folder: Path
+    tmp_path: Path, folder: Path, word: str, reason: str
 ) -> None:
-    words = ("robot=sim", "demonstrator=reach")
-    deploy = start(tmp_path, folder, *words, "hold_to_run=true")
+    deploy = start(tmp_path, folder, "robot=sim", "demonstrator=reach", word)
     text = said(deploy)
-    assert deploy.returncode == 2 and "there is no terminal whose key could be held" in text
-    (tmp_path / "out").rename(tmp_path / "before")
-    device = "hold={_target_: embodied.real_robot.teleop.hold_to_run.TerminalKey}"
-    deploy = start(tmp_path, folder, *words, device)
-    text = said(deploy)
-    assert deploy.returncode == 2 and "add hold_to_run=true" in text
+    assert deploy.returncode == 2 and reason in text
 
 
 def test_a_step_of_training_waits_for_the_hand(tmp_path: Path) -> None:
     """A pedal (the kernel's events on a pipe), which somebody presses after a while."""
     os.mkfifo(pedal := tmp_path / "event3")
-    node = {
-        "_target_": "embodied.real_robot.teleop.hold_to_run.InputKey",
-        "path": str(pedal),
-        "code": 48,
-    }
+    node = {**PEDAL, "path": str(pedal)}
     world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}
     config = Config({**robot(), "home": []}, world, patience=PATIENT, hold=node)
     with pytest.raises(ConfigError, match="add hold_to_run"):
         RealEnv(config)
     env = RealEnv(replace(config, robot={**config.robot, "hold_to_run": True}))
+    sent: deque[Any] = deque(maxlen=20)
+
+    def rests() -> bool:
+        """What is sent has stayed for 20 ticks."""
+        env.session.update()
+        sent.append(env.session.state["sent"].copy())
+        return len(sent) == 20 and bool(abs(sent[0] - sent[-1]).max() < 1e-6)
+
     foot = os.open(pedal, os.O_WRONLY)
     try:
         env.reset()
@@ -473,20 +394,8 @@ def test_a_step_of_training_waits_for_the_hand(tmp_path: Path) -> None:
         assert abs(env.session.state["sent"] - began).max() > 0.01
         os.write(foot, EVENT.pack(0, 0, 1, 48, 0))
         until(lambda: not env.session.held, "it is let go")
-        env.session.wait_until(still(env), "the arm to rest", PATIENT)
+        env.session.wait_until(rests, "the arm to rest", PATIENT)
         assert not env.session.fault
     finally:
         env.close()
         os.close(foot)
-
-
-def still(env: RealEnv) -> Callable[[], bool]:
-    """Whether what is sent has stayed for 20 ticks."""
-    sent: deque[Any] = deque(maxlen=20)
-
-    def so() -> bool:
-        env.session.update()
-        sent.append(env.session.state["sent"].copy())
-        return len(sent) == 20 and bool(abs(sent[0] - sent[-1]).max() < 1e-6)
-
-    return so

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.real_robot.control.arm_state import ArmState, Limits
 from embodied.real_robot.safety.chain import Chain, Limiter, Tick
 from embodied.real_robot.safety.checks import Finite
 from embodied.real_robot.safety.learned_reflex import Config, Reflex
+from tests.builders import make_policy, node_of
 
 DT = 0.02
 SPEC = Spec({"state": Leaf((8,))}, Leaf((3,), low=-1.0, high=1.0), dt=DT)
@@ -31,18 +31,9 @@ FITS: dict[str, Any] = {"stride": STRIDE, "stiffness": (0.4,), "springs": (50.0,
 
 
 def policy(armed: bool = True) -> ReflexOverride:
-    torch.manual_seed(2)
-    base = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
-    node = {
-        "_target_": "embodied.policies.wrappers.reflex_override.ReflexOverride",
-        "base": base,
-        "decision_steps": 1,
-        "threshold": 0.5,
-        "release_ratio": 0.9,
-        "min_duration_steps": 1,
-        "hidden": [16, 16],
-    }
-    made: ReflexOverride = build(node, ReflexOverride, spec=SPEC)
+    about = {"decision_steps": 1, "threshold": 0.5, "release_ratio": 0.9, "min_duration_steps": 1}
+    about |= {"base": node_of("policies.gaussian.Gaussian", hidden=[8]), "hidden": [16, 16]}
+    made: ReflexOverride = make_policy("wrappers.reflex_override.ReflexOverride", SPEC, 2, **about)
     made.fit({"obs/state": torch.randn(500, 8) * torch.linspace(0.1, 2, 8) + 0.3})
     for weight in [*made.risks.parameters(), *made.recovery.parameters()]:
         weight.data.mul_(2)
@@ -63,9 +54,8 @@ def stage(folder: Path, made: ReflexOverride | None = None, **settings: Any) -> 
 
 def tick(random: np.random.Generator) -> Tick:
     last, step = random.uniform(-0.5, 0.5, 2), random.uniform(-2, 2, 2) * STRIDE
-    arm = ArmState(
-        last + random.normal(0, 0.1, 2), random.normal(0, 1, 2), random.normal(0, 2, 2), 0.0
-    )
+    q = last + random.normal(0, 0.1, 2)
+    arm = ArmState(q, random.normal(0, 1, 2), random.normal(0, 2, 2), 0.0)
     return Tick(last + step, last, arm, 0.0, 0.0)
 
 
@@ -156,13 +146,10 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_reflex_that_never_learned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="was never armed"):
-        stage(tmp_path, policy(armed=False))
-    plain = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}, Policy, spec=SPEC
-    )
-    with pytest.raises(ConfigError, match="has no reflex"):
-        stage(tmp_path / "plain", plain)
+    plain = make_policy("gaussian.Gaussian", SPEC, hidden=[8])
+    for made, match in ((policy(armed=False), "was never armed"), (plain, "has no reflex")):
+        with pytest.raises(ConfigError, match=match):
+            stage(tmp_path / match, made)
 
 
 def test_there_is_no_torch_in_it() -> None:

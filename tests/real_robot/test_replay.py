@@ -14,12 +14,7 @@ from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.replay import Config, Replay
 from embodied.real_robot.ipc.messages import state_record
-from tests.builders import Clock
-
-
-def never_over(steps: int) -> dict[str, torch.Tensor]:
-    nothing = torch.zeros(steps, dtype=torch.bool)
-    return {"terminated": nothing, "truncated": nothing}
+from tests.builders import Clock, recorded
 
 
 def black_box(path: Path) -> Path:
@@ -55,14 +50,10 @@ def test_black_box_by_the_clock(tmp_path: Path) -> None:
     assert driver.sent.tolist() == [7, 8] and driver.read().q[0] == 5
     driver.renew()
     assert driver.read().q[0] == 1
-
-
-def test_again(tmp_path: Path) -> None:
-    driver, clock = replay(black_box(tmp_path / "b.npz"), again=True)
-    clock.now = 100.46  # 0.3 s of it, and half of that again until the first comes: 0.01 s into it
-    assert driver.read().q[0] == 1
-    clock.now = 100.56
-    assert driver.read().q[0] == 3
+    driver, clock = replay(tmp_path / "b.npz", again=True)
+    for since, q in ((0.46, 1), (0.56, 3)):  # 0.3 s, and half of that until the first comes again
+        clock.now = 100 + since
+        assert driver.read().q[0] == q
 
 
 def test_episode_of_a_dataset(tmp_path: Path) -> None:
@@ -70,19 +61,15 @@ def test_episode_of_a_dataset(tmp_path: Path) -> None:
     spec = Spec({"state": Leaf((6,), names=names)}, Leaf((1,), low=-1.0, high=1.0), 0.1)
     with EpisodeWriter(tmp_path / "d", spec) as writer:
         for e in range(2):
-            rows = {
-                "obs/state": torch.arange(18.0).reshape(3, 6) + 100 * e,
-                "action": torch.zeros(3, 1),
-                "reward": torch.zeros(3),
-                "next_obs/state": torch.zeros(6),
-                **never_over(3),
-            }
-            writer.add(rows)
+            state = torch.arange(24.0).reshape(4, 6) + 100 * e
+            writer.add(recorded({"state": state}, torch.zeros(3, 1)))
     driver, clock = replay(tmp_path / "d", episode=1)
     clock.now += 0.11
     arm = driver.read()
     assert arm.q.tolist() == [106, 107] and arm.dq.tolist() == [108, 109]
     assert (driver.width, driver.sense().tolist()) == (110, [111])
+    with pytest.raises(ConfigError, match="no q3"):
+        replay(tmp_path / "d", joints=("a", "b", "c"))
 
 
 def test_what_cannot_be_played(tmp_path: Path) -> None:
@@ -94,13 +81,3 @@ def test_what_cannot_be_played(tmp_path: Path) -> None:
         replay(black_box(tmp_path / "b.npz"), joints=("a",))
     with pytest.raises(DriverError, match="not open"):
         Replay(Config("x")).read()
-
-
-def test_a_name_that_was_not_recorded(tmp_path: Path) -> None:
-    spec = Spec({"state": Leaf((1,), names=("q1",))}, Leaf((1,), low=-1.0, high=1.0), 0.1)
-    with EpisodeWriter(tmp_path / "d", spec) as writer:
-        rows = {"obs/state": torch.zeros(2, 1), "action": torch.zeros(2, 1)}
-        rows |= {"reward": torch.zeros(2), "next_obs/state": torch.zeros(1), **never_over(2)}
-        writer.add(rows)
-    with pytest.raises(ConfigError, match="no q2"):
-        replay(tmp_path / "d")

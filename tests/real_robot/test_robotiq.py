@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from embodied.core.build import ConfigError, build
@@ -27,33 +29,28 @@ def test_frames_are_the_manuals() -> None:
     assert crc(bytes.fromhex("090307D00003")) == bytes.fromhex("040E")
 
 
-def moves(arm: WithRobotiq, gripper: SerialGripper | SocketGripper) -> None:
-    """It opens and closes as it is sent, and stops at what is between its fingers."""
-    with arm:
-        for width in (0.0, 0.085, 0.04):
-            arm.write(fr3.HOME, width)
-            wait_until(lambda width=width: abs(arm.width - width) < 1e-3)
-        gripper.gripper.object = 200
-        arm.write(fr3.HOME, 0.0)
-        wait_until(lambda: abs(arm.width - 0.085 * 55 / 255) < 1e-3)
-        assert arm.read().q == pytest.approx(fr3.HOME, abs=0.05)
-        gripper.gripper.fault = 0x0E
-        wait_until(lambda: bool(arm._problem))
-        with pytest.raises(DriverError, match="fault 0xe") as caught:
-            arm.read()
-        assert caught.value.measured is not None
-
-
-def test_over_modbus() -> None:
-    with SerialGripper() as gripper:
-        moves(over_serial(gripper, silence=10.0), gripper)
-
-
-def test_over_the_socket_of_a_ur() -> None:
-    with SocketGripper() as gripper:
-        node = {"_target_": TARGET, "arm": ARM, "wire": "ur", "host": "127.0.0.1"}
-        more = {"socket": gripper.port, "silence": 10.0}
-        moves(build({**node, **more}, WithRobotiq), gripper)
+@pytest.mark.parametrize("wire", [SerialGripper, SocketGripper])
+def test_it_opens_closes_and_stops_at_what_is_between_its_fingers(wire: type[Any]) -> None:
+    """Over Modbus, and over the socket of a UR."""
+    with wire() as gripper:
+        if wire is SerialGripper:
+            arm = over_serial(gripper, silence=10.0)
+        else:
+            node = {"_target_": TARGET, "arm": ARM, "wire": "ur", "host": "127.0.0.1"}
+            arm = build({**node, "socket": gripper.port, "silence": 10.0}, WithRobotiq)
+        with arm:
+            for width in (0.0, 0.085, 0.04):
+                arm.write(fr3.HOME, width)
+                wait_until(lambda width=width: abs(arm.width - width) < 1e-3)
+            gripper.gripper.object = 200
+            arm.write(fr3.HOME, 0.0)
+            wait_until(lambda: abs(arm.width - 0.085 * 55 / 255) < 1e-3)
+            assert arm.read().q == pytest.approx(fr3.HOME, abs=0.05)
+            gripper.gripper.fault = 0x0E
+            wait_until(lambda: bool(arm._problem))
+            with pytest.raises(DriverError, match="fault 0xe") as caught:
+                arm.read()
+            assert caught.value.measured is not None
 
 
 def test_a_gripper_that_falls_silent_is_a_fault_and_comes_back_after_a_reset() -> None:
@@ -79,8 +76,3 @@ def test_a_wire_that_is_not_there() -> None:
         Modbus("/dev/nowhere").open()
     with pytest.raises(ConfigError, match="needs driver"):
         Config(ARM, "serial")
-
-
-def test_registers_that_it_does_not_have() -> None:
-    with SerialGripper() as gripper:
-        assert gripper.reply(bytes.fromhex("090407FF0003")) == bytes.fromhex("098402")

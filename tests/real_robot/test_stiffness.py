@@ -57,30 +57,30 @@ def test_a_stiffness_that_it_does_not_have_is_refused(wrong: np.ndarray) -> None
     for driver in (Sim(Config(), Clock(0.0)), DryRunDriver(Sim(Config(), Clock(0.0)))):
         with driver, pytest.raises(DriverError, match=r"takes|was asked"):
             driver.stiffen(wrong)
-
-
-def test_what_has_no_springs_says_so() -> None:
-    driver: Driver = Replay(ReplayConfig("nothing.npz"))
-    assert springs_of(driver) is None and stiffness_of(driver) is None
+    none: Driver = Replay(ReplayConfig("nothing.npz"))
+    assert springs_of(none) is None and stiffness_of(none) is None
     with pytest.raises(DriverError, match="Replay cannot change its stiffness"):
-        stiffen(driver, np.ones(7))
+        stiffen(none, np.ones(7))
 
 
 class Softens:
-    """A stage that asks for softer springs."""
+    """A stage that asks for other springs."""
 
     name: ClassVar[str] = "reflex"
+
+    def __init__(self, wanted: Floats) -> None:
+        self.wanted = wanted
 
     def begin(self, arm: ArmState) -> None: ...
 
     def __call__(self, tick: Tick) -> None:
-        tick.stiffness = np.full(len(tick.q), 5.0)
+        tick.stiffness = self.wanted
 
 
 def test_a_stage_may_ask_for_it() -> None:
     limits = Limits((-3.0,), (3.0,), (0.0,), (1.0,), (10.0,), (500.0,), (1e3,), (9.0,))
     arm = ArmState(np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
-    for stages, wanted in (([], None), ([Softens()], [5.0])):
+    for stages, wanted in (([], None), ([Softens(np.array([5.0]))], [5.0])):
         chain = Chain(stages, Limiter(limits, 0.01))
         chain.begin(arm)
         chain(np.zeros(1), 0.0, arm, 0.0)
@@ -138,12 +138,9 @@ def test_springs_on_the_tool_follow_stop_and_let_go() -> None:
 def test_the_tank_has_to_book_the_springs_of_the_driver() -> None:
     springs = tool_springs(Tool())
     tank = {"start": 1.0, "most": 1.0, "least": 0.1, "power": 1.0, "frame": "tool"}
-    fine = {
-        "stiffness": tuple(springs.stiffness),
-        "damping": tuple(springs.damping),
-        "stretch": tuple(springs.stretch),
-    }
-    limits = Limits(*(((-3.0,) * 7, (3.0,) * 7, (0.0,) * 7) + ((1.0,) * 7,) * 5))
+    names = ("stiffness", "damping", "stretch")
+    fine = {name: tuple(getattr(springs, name)) for name in names}
+    limits = Limits(*((value,) * 7 for value in (-3.0, 3.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0)))
 
     def check(**wrong: Any) -> None:
         stage = Energy(EnergyConfig(**{**tank, **fine, **wrong}), limits, 0.01, lambda q: q)
@@ -154,7 +151,7 @@ def test_the_tank_has_to_book_the_springs_of_the_driver() -> None:
         ({"stiffness": (400.0,) * 6}, "stiffness is .* the driver's is"),
         ({"damping": (60.0,) * 6}, "damping is .* only"),
         ({"stretch": ()}, "stretch is"),
-        ({"frame": "joints", **{name: (1.0,) * 7 for name in fine}}, "springs are on the tool"),
+        ({"frame": "joints", **{name: (1.0,) * 7 for name in names}}, "springs are on the tool"),
     ):
         with pytest.raises(ConfigError, match=says):
             check(**wrong)

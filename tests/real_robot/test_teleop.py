@@ -43,6 +43,8 @@ from embodied.real_robot.teleop.teleop import (
     TeleopIntervener,
 )
 from embodied.rewards.success.interventions import InterventionWrapper
+from tests.builders import node_of
+from tests.real_robot.chaos import TICK, ZEROS, servos
 
 NAMES = ("tool_x", "tool_y", "tool_z")
 ACT = Leaf((5,), low=-1.0, high=1.0, names=("dx", "dy", "dz", "yaw", "gripper"))
@@ -102,7 +104,7 @@ def test_a_person_has_the_arm_while_they_hold_it_and_a_moment_longer(now: list[f
 
 
 def test_a_person_takes_over_from_a_policy(now: list[float]) -> None:
-    node = {"_target_": "embodied.real_robot.teleop.teleop.TeleopIntervener", "device": NODE}
+    node = node_of("real_robot.teleop.teleop.TeleopIntervener", device=NODE)
     hand = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     assert isinstance(hand, TeleopIntervener)
     Script.says += [NO_INPUT, Held((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), 0.0, True)]
@@ -131,11 +133,7 @@ class Hand(VecEnv):
 
 def test_taking_over_in_training_leaves_the_hand_as_it_was(now: list[float]) -> None:
     """The policy holds something; the person lifts it, opens the hand, and gives the arm back."""
-    node = {
-        "_target_": "embodied.real_robot.teleop.teleop.TeleopIntervener",
-        "device": NODE,
-        "linger": 0.0,
-    }
+    node = node_of("real_robot.teleop.teleop.TeleopIntervener", device=NODE, linger=0.0)
     person = build(node, Intervener, spec=SPEC, num_envs=1, seed=0, clock=lambda: now[0])
     arm = Hand()
     env = InterventionWrapper(arm, person, rewards_takeover=False)
@@ -163,11 +161,10 @@ def test_taking_over_in_training_leaves_the_hand_as_it_was(now: list[float]) -> 
 
 
 def test_what_no_hand_can_move_is_refused(now: list[float]) -> None:
-    joints = SPEC.with_act(Leaf((2,), low=-1.0, high=1.0, names=("q1", "q2")))
-    with pytest.raises(ConfigError, match="q1 cannot be teleoperated"):
-        Teleoperator(Config(NODE), joints)
-    with pytest.raises(ConfigError, match="no names"):
-        Teleoperator(Config(NODE), SPEC.with_act(Leaf((2,), low=-1.0, high=1.0)))
+    for names, match in ((("q1", "q2"), "q1 cannot be teleoperated"), ((), "no names")):
+        joints = SPEC.with_act(Leaf((2,), low=-1.0, high=1.0, names=names))
+        with pytest.raises(ConfigError, match=match):
+            Teleoperator(Config(NODE), joints)
     with pytest.raises(ConfigError, match="one arm"):
         Teleoperator(Config(NODE), SPEC, num_envs=2)
 
@@ -221,13 +218,8 @@ def test_a_spacemouse_by_its_reports(pipe: tuple[SpaceMouse, int]) -> None:
     assert mouse.read(None) == Held((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), -1.0, True)
     os.close(writer)
     assert mouse.read(None) == NO_INPUT, "unplugged is let go"
-
-
-def test_a_spacemouse_survives_any_report() -> None:
-    mouse = object.__new__(SpaceMouse)
-    mouse.axes, mouse.grip = [0.0] * 6, 0.0
     random = np.random.default_rng(0)
-    for _ in range(5000):
+    for _ in range(5000):  # it survives any report
         mouse.hear(bytes(random.integers(0, 256, int(random.integers(1, 20)), dtype=np.uint8)))
         assert np.isfinite(mouse.axes).all() and len(mouse.axes) == 6
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -235,20 +227,8 @@ def test_a_spacemouse_survives_any_report() -> None:
 
 
 def test_a_leader_is_read_and_never_held() -> None:
-    tick = 4096 / (2 * np.pi)
-    zeros = np.rint(2048 - (fr3.LOWER + fr3.UPPER) / 2 * tick)
-    with FakeBus("feetech", (zeros + fr3.HOME * tick).tolist()) as bus:
-        joints = [
-            {"name": name, "id": i, "low": 0, "high": 4095, "zero": int(zero)}
-            for i, (name, zero) in enumerate(zip(fr3.JOINTS, zeros, strict=True), 1)
-        ]
-        arm = {
-            "_target_": "embodied.real_robot.drivers.servos.driver.ServoBus",
-            "protocol": "feetech",
-            "port": bus.path,
-            "joints": joints,
-            "timeout": 0.5,
-        }
+    with FakeBus("feetech", (ZEROS + fr3.HOME * TICK).tolist()) as bus:
+        arm = servos(bus.path, "feetech", timeout=0.5)
         now = [0.0]
         settings = LeaderConfig(arm=arm, kinematics="embodied.embodiments.fr3.forward")
         leader = Leader(settings, lambda: now[0])
@@ -257,7 +237,7 @@ def test_a_leader_is_read_and_never_held() -> None:
         bus.servos[1].at += 100  # somebody turns its first joint by 9 degrees
         held = leader.read(home)
         assert held.touched
-        turned = home[0] * np.array([np.cos(100 / tick) - 1, np.sin(100 / tick), 0.0]) / 0.025
+        turned = home[0] * np.array([np.cos(100 / TICK) - 1, np.sin(100 / TICK), 0.0]) / 0.025
         assert held.motion[:3] == pytest.approx(turned, abs=0.05)
         now[0] += 0.6
         assert leader.read(home) == NO_INPUT, "it rests: let go"

@@ -1,7 +1,5 @@
-"""The UR's two drivers before a fake at the level of its protocols, and the codec by itself.
-
-Ours speaks RTDE; the other is ur_rtde itself, in its process. Nothing is timed.
-"""
+"""The UR's two drivers, ours of RTDE and ur_rtde in its process, before a fake at the level of its
+protocols, and the codec by itself. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -66,25 +64,22 @@ def test_by_hand() -> None:
         with pytest.raises(rtde.RtdeError):
             recipe.unpack(bad)
     assert rtde.text(b"\x05hello\x04fake\x03") == "hello" and rtde.text(b"") == ""
-
-
-def test_a_packet_in_pieces() -> None:
-    buffer, whole = bytearray(), rtde.pack(rtde.TEXT, b"abc") + rtde.pack(rtde.PAUSE)
-    found = []
-    for byte in whole:
+    buffer, found = bytearray(), []
+    for byte in rtde.pack(rtde.TEXT, b"abc") + rtde.pack(rtde.PAUSE):
         buffer.append(byte)
         if (packet := rtde.take(buffer)) is not None:
             found.append(packet)
-    assert found == [rtde.Packet(rtde.TEXT, b"abc"), rtde.Packet(rtde.PAUSE, b"")]
+    assert found == [rtde.Packet(rtde.TEXT, b"abc"), rtde.Packet(rtde.PAUSE, b"")], "in pieces"
 
 
 def test_what_was_not_agreed() -> None:
-    with pytest.raises(rtde.RtdeError, match="field b is NOT_FOUND"):
-        rtde.setup(b"\x01DOUBLE,NOT_FOUND", ("a", "b"))
-    with pytest.raises(rtde.RtdeError, match="2 fields were asked for, 1 answered"):
-        rtde.setup(b"\x01DOUBLE", ("a", "b"))
-    with pytest.raises(rtde.RtdeError, match="without"):
-        rtde.setup(b"", ("a",))
+    for data, words in (
+        (b"\x01DOUBLE,NOT_FOUND", "field b is NOT_FOUND"),
+        (b"\x01DOUBLE", "2 fields were asked for, 1 answered"),
+        (b"", "without"),
+    ):
+        with pytest.raises(rtde.RtdeError, match=words):
+            rtde.setup(data, ("a", "b"))
 
 
 def noise(count: int) -> int:
@@ -165,12 +160,23 @@ def test_silent_hands_stop_it(fake: FakeUR, kind: type[UR]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
-    [("mute", "nothing heard for"), ("garble", "cannot be"), ("cut", "closed the connection")],
+    ("kind", "fault", "said"),
+    [
+        (UR, "mute", "nothing heard for"),
+        (UR, "garble", "cannot be"),
+        (UR, "cut", "closed the connection"),
+        pytest.param(UrRtde, "garble", ".", marks=needs_ur_rtde),
+        pytest.param(UrRtde, "hang", "nothing heard for", marks=needs_ur_rtde),
+    ],
 )
-def test_faults_on_the_wire(fake: FakeUR, fault: str, said: str) -> None:
-    with driver(fake, silence=0.3) as arm:
-        if fault == "cut":
+def test_faults_on_the_wire(fake: FakeUR, kind: type[UR], fault: str, said: str) -> None:
+    """`hang`: the process with ur_rtde does."""
+    calm = 5.0 if fault == "garble" else PATIENT
+    with driver(fake, kind, silence=0.3 if kind is UR else 2.0, patience=calm) as arm:
+        arm.read()
+        if fault == "hang":
+            os.kill(arm._process.pid, signal.SIGSTOP)
+        elif fault == "cut":
             fake.cut()
         else:
             setattr(fake, fault, True)
@@ -220,18 +226,17 @@ def test_freedrive_until_it_is_engaged(fake: FakeUR, kind: type[UR]) -> None:
 
 @BOTH
 def test_what_does_not_start(fake: FakeUR, kind: type[UR]) -> None:
+    if kind is UR:
+        fake.protocol = 1
+        with pytest.raises(DriverError, match="does not speak RTDE protocol 2"):
+            driver(fake).connect()
+        fake.protocol = 2
     fake.mode = 3
     with pytest.raises(DriverError, match="not switched on"):
         driver(fake, kind).connect()
     fake.mode, fake.host = 7, "127.9.9.9"
     with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*30004"):
         driver(fake, kind).connect()
-
-
-def test_another_protocol_does_not_start(fake: FakeUR) -> None:
-    fake.protocol = 1
-    with pytest.raises(DriverError, match="does not speak RTDE protocol 2"):
-        driver(fake).connect()
 
 
 def test_settings() -> None:
@@ -243,14 +248,9 @@ def test_settings() -> None:
     assert said.count("end\n") == 6  # of four ifs, a while and a def
 
 
-def test_split_packets(fake: FakeUR) -> None:
-    fake.split = True
-    with driver(fake) as arm:
-        arm.write(arm.read().q + 0.05, 0.0)
-        wait_until(lambda: abs(arm.read().q[0] - 0.05) < 1e-9, "0.05 rad away")
-
-
 def test_what_an_earlier_session_left_is_not_followed(fake: FakeUR) -> None:
+    """Neither where packets arrive in pieces."""
+    fake.split = True
     left = {f"input_double_register_{i}": 1.0 for i in range(24, 30)}
     fake.registers.values.update(left, input_int_register_24=500)
     with driver(fake) as arm:
@@ -278,28 +278,19 @@ def test_another_client_understands_the_fake(fake: FakeUR) -> None:
     assert said.stdout.split("\n")[-2:] == [f"{fake.q} 7", ""], said.stderr
 
 
-@pytest.mark.parametrize(("bit", "reason"), [(3, "recovery mode"), (10, "safety system")])
-def test_every_bit_of_its_safety_system_that_stops_it_is_named(
-    fake: FakeUR, bit: int, reason: str
-) -> None:
+@pytest.mark.parametrize(
+    ("bits", "reason"),
+    [
+        (1 << 3, "recovery mode"),
+        (1 << 10, "safety system"),
+        (1 << 10 | 1 << 5, "system's emergency stop"),
+    ],
+)
+def test_what_its_safety_system_stops_it_for_is_named(fake: FakeUR, bits: int, reason: str) -> None:
+    """The most exact reason first."""
     with driver(fake) as arm:
-        fake.bits = 1 << bit
-
-        def said() -> bool:
-            try:
-                arm.read()
-            except DriverError as error:
-                return reason in str(error)
-            return False
-
-        wait_until(said, reason)
-        fake.bits = 1
-
-
-def test_a_more_exact_reason_comes_before_a_stop_by_the_safety_system(fake: FakeUR) -> None:
-    with driver(fake) as arm:
-        fake.bits = 1 << 10 | 1 << 5
-        with pytest.raises(DriverError, match="system's emergency stop"):
+        fake.bits = bits
+        with pytest.raises(DriverError, match=reason):
             wait_until(lambda: arm.read() is None, "a stop")
 
 
@@ -408,15 +399,6 @@ def test_a_dead_process_is_told_of_and_recovered_from(fake: FakeUR) -> None:
 
 
 @needs_ur_rtde
-def test_a_process_that_hangs_is_told_of(fake: FakeUR) -> None:
-    with driver(fake, UrRtde, silence=2.0) as arm:
-        arm.read()
-        os.kill(arm._process.pid, signal.SIGSTOP)
-        with pytest.raises(DriverError, match="nothing heard for"):
-            wait_until(lambda: arm.read() is None, "said")
-
-
-@needs_ur_rtde
 @pytest.mark.parametrize(
     ("fault", "said"), [("mute", "nothing heard for"), ("cut", "the connection broke")]
 )
@@ -438,22 +420,6 @@ def test_ur_rtde_does_not_connect_again(fake: FakeUR, fault: str, said: str) -> 
         fake.mute = False
         arm.recover()
         arm.read()
-
-
-@needs_ur_rtde
-def test_nonsense_is_an_error(fake: FakeUR) -> None:
-    with driver(fake, UrRtde, silence=2.0, patience=5.0) as arm:
-        fake.garble = True
-        with pytest.raises(DriverError):
-            wait_until(lambda: arm.read() is None, "said")
-
-
-@needs_ur_rtde
-def test_a_program_that_somebody_stopped(fake: FakeUR) -> None:
-    with driver(fake, UrRtde) as arm:
-        fake.runtime = STOPPED
-        with pytest.raises(DriverError, match="its program has stopped"):
-            wait_until(lambda: arm.read() is None, "said")
 
 
 @needs_ur_rtde
