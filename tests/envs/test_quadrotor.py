@@ -18,11 +18,7 @@ from embodied.embodiments.crazyflie import BOX, GRAVITY, LIBRARY, PAPER, VEHICLE
 from embodied.envs.quadrotor.dynamics import Body, Physics, numbers, tilted
 from embodied.envs.quadrotor.hover_env import Config, Quadrotor
 from embodied.envs.quadrotor.rewards import TARGET, hover
-from embodied.learners.off_policy.td3 import Config as Td3Config
-from embodied.learners.off_policy.td3 import Td3
 from embodied.nn import native
-from embodied.policies.deterministic import Config as PolicyConfig
-from embodied.policies.deterministic import Deterministic
 
 
 class Flight:
@@ -199,28 +195,6 @@ def test_reward_by_hand() -> None:
     assert float(hover(state, action, TARGET, 0.334)) == pytest.approx(expected)
 
 
-def lengths(env: Quadrotor, perfect: bool) -> float:
-    """Mean steps of one flight a row under the constant action that hovers."""
-    env.reset(0)
-    if perfect:
-        state = env.get_state()
-        state["flight"][:, 7:13], state["flight"][:, 13:] = 0, (PAPER.hover + 1) / 2
-        env.set_state(state)
-    action = torch.full((env.num_envs, 4), PAPER.hover)
-    steps, over = torch.zeros(env.num_envs), torch.zeros(env.num_envs, dtype=torch.bool)
-    while not over.all():
-        ended = env.step(action).ended
-        steps += ~over
-        over |= ended
-    return float(steps.mean())
-
-
-def test_a_constant_action_falls_soon() -> None:
-    """The floor: 43 steps from random starts, 73 from perfect ones, under the disturbances."""
-    assert lengths(Quadrotor(Config(num_envs=1500)), False) == pytest.approx(43, abs=3)
-    assert lengths(Quadrotor(Config(num_envs=1500, guidance=1.0)), True) == pytest.approx(73, abs=3)
-
-
 def test_a_task_is_a_vehicle() -> None:
     """Twice the mass hovers at twice the thrust; blend 1 is the other vehicle."""
     env = Quadrotor(Config(num_envs=3, ranges={"mass": (1.0, 2.0), "blend": (0.0, 1.0)}))
@@ -256,16 +230,6 @@ def test_words_and_picture() -> None:
     assert data.qpos[2] == pytest.approx(float(env.state[2, 0]))
     assert model.nbody == 2
     env.close()
-
-
-def test_critics_see_only_what_they_are_given() -> None:
-    """The asymmetric recipe: 28 numbers and 4 actions for critics, 146 for the policy."""
-    spec = Quadrotor(Config()).spec
-    policy = Deterministic(PolicyConfig(hidden=(64, 64)), spec)
-    assert policy.encoder.size == 146
-    learner = Td3(Td3Config(critic_obs=("critic/state",)), policy, spec)
-    assert learner.critic.encoder.size == 28
-    assert Td3(Td3Config(critic_obs=("state",)), policy, spec).critic.encoder.size == 146
 
 
 ALL = {"inertia": (0.8, 1.2), "mass": (0.9, 1.1), "blend": (0.0, 1.0), "disturbance": (0.0, 2.0)}

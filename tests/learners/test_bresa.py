@@ -19,7 +19,7 @@ from embodied.policies.gaussian import Config as GaussianConfig
 from embodied.policies.gaussian import Gaussian
 from embodied.policies.wrappers.reflex_override import ReflexOverride
 from embodied.policies.wrappers.reflex_rule import reflexing
-from tests.builders import make_learner, make_policy, transitions
+from tests.builders import make_learner, make_policy, still, transitions
 
 SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.02)
 
@@ -35,16 +35,8 @@ def rows(n: int, violated: Tensor | None = None, action: Tensor | None = None) -
     """One tick is the whole world: going up is a violation, going down is none."""
     action = torch.rand(n, 1) * 2 - 1 if action is None else action
     bad = action[:, 0] > 0 if violated is None else violated
-    return {
-        "obs/state": torch.rand(n, 1) * 2 - 1,
-        "action": action,
-        "executed": action,
-        "reward": torch.zeros(n),
-        "discount": torch.zeros(n),
-        "next_obs/state": torch.zeros(n, 1),
-        "violated": bad,
-        "reflex": torch.zeros(n),
-    }
+    more = {"executed": action, "violated": bad, "reflex": torch.zeros(n)}
+    return still(torch.rand(n, 1) * 2 - 1, action, torch.zeros(n)) | more
 
 
 def test_the_target_of_the_risk_is_a_probability_of_violation() -> None:
@@ -59,12 +51,8 @@ def test_the_risk_is_discounted_per_decision() -> None:
     learner = made(risk_gamma=0.85, decision_steps=5)
     for parameter in learner.target.parameters():
         parameter.zero_()
-    batch = {
-        "violated": torch.zeros(2),
-        "goes_on": torch.ones(2),
-        "next_seen": torch.zeros(2, 1),
-        "next_action": torch.zeros(2, 1),
-    }
+    none, zeros = torch.zeros(2), torch.zeros(2, 1)
+    batch = {"violated": none, "goes_on": none + 1, "next_seen": zeros, "next_action": zeros}
     assert torch.allclose(learner._risk_target(batch), torch.full((2,), 0.9680 * 0.5), atol=1e-4)
 
 
@@ -121,27 +109,23 @@ def test_it_learns_what_is_dangerous_and_how_to_get_away() -> None:
     assert metrics["risk_violating"] > 0.8
 
 
-def coin(n: int) -> Tensors:
-    """Two states, -1 and 1, in which every action is a violation with 2% and 30%."""
-    batch = rows(n)
-    risky = torch.rand(n) < 0.5
-    batch["obs/state"] = torch.where(risky, 1.0, -1.0)[:, None]
-    batch["violated"] = torch.rand(n) < torch.where(risky, 0.3, 0.02)
-    return batch
-
-
-def test_the_risk_is_the_probability_of_a_violation() -> None:
-    """Though 30% of the safety critic's batch come from the buffer of violations."""
-    learner = made(violation_fraction=0.3, reflex=False, risk_lr=0.003, calibrated=True)
+def test_the_risk_is_the_probability_of_a_violation_and_without_a_reflex_it_is_not_armed() -> None:
+    """Every action is a violation with 2% in the state -1 and with 30% in 1, though 30% of the
+    safety critic's batch come from the buffer of violations."""
+    apart = {"reflex": False, "reflex_start": 1, "calibrated": True}
+    learner = made(violation_fraction=0.3, risk_lr=0.003, **apart)
     predicted, obs = list[Tensor](), {"state": torch.tensor([[-1.0], [1.0]])}
     for number in range(800):
-        learner.update(coin(64))
+        risky = torch.rand(64) < 0.5
+        batch = rows(64, violated=torch.rand(64) < torch.where(risky, 0.3, 0.02))
+        learner.update(batch | {"obs/state": torch.where(risky, 1.0, -1.0)[:, None]})
         if number >= 500:  # the mean of many updates: one alone is noisy
             with torch.no_grad():
                 predicted.append(learner.policy.risk(obs, torch.zeros(2, 1)))
     safe, risky = torch.stack(predicted).mean(0).tolist()
     assert safe == pytest.approx(0.02, abs=0.015) and risky == pytest.approx(0.3, abs=0.06)
     assert learner.violating.item() == pytest.approx(0.16, abs=0.02)
+    assert not learner.policy.armed
 
 
 def test_violations_weigh_as_much_as_their_share() -> None:
@@ -154,13 +138,6 @@ def test_violations_weigh_as_much_as_their_share() -> None:
     weight = learner._risk_weights(violated)
     assert (weight[16:64] == 1).all() and torch.allclose(weight[:16], torch.tensor(16 / 23))
     assert torch.allclose(weight[64:], torch.tensor(16 / 23))
-
-
-def test_without_a_reflex_it_is_never_armed() -> None:
-    learner = made(reflex_start=1, reflex=False)
-    learner.update(rows(64))
-    learner.update(rows(64))
-    assert not learner.policy.armed
 
 
 def test_the_task_hears_of_violations_only_where_they_cost_something() -> None:
@@ -198,6 +175,7 @@ def play(policy: ReflexOverride, steps: int) -> tuple[list[float], list[Tensors]
 @torch.no_grad()
 def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
     policy = made(decision_steps=3).policy
+    first = policy.warmup_policy()
     done, kept = play(policy, 6)
     assert len(set(done[:3])) == len(set(done[3:])) == 1 and done[0] != done[3]
     assert all(carry["row/reflex"] == 0 for carry in kept)
@@ -211,10 +189,6 @@ def test_a_decision_is_held_and_an_interrupted_one_is_taken_anew() -> None:
         obs = {"state": torch.full((1, 1), 0.1 * k)}
         assert carry["row/reflex"] == 1 and carry["row/executed"].item() == done[k]
         assert done[k] == policy.recover(policy.encoder(obs)).item() != proposed[k]
-
-
-def test_what_it_begins_with_is_held_too() -> None:
-    first = made(decision_steps=3).policy.warmup_policy()
     assert isinstance(first, ReflexOverride)
     done, _ = play(first, 6)
     assert len(set(done[:3])) == 1 and done[0] != done[3]
@@ -240,14 +214,8 @@ ARM = Spec(JOINTS, Leaf((3,), low=-1.0, high=1.0), dt=0.02)
 
 
 def arm(**settings: object) -> Bresa:
-    given = {
-        "batch_size": 8,
-        "hidden": [8],
-        "task": {"hidden": [16], "n_step": 5},
-        "reflex_obs": "joints",
-        "held_stiffness": [1.0],
-        **settings,
-    }
+    small = {"batch_size": 8, "hidden": [8], "task": {"hidden": [16], "n_step": 5}}
+    given = {**small, "reflex_obs": "joints", "held_stiffness": [1.0], **settings}
     policy = make_policy("gaussian.Gaussian", ARM, hidden=[16])
     return make_learner("off_policy.bresa.Bresa", policy, spec=ARM, **given)
 

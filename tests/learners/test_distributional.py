@@ -94,17 +94,14 @@ def test_both_losses_and_their_slopes_by_hand() -> None:
     assert slopes[1].item() == pytest.approx(9 / 8.1 * (4 - 25))
 
 
-def test_huber_by_hand() -> None:
-    found = huber(torch.tensor([3.0, -50.0, 60.0]))
-    torch.testing.assert_close(found, torch.tensor([4.5, 1250.0, 50 * (60 - 25)]))
-
-
-def test_the_loss_is_a_mean_over_rows_and_a_sum_over_critics() -> None:
+def test_huber_and_the_loss_of_several_rows_and_critics_by_hand() -> None:
     q = torch.tensor([[1.0, 2.0], [3.0, 3.0]])
     one, target = torch.ones(2, 2), torch.tensor([2.0, 2.0])
     # with bound 0 the second term is sigma (sigma^2 - 0) / (sigma + 0.1) = 1 / 1.1
     loss = value_loss(q, one, target, target, torch.zeros(2, 1), one, "huber")
     assert loss.item() == pytest.approx((0.5 + 0) / 2 + (0.5 + 0.5) / 2 + 2 / 1.1)
+    found = huber(torch.tensor([3.0, -50.0, 60.0]))
+    torch.testing.assert_close(found, torch.tensor([4.5, 1250.0, 50 * (60 - 25)]))
 
 
 def test_switches() -> None:
@@ -146,50 +143,21 @@ def test_everything_but_the_critic_moves_at_every_second_update() -> None:
             torch.testing.assert_close(after.detach(), expected)
 
 
-def learned_sigma(form: str, discount: float, updates: int = 600) -> tuple[float, float]:
-    """(Q, sigma) of a world of one state whose reward is N(1, 2^2), `discount` to the next."""
-    learner = make(
-        batch_size=256,
-        form=form,
-        hidden=[16],
-        critic_lr=5e-3,
-        tau=0.05,
-        initial_temperature=1e-6,
-        temperature_lr=0.0,
-    )
-    for update in range(updates):
-        if update > 0.7 * updates:
+def test_squares_learn_the_deviation_of_the_return() -> None:
+    """In a world of one state with rewards N(1, 2^2) and d = 0.6 Q is 1 / (1 - d); the deviations
+    of the rewards add up to 2 / sqrt(1 - d^2)."""
+    rates = {"critic_lr": 5e-3, "tau": 0.05, "initial_temperature": 1e-6, "temperature_lr": 0.0}
+    learner = make(batch_size=256, form="squares", hidden=[16], **rates)
+    state, discount = torch.zeros(256, 3), torch.full((256,), 0.6)
+    for update in range(600):
+        if update > 420:
             learner.optims["critic"].param_groups[0]["lr"] = 5e-4
-        batch = transitions(256, SPEC)
-        zeros = torch.zeros(256, 3)
-        learner.update(
-            {
-                **batch,
-                "obs/state": zeros,
-                "next_obs/state": zeros,
-                "reward": 1 + 2 * torch.randn(256),
-                "discount": torch.full((256,), discount),
-            }
-        )
+        action, reward = torch.rand(256, 2) * 2 - 1, 1 + 2 * torch.randn(256)
+        learner.update(still(state, action, reward, discount))
     with torch.no_grad():
-        action = torch.rand(500, 2) * 2 - 1
-        q, sigma = distribution(learner.critic({"state": torch.zeros(500, 3)}, action))
-    return q.mean().item(), sigma.mean().item()
-
-
-@pytest.mark.parametrize("discount", [0.0, 0.6])
-def test_squares_learn_the_deviation_of_the_return(discount: float) -> None:
-    """Q = 1 / (1 - d); the deviations of the rewards add up to 2 / sqrt(1 - d^2)."""
-    q, sigma = learned_sigma("squares", discount)
-    assert q == pytest.approx(1 / (1 - discount), abs=0.2)
-    assert sigma == pytest.approx(2 / math.sqrt(1 - discount**2), rel=0.05)
-
-
-def test_the_huber_form_learns_two_thirds_of_it() -> None:
-    """sigma^2 = E min(x^2, 9 sigma^2) / 2 has its root at 0.68 of the deviation of x."""
-    q, sigma = learned_sigma("huber", 0.0)
-    assert q == pytest.approx(1.0, abs=0.2)
-    assert sigma == pytest.approx(2 * 0.68, rel=0.05)
+        q, sigma = distribution(learner.critic({"state": state}, torch.rand(256, 2) * 2 - 1))
+    assert q.mean().item() == pytest.approx(1 / (1 - 0.6), abs=0.2)
+    assert sigma.mean().item() == pytest.approx(2 / math.sqrt(1 - 0.6**2), rel=0.05)
 
 
 def make_flashsac(spec: Spec = SPEC, **settings: object) -> Flashsac:
@@ -290,20 +258,6 @@ def test_value_of_a_constant_reward() -> None:
     assert metrics["q_mean"].item() == pytest.approx(16.0, rel=0.06)
 
 
-def test_flashsac_bandit_is_solved() -> None:
-    """The return of a is -|a - 0.5|, when every decision ends the world."""
-    spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-    lrs = {"critic_lr": 3e-3, "actor_lr": 1e-3, "temperature_lr": 1e-2}
-    learner = make_flashsac(spec, batch_size=64, target_entropy=-3.0, **lrs)
-    for _ in range(400):
-        action, state = torch.rand(64, 1) * 2 - 1, torch.randn(64, 1)
-        learner.update(still(state, action, -(action[:, 0] - 0.5).abs()))
-    with torch.no_grad():
-        obs = {"state": torch.randn(200, 1)}
-        best = learner.policy.act(obs, {}, torch.zeros(200, 2))[0].mean().item()
-    assert best == pytest.approx(0.5, abs=0.2)
-
-
 SMALL = Support(-1.0, 2.0, 4)  # atoms -1, 0, 1, 2
 
 
@@ -311,52 +265,27 @@ def logits_of(*probabilities: float) -> torch.Tensor:
     return torch.tensor([probabilities]).clamp(min=1e-30).log()
 
 
-def back_up(logits: torch.Tensor, reward: float, discount: float) -> list[float]:
-    found = SMALL.back_up(logits, torch.tensor([reward]), torch.tensor([discount]))
-    assert found.shape == (1, 4)
-    return found[0].tolist()
-
-
-def test_values_on_atoms_stay_there() -> None:
+@pytest.mark.parametrize(
+    ("reward", "discount", "expected"),
+    [
+        (0.0, 1.0, [0.1, 0.2, 0.3, 0.4]),
+        # moved by one atom: what was at 2 and at 1 meets at the end of the support
+        (1.0, 1.0, [0, 0.1, 0.2, 0.7]),
+        # -1, 0, 1, 2 become 0.25 + 0.5 z = -0.25, 0.25, 0.75, 1.25
+        (0.25, 0.5, [0.025, 0.075 + 0.15 + 0.075, 0.05 + 0.225 + 0.3, 0.1]),
+        (50.0, 0.9, [0, 0, 0, 1]),
+        (-50.0, 0.9, [1, 0, 0, 0]),
+        (0.7, 0.0, [0, 0.3, 0.7, 0]),  # the world ended: only the reward counts
+        (2.0, 0.0, [0, 0, 0, 1]),
+    ],
+)
+def test_values_move_and_are_shared_between_atoms(
+    reward: float, discount: float, expected: list[float]
+) -> None:
     assert SMALL.atoms().tolist() == [-1, 0, 1, 2]
-    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 0.0, 1.0) == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    # moved by one atom: what was at 2 and at 1 meets at the end of the support
-    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 1.0, 1.0) == pytest.approx([0, 0.1, 0.2, 0.7])
-
-
-def test_values_between_atoms_are_shared() -> None:
-    # -1, 0, 1, 2 become 0.25 + 0.5 z = -0.25, 0.25, 0.75, 1.25
-    found = back_up(logits_of(0.4, 0.3, 0.2, 0.1), 0.25, 0.5)
-    by_hand = [
-        0.4 * 0.25,
-        0.4 * 0.75 + 0.3 * 0.75 + 0.2 * 0.25,
-        0.3 * 0.25 + 0.2 * 0.75 + 0.1 * 0.75,
-        0.1 * 0.25,
-    ]
-    assert found == pytest.approx(by_hand)
-    mean = sum(p * z for p, z in zip(found, (-1, 0, 1, 2), strict=True))
-    assert mean == pytest.approx(0.25 + 0.5 * (-0.4 + 0.2 + 0.2))
-
-
-def test_values_beyond_the_support_are_cut_off() -> None:
-    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 50.0, 0.9) == pytest.approx([0, 0, 0, 1])
-    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), -50.0, 0.9) == pytest.approx([1, 0, 0, 0])
-
-
-def test_where_the_world_ended_only_the_reward_counts() -> None:
-    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 0.7, 0.0) == pytest.approx([0, 0.3, 0.7, 0])
-    assert back_up(logits_of(0.1, 0.2, 0.3, 0.4), 2.0, 0.0) == pytest.approx([0, 0, 0, 1])
-
-
-def test_probability_is_kept_and_so_is_the_mean() -> None:
-    torch.manual_seed(0)
-    wide = Support(-5.0, 5.0, 101)
-    logits, reward = torch.randn(64, 101), torch.randn(64)
-    discount = torch.rand(64) * 0.5
-    found = wide.back_up(logits, reward, discount)
-    torch.testing.assert_close(found.sum(1), torch.ones(64))
-    mean = found @ wide.atoms()
-    torch.testing.assert_close(mean, reward + discount * wide.mean(logits), atol=1e-4, rtol=0)
+    logits = logits_of(0.1, 0.2, 0.3, 0.4)
+    found = SMALL.back_up(logits, torch.tensor([reward]), torch.tensor([discount]))
+    assert found.tolist() == [pytest.approx(expected)]
 
 
 def test_the_lowest_distribution_is_taken_row_by_row() -> None:

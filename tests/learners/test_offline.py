@@ -32,11 +32,10 @@ from tests.toy_envs import Config, Counter
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
-def make(spec: Spec = SPEC, policy: str = "deterministic.Deterministic", **settings: object) -> Iql:
-    torch.manual_seed(0)
-    made = build({"_target_": f"embodied.policies.{policy}", "hidden": [32]}, Policy, spec=spec)
+def make(**settings: object) -> Iql:
+    policy = make_policy("deterministic.Deterministic", SPEC, hidden=[32])
     given = {"hidden": [32], "batch_size": 4, **settings}
-    return make_learner("offline.iql.Iql", made, run=RunPlan(100), **given)
+    return make_learner("offline.iql.Iql", policy, run=RunPlan(100), **given)
 
 
 def batch_of(n: int) -> Tensors:
@@ -55,23 +54,11 @@ def constant(learner: Iql, q: list[float], value: float) -> None:
     learner.value.net.biases[-1].fill_(value)
 
 
-def test_expectile_by_hand() -> None:
+def test_expectile_and_weights_by_hand() -> None:
     gap = torch.tensor([2.0, -1.0, 0.5])
     expected = (0.7 * 4 + 0.3 * 1 + 0.7 * 0.25) / 3
     assert expectile_loss(gap, 0.7).item() == pytest.approx(expected)
     assert expectile_loss(gap, 0.5).item() == pytest.approx(0.5 * gap.square().mean().item())
-
-
-def test_the_minimum_is_the_expectile() -> None:
-    """Q is 0 or 1, as often: tau (1 - v) = (1 - tau) v, so v = tau."""
-    q = torch.tensor([0.0, 1.0])
-    for tau in (0.5, 0.7, 0.9):
-        value = torch.tensor(tau, requires_grad=True)
-        expectile_loss(q - value, tau).backward()
-        assert value.grad is not None and abs(value.grad.item()) < 1e-6
-
-
-def test_weights_by_hand() -> None:
     weight = awr_weight(torch.tensor([0.0, 1.0, -2.0, 5.0, 1e9]), 3.0, 100.0)
     assert weight.tolist() == pytest.approx([1, math.exp(3), math.exp(-6), 100, 100], rel=1e-5)
 
@@ -148,10 +135,8 @@ def test_prefers_the_better_half_of_the_data() -> None:
     the weights e^1.25 = 3.49 and, three times, e^-3.75 = 0.0235; (3.49 - 0.07) / (3.49 + 0.07) / 2
     is 0.48.
     """
-    learner = make(
-        SPEC, beta=5.0, expectile=0.9, cosine=False, tau=0.1, actor_lr=3e-3, critic_lr=3e-3,
-        value_lr=3e-3,
-    )  # fmt: skip
+    rates = {"actor_lr": 3e-3, "critic_lr": 3e-3, "value_lr": 3e-3}
+    learner = make(beta=5.0, expectile=0.9, cosine=False, tau=0.1, **rates)
     good = torch.arange(256) % 4 == 0
     side = torch.where(good, 0.5, -0.5)
     for _ in range(400):
@@ -176,7 +161,7 @@ def batch_of_calql(n: int) -> Tensors:
     return {**transitions(n, SPEC), "returns": torch.arange(float(n)) * 10}
 
 
-def test_the_floor_by_hand() -> None:
+def test_the_floor_by_hand_and_below_it_nothing_is_pushed() -> None:
     """One critic, two rows, one action of each kind: here, there, uniform."""
     q = torch.tensor([[[1.0, 5.0, 1.0], [2.0, -3.0, 0.0]]])
     log_prob = torch.tensor([[0.5, 1.0, -1.0], [0.0, 0.0, -1.0]])
@@ -185,6 +170,11 @@ def test_the_floor_by_hand() -> None:
     expected = [[[3 - 0.5, 5 - 1.0, 1 + 1.0], [2.0, -1.0, 0 + 1.0]]]
     assert calibrated(q, log_prob, floor).tolist() == expected
     assert calibrated(q, log_prob, None).tolist() == [[[0.5, 4.0, 2.0], [2.0, -3.0, 1.0]]]
+    one = torch.tensor([[[1.0, 5.0, 1.0]]], requires_grad=True)
+    calibrated(one, torch.zeros(1, 3), torch.tensor([3.0])).logsumexp(2).sum().backward()
+    assert one.grad is not None
+    expected_slopes = torch.softmax(torch.tensor([3.0, 5.0, 1.0]), 0).tolist()
+    assert one.grad.flatten().tolist() == pytest.approx([0.0, *expected_slopes[1:]])
 
 
 def test_the_gap_by_hand() -> None:
@@ -192,14 +182,6 @@ def test_the_gap_by_hand() -> None:
     q = torch.tensor([[1.0, 2.0], [0.0, 4.0]])
     # log 2 + (0 - 1 + 1 - 2) / 2, and log 2 + (2 - 0 + 2 - 4) / 2
     assert conservative_gap(values, q).item() == pytest.approx(2 * math.log(2) - 1)
-
-
-def test_below_the_floor_nothing_is_pushed() -> None:
-    q = torch.tensor([[[1.0, 5.0, 1.0]]], requires_grad=True)
-    calibrated(q, torch.zeros(1, 3), torch.tensor([3.0])).logsumexp(2).sum().backward()
-    assert q.grad is not None
-    slopes = torch.softmax(torch.tensor([3.0, 5.0, 1.0]), 0).tolist()
-    assert q.grad.flatten().tolist() == pytest.approx([0.0, slopes[1], slopes[2]])
 
 
 def test_where_actions_come_from_and_how_dense_they_are() -> None:
@@ -220,22 +202,9 @@ def test_where_actions_come_from_and_how_dense_they_are() -> None:
     assert actions[:, 6:].abs().max() <= 1
 
 
-def test_the_log_sum_estimates_an_integral() -> None:
-    """For Q = 0 the log sum less log(3 K) is log integral 1 = log 4 over [-1, 1]^2."""
-    learner = make_calql(samples=4000, std=0.9)  # nearly uniform: every action is drawn
-    assert isinstance(learner, CalQl)
-    obs = {"state": torch.zeros(1, 3)}
-    _, log_prob = learner._elsewhere(obs, obs)
-    sums = calibrated(torch.zeros(1, 1, 12_000), log_prob, None).logsumexp(2)
-    assert sums.item() - math.log(12_000) == pytest.approx(math.log(4), abs=0.1)
-
-
 def test_without_the_term_it_is_sac() -> None:
     one = make_calql(conservative=0.0, entropy_in_backup=True)._critic_loss(batch_of_calql(4))[0]
-    torch.manual_seed(1)
-    batch = batch_of_calql(4)
     other = make_calql("off_policy.sac.Sac")
-    torch.manual_seed(1)
     batch = batch_of_calql(4)
     assert one.item() == pytest.approx(other._critic_loss(batch)[0].item(), rel=1e-5)
 
@@ -245,20 +214,11 @@ def test_pessimism_is_bounded_by_the_returns_seen() -> None:
     policy's value down without end, calibrated it stays near."""
     values = []
     for calibrate in (True, False):
-        learner = make_calql(
-            calibrate=calibrate, samples=4, conservative=1.0, critic_lr=2e-2, actor_lr=1e-30
-        )
+        given = {"conservative": 1.0, "critic_lr": 2e-2, "actor_lr": 1e-30}
+        learner = make_calql(calibrate=calibrate, samples=4, **given)
         for _ in range(150):
-            learner.update(
-                {
-                    "obs/state": torch.zeros(16, 3),
-                    "action": torch.full((16, 2), 0.8) + 0.02 * torch.randn(16, 2),
-                    "reward": torch.ones(16),
-                    "discount": torch.zeros(16),
-                    "next_obs/state": torch.zeros(16, 3),
-                    "returns": torch.ones(16),
-                }
-            )
+            action, one = 0.8 + 0.02 * torch.randn(16, 2), torch.ones(16)
+            learner.update({**still(torch.zeros(16, 3), action, one), "returns": one})
         obs = {"state": torch.zeros(200, 3)}
         action, _ = learner.policy.sample(obs, learner.policy.sample_noise(200, True))
         values.append(learner.critic(obs, action).mean().item())
@@ -345,17 +305,6 @@ def test_the_actor_step_leaves_the_critics_alone_and_targets_follow() -> None:
         torch.testing.assert_close(average, 0.7 * (old + 1) + 0.3 * old)
 
 
-def test_keeps_both_modes_in_the_flow_and_acts_in_the_better_one() -> None:
-    rates = {"actor_lr": 3e-3, "critic_lr": 3e-3}
-    learner = make_fql(batch_size=64, alpha=0.3, normalize_q=True, **rates)
-    for _ in range(300):
-        learner.update(two_modes(64))
-    obs, policy = {"state": torch.zeros(200, 1)}, learner.policy
-    cloned = policy.flow.act(obs, {}, policy.sample_noise(200))[0]
-    assert 0.3 < (cloned > 0).float().mean() < 0.7
-    assert (policy.act(obs, {}, policy.sample_noise(200))[0] > 0).float().mean() > 0.95
-
-
 def test_without_values_it_distils_the_flow() -> None:
     """Cloning alone: the one-step network follows the flow through noise."""
     torch.manual_seed(0)
@@ -369,12 +318,14 @@ def test_without_values_it_distils_the_flow() -> None:
     assert policy.teacher(obs, noise).var() > 0.1
 
 
-def test_a_one_step_policy_distils_chunks_with_their_own_noise() -> None:
+def test_chunks_that_do_not_fit_are_refused() -> None:
     wide = {"_target_": "embodied.policies.wrappers.best_of_n.BestOfN", "base": FLOW, "n": 2}
     critic = {"_target_": "embodied.learners.critics.Critic", "n": 1, "hidden": [4]}
     with pytest.raises(ConfigError, match="as large as its chunk"):
         node = node_of("policies.generative.one_step.OneStep", flow={**wide, "critic": critic})
         build(node, Policy, spec=LINE_SPEC)
+    with pytest.raises(ConfigError, match="hold 1 steps per decision"):
+        make_qchunk(2)._actor_loss(two_modes(4))
 
 
 GAMMA = 0.9
@@ -496,18 +447,6 @@ def test_learning_critics_choose_and_their_averages_value(aggregate: str, of: An
     assert candidates.amin(1).max() < candidates.amax(1).min()
 
 
-def test_keeps_both_modes_and_acts_in_the_better_one() -> None:
-    learner = make_qchunk(n=8, batch_size=64, actor_lr=3e-3, critic_lr=3e-3)
-    for _ in range(300):
-        learner.update(two_modes(64))
-    obs = {"state": torch.zeros(200, 1)}
-    policy = learner.policy
-    cloned = policy.base.act(obs, {}, policy.base.sample_noise(200))[0]
-    assert 0.3 < (cloned > 0).float().mean() < 0.7
-    acted = policy.act(obs, {}, policy.sample_noise(200))[0]
-    assert (acted > 0).float().mean() > 0.95
-
-
 def test_each_step_moves_its_own_part() -> None:
     learner = make_qchunk(tau=0.3)
     target = [weight.clone() for weight in learner.target_params]
@@ -520,7 +459,18 @@ def test_each_step_moves_its_own_part() -> None:
     assert learner.critic is learner.policy.critic
 
 
-def test_single_steps_are_no_chunks() -> None:
-    with pytest.raises(ConfigError, match="hold 1 steps per decision"):
-        learner = make_qchunk(2)
-        learner._actor_loss(two_modes(4))
+@pytest.mark.parametrize("method", ["fql", "qchunking"])
+def test_keeps_both_modes_in_the_flow_and_acts_in_the_better_one(method: str) -> None:
+    rates = {"batch_size": 64, "actor_lr": 3e-3, "critic_lr": 3e-3}
+    if method == "fql":
+        learner: Any = make_fql(alpha=0.3, normalize_q=True, **rates)
+        flow = learner.policy.flow
+    else:
+        learner = make_qchunk(n=8, **rates)
+        flow = learner.policy.base
+    for _ in range(300):
+        learner.update(two_modes(64))
+    obs, policy = {"state": torch.zeros(200, 1)}, learner.policy
+    cloned, acted = (part.act(obs, {}, part.sample_noise(200))[0] for part in (flow, policy))
+    assert 0.3 < (cloned > 0).float().mean() < 0.7
+    assert (acted > 0).float().mean() > 0.95

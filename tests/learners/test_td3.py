@@ -14,12 +14,10 @@ from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
-from embodied.learners.acceleration import accelerate
 from embodied.learners.off_policy.td3 import Td3
 from embodied.learners.offline.rebrac import Rebrac, behaved_loss
-from embodied.nn.networks import ACTIVATIONS, Ensemble
 from embodied.nn.optim import Adam
-from tests.builders import make_learner, make_policy, still, transitions
+from tests.builders import make_learner, make_policy, transitions
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
@@ -87,13 +85,8 @@ def test_delays() -> None:
         for name, part in parts.items():
             if any(not torch.equal(a, b) for a, b in zip(before[name], part, strict=True)):
                 moved[name].append(update)
-    every = [4, 6, 8]
-    assert moved == {
-        "policy": every,
-        "target_policy": every,
-        "critic": list(range(1, 9)),
-        "target": [3, 6],
-    }
+    slow = {"policy": [4, 6, 8], "target_policy": [4, 6, 8], "target": [3, 6]}
+    assert moved == {**slow, "critic": list(range(1, 9))}
 
 
 def test_targets_move_by_tau() -> None:
@@ -186,44 +179,6 @@ def test_normalisers_are_the_same_everywhere() -> None:
     assert learner.critic.encoder(obs).std(0).sub(1).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("activation", ["tanh", "silu"])
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_ensembles_of_every_activation(activation: str, layer_norm: bool) -> None:
-    torch.manual_seed(0)
-    ensemble = Ensemble(3, 4, (8, 6), 1, layer_norm, activation)
-    x = torch.randn(5, 4, requires_grad=True)
-    parts = []
-    for i in range(3):
-        y = x
-        for j in range(3):
-            y = y @ ensemble.weights[j][i] + ensemble.biases[j][i]
-            if j < 2:
-                y = torch.nn.functional.layer_norm(y, y.shape[-1:]) if layer_norm else y
-                y = ACTIVATIONS[activation]()(y)
-        parts.append(y)
-    found, each = ensemble(x), torch.stack(parts)
-    torch.testing.assert_close(found, each)
-    torch.testing.assert_close(ensemble(x, 2), each[:2])
-    inputs = [x, *ensemble.weights, *ensemble.biases]
-    along = torch.randn_like(found)
-    grads = torch.autograd.grad((found * along).sum(), inputs)
-    expected = torch.autograd.grad((each * along).sum(), inputs)
-    for one, two in zip(grads, expected, strict=True):
-        torch.testing.assert_close(one, two)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_recorded_update_learns_like_a_plain_one() -> None:
-    """r = 1 for ever with discount 0.5: Q = 2; the recorded update has four kinds of step."""
-    learner = make(cuda_graph=True, tau=0.05, target_delay=3, critic_lr=1e-3, batch_size=32)
-    accelerate(learner.to("cuda"))
-    for _ in range(900):
-        batch = batch_of(32)
-        batch |= {"reward": torch.ones(32), "discount": torch.full((32,), 0.5)}
-        metrics = learner.update({key: leaf.cuda() for key, leaf in batch.items()})
-    assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.4)
-
-
 def test_categorical_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Atoms 0 .. 4; the distribution of the critic with the smaller mean moves to r + d z."""
     learner = make(atoms=5, values=[0.0, 4.0])
@@ -238,15 +193,6 @@ def test_categorical_target_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     by_hand = [[0, 0, 1, 0, 0], [0, 0.5, 0.5, 0, 0], [0, 0, 1, 0, 0]]
     torch.testing.assert_close(backup, torch.tensor(by_hand))
     assert not backup.requires_grad
-
-
-def test_a_categorical_critic_learns_a_value() -> None:
-    """r = 1 for ever with discount 0.5: Q = 2."""
-    learner = make(atoms=41, values=[-4.0, 4.0], critic_lr=3e-3, tau=0.05, batch_size=32)
-    for _ in range(300):
-        ends = {"reward": torch.ones(32), "discount": torch.full((32,), 0.5)}
-        metrics = learner.update(batch_of(32) | ends)
-    assert metrics["q_mean"].item() == pytest.approx(2.0, abs=0.15)
 
 
 def test_the_policy_climbs_the_smaller_mean() -> None:
@@ -298,14 +244,10 @@ def constant_targets(learner: Td3, values: list[float]) -> None:
     learner.target.ensemble.biases[-1].copy_(torch.tensor(values).view(-1, 1, 1))
 
 
-def test_the_actor_loss_by_hand() -> None:
-    q, apart = torch.tensor([2.0, -4.0]), torch.tensor([1.0, 3.0])
+def test_the_actor_loss_by_hand_counts_values_in_their_own_units() -> None:
+    q, apart = torch.tensor([2.0, -4.0], requires_grad=True), torch.tensor([1.0, 3.0])
     # 0.1 * 2 - (-1) / 3
     assert behaved_loss(q, 0.1 * apart.mean()).item() == pytest.approx(0.2 + 1 / 3)
-
-
-def test_values_count_in_their_own_units() -> None:
-    q, apart = torch.tensor([2.0, -4.0], requires_grad=True), torch.tensor([1.0, 3.0])
     slopes = []
     for scale in (1.0, 1000.0):
         q.grad = None
@@ -362,15 +304,3 @@ def test_the_actor_climbs_the_smaller_critic() -> None:
     obs = {"state": batch["obs/state"]}
     q = learner.critic(obs, learner.policy(obs)).amin(0)
     assert learner._actor_loss(batch).item() == pytest.approx((-q.mean() / q.abs().mean()).item())
-
-
-@pytest.mark.parametrize(("weight", "low", "high"), [(30.0, 0.25, 0.4), (0.003, 0.7, 1.0)])
-def test_the_penalty_holds_the_policy_at_the_data(weight: float, low: float, high: float) -> None:
-    """Reward is the action; the data's are 0.3 and a little around it. Unpenalised it runs off."""
-    learner = make_rebrac(actor_bc=weight, critic_bc=0.0, actor_lr=3e-3, critic_lr=3e-3)
-    torch.manual_seed(3)
-    for _ in range(400):
-        action = 0.3 + 0.1 * torch.randn(64, 2)
-        learner.update(still(torch.zeros(64, 3), action, action.mean(1)))
-    action = learner.policy({"state": torch.zeros(1, 3)})
-    assert low < action.mean().item() < high

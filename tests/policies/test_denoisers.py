@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.learners.imitation.behavior_cloning import BehaviorCloning
 from embodied.learners.imitation.behavior_cloning import Config as ModesConfig
@@ -22,7 +21,7 @@ from embodied.policies.generative.act import Act, Config, ensembled, kl
 from embodied.policies.generative.denoisers import Film, Modulated, Timed, UNetConfig
 from embodied.policies.networks.attention import Attention, Layer
 from embodied.policies.networks.encoders import Encoder
-from tests.builders import node_of
+from tests.builders import make_policy, node_of
 
 SPEC = Spec({"state": Leaf((4,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.1)
 NETS: list[dict[str, Any]] = [
@@ -71,9 +70,7 @@ def test_every_step_sees_the_whole_chunk_the_time_and_the_features(net: dict[str
 @pytest.mark.parametrize("net", NETS, ids=["transformer", "unet"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    node = {"_target_": f"embodied.policies.{policy}", "chunk": 3, "net": net}
-    made = build(node, Policy, spec=SPEC)
+    made = make_policy(policy, SPEC, chunk=3, net=net)
     batch = {
         "obs/state": torch.randn(8, 4),
         "action": torch.randn(8, 3, 3),
@@ -88,9 +85,7 @@ def test_every_denoising_policy_takes_every_network(policy: str, net: dict[str, 
 @pytest.mark.parametrize("policy", POLICIES[:2])
 def test_the_default_network_is_what_it_was(policy: str) -> None:
     """Same names, same values for the same seed: checkpoints and results stay as they are."""
-    torch.manual_seed(3)
-    node = {"_target_": f"embodied.policies.{policy}", "chunk": 2, "width": 16}
-    made = build(node, Policy, spec=SPEC)
+    made = make_policy(policy, SPEC, seed=3, chunk=2, width=16)
     torch.manual_seed(3)
     Encoder(SPEC.obs)
     net = Denoiser(6, 4, 16, 2, 16)
@@ -126,30 +121,20 @@ def test_a_condition_scales_and_shifts_what_a_layer_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("kind", "settings", "words"),
     [
-        ({"_target_": "embodied.policies.generative.denoisers.UNet", "kernel": 4}, "odd kernel"),
-        (
-            {"_target_": "embodied.policies.generative.denoisers.UNet", "channels": [12]},
-            "multiple of groups=8",
-        ),
-        (
-            {"_target_": "embodied.policies.generative.denoisers.UNet", "time_dim": 3},
-            "must be even",
-        ),
-        (
-            {"_target_": "embodied.policies.generative.denoisers.Transformer", "heads": 5},
-            "multiple of heads=5",
-        ),
-        (
-            {"_target_": "embodied.policies.generative.denoisers.Transformer", "layers": 5},
-            'no setting "layers"',
-        ),
+        ("UNet", {"kernel": 4}, "odd kernel"),
+        ("UNet", {"channels": [12]}, "multiple of groups=8"),
+        ("UNet", {"time_dim": 3}, "must be even"),
+        ("Transformer", {"heads": 5}, "multiple of heads=5"),
+        ("Transformer", {"layers": 5}, 'no setting "layers"'),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_settings_that_do_not_fit_are_refused(
+    kind: str, settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
-        make(settings)
+        make(node_of(f"policies.generative.denoisers.{kind}", **settings))
 
 
 ACT_SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
@@ -205,19 +190,14 @@ def test_a_style_is_drawn_only_where_asked() -> None:
 def test_the_mean_of_all_predictions_by_hand() -> None:
     """Three decisions; weights exp(-m i), the oldest prediction of a step first."""
     w = math.exp(-0.5)
+    third, fourth = 3 + 20 * w + 100 * w**2, 30 + 200 * w + 0
     carry = {key: torch.zeros(1, 3) for key in ("weight", "count")} | {"sum": torch.zeros(1, 3, 1)}
     played = []
     for predicted in ([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [100.0, 200.0, 300.0], [0.0] * 3):
         action, carry = ensembled(torch.tensor(predicted).view(1, 3, 1), carry, 0.5)
         played.append(action.item())
-    assert played == pytest.approx(
-        [
-            1,
-            (2 + 10 * w) / (1 + w),
-            (3 + 20 * w + 100 * w**2) / (1 + w + w**2),
-            (30 + 200 * w + 0) / (1 + w + w**2),
-        ]
-    )
+    last = [total / (1 + w + w**2) for total in (third, fourth)]
+    assert played == pytest.approx([1, (2 + 10 * w) / (1 + w), *last])
 
 
 def test_an_ensemble_decides_at_every_step_and_starts_over_with_its_row() -> None:
@@ -284,52 +264,27 @@ def test_gradients_reach_every_parameter() -> None:
 
 MODES_SPEC = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 SHARE, ROWS = 0.3, 4096
-NODES: list[dict[str, Any]] = [
-    {"_target_": "embodied.policies.generative.flow.Flow", "steps": 8},
-    {"_target_": "embodied.policies.generative.diffusion.Diffusion", "steps": 10},
-    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 1},
-    {"_target_": "embodied.policies.generative.shortcut.Shortcut", "steps": 8},
-    {"_target_": "embodied.policies.generative.consistency.Consistency", "steps": 1},
-]
+NODES = [("flow.Flow", 8), ("diffusion.Diffusion", 10), ("shortcut.Shortcut", 1)]
+NODES += [("shortcut.Shortcut", 8), ("consistency.Consistency", 1)]
 
 
-def trained(node: dict[str, Any], updates: int) -> tuple[Tensor, float]:
-    """4,000 actions of a policy that was shown -0.6 (SHARE of the time) and 0.6, and the share."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize(("kind", "steps"), NODES)
+def test_both_modes_keep_their_share(kind: str, steps: int) -> None:
+    """4,000 actions of a policy that was shown -0.6 (SHARE of the time) and 0.6."""
+    policy = make_policy(f"generative.{kind}", MODES_SPEC, chunk=1, width=64, steps=steps)
     left = torch.rand(ROWS, 1) < SHARE
     action = torch.where(left, -0.6, 0.6) + 0.05 * torch.randn(ROWS, 1)
-    rows = {
-        "obs/state": torch.zeros(ROWS, 1),
-        "action": action[:, None],
-        "valid": torch.ones(ROWS, 1, dtype=torch.bool),
-    }
-    policy = build({**node, "chunk": 1, "width": 64}, Policy, spec=MODES_SPEC)
-    learner = BehaviorCloning(ModesConfig(batch_size=256, lr=2e-3), policy, run=RunPlan(updates))
+    valid = torch.ones(ROWS, 1, dtype=torch.bool)
+    rows = {"obs/state": torch.zeros(ROWS, 1), "action": action[:, None], "valid": valid}
+    learner = BehaviorCloning(ModesConfig(batch_size=256, lr=2e-3), policy, run=RunPlan(1000))
     learner.fit(rows)
-    for _ in range(updates):
+    for _ in range(1000):
         index = torch.randint(ROWS, (256,))
         learner.update({key: value[index] for key, value in rows.items()})
     with torch.no_grad():
         noise = learner.policy.sample_noise(4000)
         played = learner.policy.act({"state": torch.zeros(4000, 1)}, {}, noise)[0].flatten()
-    return played, left.float().mean().item()
-
-
-def near(played: Tensor) -> float:
-    """How many are near one of the two."""
-    return ((played.abs() - 0.6).abs() < 0.25).float().mean().item()
-
-
-@pytest.mark.parametrize("node", NODES, ids=lambda n: f"{n['_target_'].split('.')[1]}-{n['steps']}")
-def test_both_modes_keep_their_share(node: dict[str, Any]) -> None:
-    played, share = trained(node, 1000)
-    assert abs((played < 0).float().mean() - share) < 0.05
+    assert abs((played < 0).float().mean() - left.float().mean()) < 0.05
+    near = ((played.abs() - 0.6).abs() < 0.25).float().mean()
     # One step draws a line between the modes, many steps a point.
-    assert near(played) > (0.8 if node["steps"] == 1 else 0.9)
-
-
-def test_one_step_of_plain_flow_is_the_mean() -> None:
-    """0.3 * -0.6 + 0.7 * 0.6 = 0.24: why there are shortcuts."""
-    played, _ = trained({"_target_": "embodied.policies.generative.flow.Flow", "steps": 1}, 500)
-    assert near(played) < 0.2
-    assert abs(played.mean() - 0.24) < 0.08 and played.std() < 0.2
+    assert near > (0.8 if steps == 1 else 0.9)

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, allow, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec, SpecMismatch
@@ -30,6 +30,7 @@ from embodied.policies.scripted.minigrid import (
 )
 from embodied.policies.scripted.minigrid import search as find
 from tests.builders import node_of
+from tests.toy_envs import Reach
 
 FILES = sorted(Path("configs/demonstrator").glob("envpool_metaworld_*.yaml"))
 
@@ -79,16 +80,10 @@ SPEC = Spec({"privileged/grid": LEVEL, "privileged/agent": AGENT}, Leaf((), "int
 
 def start(*lines: str, turn: int = 0) -> State:
     """A level drawn in letters; the agent `A` stands on an empty cell."""
-    cells = {(x, y): letter for y, line in enumerate(lines) for x, letter in enumerate(line)}
-    (place,) = [where for where, letter in cells.items() if letter == "A"]
-    codes = np.array(
-        [
-            [CODES[cells[x, y].replace("A", ".")] for y in range(len(lines))]
-            for x in range(len(lines[0]))
-        ],
-        np.uint8,
-    )
-    return State(*place, turn, (1, 0), codes.tobytes())
+    columns = ["".join(column) for column in zip(*lines, strict=True)]
+    (place,) = [(x, column.index("A")) for x, column in enumerate(columns) if "A" in column]
+    codes = [[CODES[letter.replace("A", ".")] for letter in column] for column in columns]
+    return State(*place, turn, (1, 0), np.array(codes, np.uint8).tobytes())
 
 
 def actions(state: State, height: int = 3) -> list[int]:
@@ -160,6 +155,7 @@ def test_it_wins_in_the_packages_levels(level: str) -> None:
         assert count < 100
 
 
+TRAINED = "policies.scripted.checkpoint.CheckpointDemonstrator"
 TRAINED_SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
 
 
@@ -175,12 +171,7 @@ def saved(
 
 
 def trained(run: Path, spec: Spec = TRAINED_SPEC, **settings: object) -> CheckpointDemonstrator:
-    node = {
-        "_target_": "embodied.policies.scripted.checkpoint.CheckpointDemonstrator",
-        "run": str(run),
-        **settings,
-    }
-    return build(node, Policy, spec=spec)
+    return build(node_of(TRAINED, run=str(run), **settings), Policy, spec=spec)
 
 
 def acted(
@@ -192,12 +183,9 @@ def acted(
     return policy.act(obs, {}, noise)[0], mean, noise
 
 
-def test_without_noise_it_is_the_policy(tmp_path: Path) -> None:
+def test_noise_has_its_deviation_and_its_bounds(tmp_path: Path) -> None:
     action, mean, _ = acted(trained(saved(tmp_path)))
     assert torch.equal(action, mean)
-
-
-def test_noise_has_its_deviation_and_its_bounds(tmp_path: Path) -> None:
     action, mean, _ = acted(trained(saved(tmp_path), noise=0.1))
     inside = action.abs() < 1
     assert (action - mean)[inside].std().item() == pytest.approx(0.1, rel=0.05)
@@ -222,15 +210,6 @@ def test_exploring_as_it_did(tmp_path: Path) -> None:
     assert (noise[:, :2] != 0).all()
 
 
-def test_a_chunk_of_a_generative_policy(tmp_path: Path) -> None:
-    policy = trained(saved(tmp_path, "generative.flow.Flow", chunk=3), noise=0.1)
-    noise = policy.sample_noise(5)
-    action, _ = policy.act({"state": torch.randn(5, 2)}, {}, noise)
-    assert action.shape == (5, 3, 2)
-    again, _ = policy.act({"state": torch.randn(5, 2)}, {}, noise)
-    assert action.shape == again.shape and not torch.equal(action, again)
-
-
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     other = Spec({"state": Leaf((3,))}, TRAINED_SPEC.act, dt=0.1)
     with pytest.raises(SpecMismatch):
@@ -239,30 +218,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     run = saved(tmp_path / "symbols", "categorical.Categorical", symbols)
     with pytest.raises(ConfigError, match="continuous"):
         trained(run, symbols, noise=0.1)
-
-
-def test_collecting_from_a_run(tmp_path: Path) -> None:
-    from tests.toy_envs import Reach
-
-    run = saved(tmp_path / "run", spec=Reach(1).spec)
-    settings = CollectConfig(
-        env={"_target_": "tests.toy_envs.Reach"},
-        demonstrator={
-            "_target_": "embodied.policies.scripted.checkpoint.CheckpointDemonstrator",
-            "run": str(run),
-            "random": 0.5,
-        },
-        episodes=6,
-        out=str(tmp_path / "set"),
-        num_envs=3,
-        success_only=False,
-    )
-    from embodied.core.build import allow
-
-    allow("tests")
-    assert collect(settings, lambda kept, played: None) == (6, 6)
-    episodes = read_episodes(tmp_path / "set")
-    assert len(episodes) == 6 and episodes.info[0]["random"] == 0.5
 
 
 def test_other_settings_of_the_policy(tmp_path: Path) -> None:
@@ -278,34 +233,29 @@ def test_other_settings_of_the_policy(tmp_path: Path) -> None:
         trained(run, settings={"width": 8})
 
 
-def test_collecting_with_a_new_plan_in_every_step(tmp_path: Path) -> None:
-    from embodied.core.build import allow
-    from tests.toy_envs import Reach
-
+def test_collecting_from_a_run_with_a_new_plan_in_every_step(tmp_path: Path) -> None:
     allow("tests")
     run = saved(tmp_path / "run", "generative.flow.Flow", Reach(1).spec, chunk=3)
-    node = {
-        "_target_": "embodied.policies.scripted.checkpoint.CheckpointDemonstrator",
-        "run": str(run),
-        "settings": {"steps": 2},
-    }
 
-    def first(name: str, execute: int | None) -> torch.Tensor:
+    def first(name: str, execute: int | None, **more: object) -> torch.Tensor:
         settings = CollectConfig(
             env={"_target_": "tests.toy_envs.Reach"},
-            demonstrator=node,
+            demonstrator=node_of(TRAINED, run=str(run), settings={"steps": 2}, **more),
             episodes=2,
             out=str(tmp_path / name),
             num_envs=2,
             success_only=False,
             execute=execute,
         )
-        collect(settings, lambda kept, played: None)
+        assert collect(settings, lambda kept, played: None) == (2, 2)
         return read_episodes(tmp_path / name).episode(0)["action"]
 
     whole, every = first("whole", None), first("every", 1)
     assert torch.equal(whole, first("all", 3))
     assert torch.equal(whole[0], every[0]) and not torch.equal(whole[1], every[1])
+    noisy = first("noisy", None, noise=0.1, random=0.5)
+    assert noisy.shape == whole.shape and not torch.equal(noisy, whole)
+    assert read_episodes(tmp_path / "noisy").info[0]["random"] == 0.5
     for wrong in (0, 4):
         with pytest.raises(ConfigError, match=r"1\.\.3"):
             first("wrong", wrong)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
 
 from embodied.core import checkpoint
@@ -20,7 +19,7 @@ from embodied.core.tensors import Tensors
 from embodied.nn.fit import fit
 from embodied.nn.networks import QFunction
 from embodied.policies.steering.dsrl_features import DsrlFeatures
-from embodied.policies.wrappers.best_of_n import BestOfN, repeat, select_by_q
+from embodied.policies.wrappers.best_of_n import BestOfN
 from embodied.policies.wrappers.edit import Edit
 from embodied.policies.wrappers.physical_units import PhysicalUnits
 from tests.builders import make_policy, node_of
@@ -50,22 +49,6 @@ def prefer(policy: BestOfN, weights: list[list[float]]) -> None:
     ensemble.weights[0].zero_()
     ensemble.biases[0].zero_()
     ensemble.weights[0][:, -len(weights[0]) :, 0] = torch.tensor(weights)
-
-
-def test_select_by_q_by_hand() -> None:
-    candidates = torch.tensor(
-        [[[1.0, 0.0], [3.0, 1.0], [2.0, 5.0]], [[4.0, 2.0], [0.0, 3.0], [1.0, 0.0]]]
-    )
-    first, second = (lambda obs, a, i=i: a[:, :, i] * obs["sign"][:, None] for i in (0, 1))
-    obs = {"sign": torch.tensor([1.0, -1.0])}
-    chosen, index = select_by_q(first, obs, candidates)
-    assert index.tolist() == [1, 1] and chosen.tolist() == [[3, 1], [0, 3]]
-    chosen, index = select_by_q(second, obs, candidates)
-    assert index.tolist() == [2, 2] and chosen.tolist() == [[2, 5], [1, 0]]
-
-
-def test_rows_are_repeated_in_place() -> None:
-    assert repeat({"a": torch.tensor([[1], [2]])}, 2)["a"].flatten().tolist() == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(("value", "slopes"), [("mean", [1.0, 2.0]), ("min", [1.0, 1.0])])
@@ -188,17 +171,12 @@ def test_the_density_of_an_edit_is_that_of_the_scaled_one() -> None:
     assert edited.abs().max() < 0.2
 
 
-def flat(obs: Tensors, actions: Tensor, critic: Any) -> Tensor:
-    """Values one candidate at a time."""
-    return torch.stack([critic(obs, a) for a in actions.unbind(1)], 2)
-
-
 def test_values_of_many_actions_are_those_of_each() -> None:
     torch.manual_seed(0)
     node = {**LINEAR, "n": 3, "hidden": [8, 8], "layer_norm": True}
     critic = build(node, QFunction, spec=SPEC, size=4)
     obs, actions = {"state": torch.randn(5, 3)}, torch.randn(5, 6, 4)
-    expected = flat(obs, actions, critic)
+    expected = torch.stack([critic(obs, a) for a in actions.unbind(1)], 2)
     torch.testing.assert_close(critic.each(obs, actions), expected)
     some = torch.tensor([2, 0])
     torch.testing.assert_close(critic.each(obs, actions, some), expected[some])
@@ -259,31 +237,19 @@ def test_it_is_the_base_at_the_chosen_noise_row_by_row() -> None:
 def test_a_base_without_an_encoder_is_refused() -> None:
     base = build({"_target_": "embodied.policies.random.Random"}, Policy, spec=FEATURED_SPEC)
     with pytest.raises(ConfigError, match="no encoder"):
-        DsrlFeatures.wrap(
-            base, {"_target_": "embodied.policies.steering.dsrl_features.DsrlFeatures"}, GAUSSIAN
-        )
+        DsrlFeatures.wrap(base, node_of("policies.steering.dsrl_features.DsrlFeatures"), GAUSSIAN)
 
 
 DEGREES = Leaf((2,), unit="deg", names=("shoulder", "elbow"))
 ARM = Spec({"state": Leaf((3,), unit="deg")}, DEGREES, dt=0.1)
 ACTION = Affine((-90.0, 0.0), (90.0, 100.0))
 STATE = Affine((-10.0,) * 3, (10.0,) * 3)
-DEEP_FLOW = {
-    "_target_": "embodied.policies.generative.flow.Flow",
-    "chunk": 4,
-    "width": 16,
-    "depth": 1,
-}
 
 
 def arm(reach: float | None = None) -> PhysicalUnits:
-    node = {
-        "_target_": "embodied.policies.wrappers.physical_units.PhysicalUnits",
-        "base": DEEP_FLOW,
-        "action": ACTION.to_json(),
-        "obs": {"state": STATE.to_json()},
-        "reach": reach,
-    }
+    base = node_of("policies.generative.flow.Flow", chunk=4, width=16, depth=1)
+    maps = {"action": ACTION.to_json(), "obs": {"state": STATE.to_json()}, "reach": reach}
+    node = node_of("policies.wrappers.physical_units.PhysicalUnits", base=base, **maps)
     return build(node, PhysicalUnits, spec=ARM)
 
 
@@ -310,11 +276,8 @@ def test_a_loss_in_physical_units_is_the_bases() -> None:
         "action": torch.randn(6, 4, 2) * 50,
         "valid": torch.ones(6, 4, dtype=torch.bool),
     }
-    normalised = {
-        **batch,
-        "obs/state": batch["obs/state"] / 10,
-        "action": ACTION.to_unit(batch["action"]),
-    }
+    normalised = {**batch, "obs/state": batch["obs/state"] / 10}
+    normalised["action"] = ACTION.to_unit(batch["action"])
     torch.manual_seed(0)
     here = policy.loss(batch)
     torch.manual_seed(0)
@@ -347,24 +310,19 @@ WIDE = arm(reach=4.0)
 
 
 def networks() -> list[dict]:
-    small = {"hidden": [16]}
-    flow = {"chunk": 2, "width": 16, "depth": 1}
-    where = "embodied.policies.generative"
+    small, flow = {"hidden": [16]}, {"chunk": 2, "width": 16, "depth": 1}
+    base = node_of("policies.generative.flow.Flow", **flow)
     return [
-        {"_target_": "embodied.policies.gaussian.Gaussian", **small},
-        {"_target_": "embodied.policies.gaussian.Gaussian", "imitate": "nll", **small},
-        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", **small},
-        {"_target_": "embodied.policies.deterministic.Deterministic", **small},
-        {"_target_": f"{where}.flow.Flow", **flow},
-        {"_target_": f"{where}.shortcut.Shortcut", **flow},
-        {"_target_": f"{where}.consistency.Consistency", "steps": 2, **flow},
-        {"_target_": f"{where}.diffusion.Diffusion", **flow},
-        {
-            "_target_": f"{where}.one_step.OneStep",
-            "hidden": [16],
-            "flow": {"_target_": f"{where}.flow.Flow", **flow},
-        },
-        {"_target_": f"{where}.act.Act", "chunk": 2, "width": 16, "heads": 2, "style": 4},
+        node_of("policies.gaussian.Gaussian", **small),
+        node_of("policies.gaussian.Gaussian", imitate="nll", **small),
+        node_of("policies.diagonal_gaussian.DiagonalGaussian", **small),
+        node_of("policies.deterministic.Deterministic", **small),
+        base,
+        node_of("policies.generative.shortcut.Shortcut", **flow),
+        node_of("policies.generative.consistency.Consistency", steps=2, **flow),
+        node_of("policies.generative.diffusion.Diffusion", **flow),
+        node_of("policies.generative.one_step.OneStep", flow=base, **small),
+        node_of("policies.generative.act.Act", chunk=2, width=16, heads=2, style=4),
     ]
 
 
