@@ -21,14 +21,12 @@ from embodied.envs.wrappers.episodic_density import Config as FamiliarConfig
 from embodied.teachers.assistance.privilege import Privilege
 from embodied.teachers.exploration.adversarial_surprise import AdversarialSurprise
 from embodied.teachers.teacher import Curriculum
+from tests.builders import node_of
 from tests.teachers.place import ended
 
-NODE = {
-    "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",
-    "turns": 4,
-    "steps": 3,
-    "free": 0.34,
-}
+NODE = node_of(
+    "teachers.exploration.adversarial_surprise.AdversarialSurprise", turns=4, steps=3, free=0.34
+)
 STILL = torch.zeros(2, dtype=torch.int64)
 
 
