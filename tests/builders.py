@@ -19,6 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import Node, build
 from embodied.core.env import VecEnv
@@ -55,6 +56,13 @@ def shell(folder: Path, commands: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def exit_of(*words: object) -> int | str:
+    """The exit status of `embodied WORDS`."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code or 0
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
