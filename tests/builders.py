@@ -19,6 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.core.build import Node, build
 from embodied.core.env import VecEnv
@@ -61,6 +62,13 @@ def rendered(task: str, size: int, fps: float) -> Node:
     """A camera that draws `task` of the simulated FR3, `size` pixels square."""
     scene = node_of("envs.fr3.rendered_camera.RenderedCamera", task=task, size=size)
     return node_of("real_robot.cameras.sources.Rendered", fps=fps, scene=scene)
+
+
+def exit_of(*words: object) -> int | str:
+    """The exit status of `embodied WORDS`."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code or 0
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -64,10 +64,7 @@ EARLY = [  # said before torch is imported
     ("train experiment=pendulum_sac learner.gama=1", '"gama" (did you mean "gamma"?)'),
     ("train experiment=pendulum_sac steps=many", "steps='many' should be int"),
     ("train experiment=pendulum_sac seed=0,1,2", "a run has one seed, and 0,1,2 are several"),
-    (
-        "train experiment=pendulum_sac policy.hidden=256",
-        "should be a list: [256], or [256,256]",
-    ),
+    ("train experiment=pendulum_sac policy.hidden=256", "should be a list: [256], or [256,256]"),
 ]
 
 

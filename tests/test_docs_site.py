@@ -32,13 +32,15 @@ def build(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_no_link_of_the_site_is_broken(site: Path) -> None:
+def test_no_link_of_the_site_is_broken_and_nothing_is_loaded_from_the_network(site: Path) -> None:
     """Pages, files and anchors, the generated ones included."""
-    pages = {page: page.read_text() for page in site.rglob("*.html") if page.name != "404.html"}
+    loading = r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]*(?:src|href)="https?:'
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
     anchors = {page: set(re.findall(r'\sid="([^"]+)"', text)) for page, text in pages.items()}
     broken = []
     for page, text in pages.items():
-        for link in re.findall(r'\s(?:href|src)="([^"]+)"', text):
+        assert re.findall(loading, text) == [], page
+        for link in re.findall(r'\s(?:href|src)="([^"]+)"', text) if page.stem != "404" else ():
             target, _, anchor = unescape(link).partition("#")
             if re.match(r"\w+:", target):
                 continue
@@ -46,14 +48,6 @@ def test_no_link_of_the_site_is_broken(site: Path) -> None:
             known = place.exists() and (not anchor or anchor in anchors.get(place, {anchor}))
             broken += [] if known or place == site else [f"{page.relative_to(site)}: {link}"]
     assert len(pages) > 50 and broken == []
-
-
-def test_nothing_is_loaded_from_the_network(site: Path) -> None:
-    loading = (
-        r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]*(?:src|href)="(https?:[^"]+)'
-    )
-    for page in site.rglob("*.html"):
-        assert re.findall(loading, page.read_text()) == []
 
 
 def test_the_settings_of_every_option_are_there(site: Path) -> None:

@@ -136,19 +136,11 @@ def bare(kind: Any) -> bool:
 FIELDS = every_field()
 
 
-def test_there_are_many() -> None:
+def test_every_setting_says_what_it_is_and_every_number_has_a_bound() -> None:
     assert len(FIELDS) > 1400
     assert "embodied.learners.actor_critic.OffPolicyConfig.tau" in FIELDS
-
-
-def test_every_setting_says_what_it_is() -> None:
-    silent = [name for name, field in FIELDS.items() if not field.setting.says]
-    assert sorted(silent) == []
-
-
-def test_every_number_has_a_bound() -> None:
-    without = [name for name, field in FIELDS.items() if bare(field.setting.kind)]
-    assert sorted(without) == []
+    assert sorted(name for name, field in FIELDS.items() if not field.setting.says) == []
+    assert sorted(name for name, field in FIELDS.items() if bare(field.setting.kind)) == []
 
 
 def test_defaults_are_read_as_they_are() -> None:
@@ -164,6 +156,7 @@ def test_defaults_are_read_as_they_are() -> None:
         if config is None:  # a class with keywords
             continue
         defaults = dict(defaults_of(config))
+        assert known is None or [setting.name for setting in known] == list(defaults), target
         for setting in known or []:
             try:
                 value = setting.value()
@@ -171,7 +164,7 @@ def test_defaults_are_read_as_they_are() -> None:
                 continue
             assert defaults[setting.name] == value, f"{target}.{setting.name}"
             compared += 1
-    assert compared > 900
+    assert compared > 900 and settings_of("no.such.Class") is None
 
 
 def defaults_of(config: Any) -> Iterator[tuple[str, Any]]:
@@ -188,16 +181,11 @@ def test_run_yaml_holds_every_setting(experiment: str) -> None:
     node = compose("train", [f"experiment={experiment}"]).node
     assert set(node) >= {each.name for each in settings_of(PRIMARY["train"]) or []}
     for part in ("env", "policy", "learner", "finetune", "teacher", "reward"):
-        if node[part] is not None:
-            require_whole(node[part])
+        for each in nodes_in(node[part]):
+            for setting in settings_of(str(each["_target_"])) or []:
+                known = setting.default is None or setting.name in each
+                assert known, f"{each['_target_']}.{setting.name}"
     assert node["data"].keys() >= {s.name for s in settings_of(DATA[node["data"]["regime"]]) or []}
-
-
-def require_whole(node: Any) -> None:
-    for each in nodes_in(node):
-        for setting in settings_of(str(each["_target_"])) or []:
-            if setting.default is not None:
-                assert setting.name in each, f"{each['_target_']}.{setting.name}"
 
 
 def test_nonsense_is_refused_in_one_line() -> None:
@@ -237,14 +225,12 @@ def test_the_values_of_every_option_are_within_bounds(file: Path) -> None:
 
 Node = dict[str, Any]
 Place = tuple[str | int, ...]
-GROUP_OF_EXPERIMENTS = "experiment"
-OVERRIDING = ("size",)
-"""Groups whose values replace those of any experiment: a default there is a change."""
 
 
 def files() -> list[Path]:
-    """The YAML files whose values have a class."""
-    options = [file for file in PACKAGED.glob("*/*.yaml") if file.parent.name not in OVERRIDING]
+    """The YAML files whose values have a class; in a size a default is a change of an experiment's
+    value."""
+    options = [file for file in PACKAGED.glob("*/*.yaml") if file.parent.name != "size"]
     return sorted([*options, *(PACKAGED / f"{name}.yaml" for name in PRIMARY if name != "run")])
 
 
@@ -300,7 +286,7 @@ def completed(file: Path, node: Node) -> Any:
     group = file.parent.name
     if file.parent == PACKAGED:
         return with_defaults(settings_of(PRIMARY[file.stem]) or [], node)
-    if group == GROUP_OF_EXPERIMENTS:
+    if group == "experiment":
         return of_run(merged(base_of(file), node))
     if group == "data":
         return of_data(node)

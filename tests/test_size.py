@@ -1,8 +1,5 @@
-"""The size of the project does not grow by the way: the limits are lowered as it shrinks.
-
-The figures are those of `python scripts/size.py`; settings without a comment or a bound, and YAML
-values that repeat a default, are none (tests/test_settings_classes.py).
-"""
+"""The size of the project does not grow by the way: the limits are lowered as it shrinks. The
+figures are those of `python scripts/size.py`."""
 
 from __future__ import annotations
 

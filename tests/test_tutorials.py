@@ -1,7 +1,5 @@
-"""The tutorials that the site offers as notebooks run as notebooks, with fewer steps.
-
-`tests/docs/` runs the blocks of all pages, these included.
-"""
+"""The tutorials that the site offers as notebooks run as notebooks, with fewer steps; tests/docs
+runs the blocks of all pages, these included."""
 
 from __future__ import annotations
 

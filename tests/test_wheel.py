@@ -1,8 +1,5 @@
-"""The wheel works outside of any checkout: it trains, evaluates and exports a view.
-
-It is installed into a virtual environment of its own, which sees the project's other packages
-through a .pth file behind its own (as scripts/interop.sh does), so nothing is downloaded.
-"""
+"""The wheel works outside of any checkout, in a virtual environment of its own, which sees the
+project's other packages through a .pth file behind its own: nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Two tiers: `pytest` runs the usual tests, `pytest --all` (`make test-all`) all of them.
-
-A check that holds for every YAML file of a group is usually run for one file of each class, and for
-each file that alone takes a path of the code. Experiments are run so that each class and each
-setting is in one. With `--all` all files are checked and all experiments run.
-"""
+"""Two tiers: `pytest` runs the usual tests, `pytest --all` (`make test-all`) all of them: a check
+of YAML files usually runs for one file of each class, and for each that alone takes a path of the
+code; experiments so that each class and each setting is in one."""
 
 from __future__ import annotations
 

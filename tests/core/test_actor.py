@@ -68,10 +68,7 @@ def test_one_row_begins_again_alone() -> None:
     assert played(actor, at(7, 8), flags(0, 1)) == [1.1, 8.0]
     assert actor.decided.tolist() == [False, True]
     assert actor.carry["count"].tolist() == [1, 1]  # row 1 starts from `initial`
-    assert actor.decision_obs["state"].flatten().tolist() == [
-        1,
-        8,
-    ]  # what each running decision saw
+    assert actor.decision_obs["state"].flatten().tolist() == [1, 8]  # what each decision saw
     assert [played(actor, at(9, 9), NEVER) for _ in range(2)] == [[1.2, 8.1], [1.3, 8.2]]
     assert played(actor, at(3, 9), NEVER) == [3.0, 8.3]  # row 0's four steps are over
     assert played(actor, at(9, 4), NEVER) == [3.1, 4.0]
@@ -147,19 +144,13 @@ def test_a_restored_actor_goes_on_exactly() -> None:
         assert torch.equal(restored(obs, first), expected)
 
 
-def test_states_are_flat() -> None:
-    actor = Actor(Counting(), 2)
-    played(actor, at(1, 2), ~NEVER)
-    state = actor.get_state()
-    assert {"cursor", "plan", "carry/count", "carry/row/age", "decision_obs/state"} <= set(state)
-    assert all(len(value) == 2 for value in state.values())
-
-
-def test_what_was_saved_does_not_change_afterwards() -> None:
+def test_what_is_saved_is_flat_and_does_not_change_afterwards() -> None:
     actor = Actor(Counting(), 2)
     played(actor, at(1, 2), ~NEVER)
     played(actor, at(7, 8), flags(0, 1))  # from here on the rows are out of step
     state = actor.get_state()
+    assert {"cursor", "plan", "carry/count", "carry/row/age", "decision_obs/state"} <= set(state)
+    assert all(len(value) == 2 for value in state.values())
     before = {key: value.clone() for key, value in state.items()}
     for _ in range(6):
         played(actor, at(3, 3), NEVER)

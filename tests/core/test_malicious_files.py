@@ -1,8 +1,6 @@
-"""Runs, checkpoints and datasets of somebody who wants to run code here: all doors refuse them.
-
-Every file would write `pwned`, start a process or open a connection if it were believed. A door is
-what a user types or calls with somebody else's folder.
-"""
+"""Runs, checkpoints and datasets of somebody who wants to run code here: all doors, what a user
+types or calls with somebody else's folder, refuse them. Each file would write `pwned`, start a
+process or open a connection if it were believed."""
 
 from __future__ import annotations
 

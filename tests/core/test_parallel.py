@@ -1,7 +1,5 @@
-"""Two processes that learn together, started by torchrun: the update of one with both batches.
-
-This file is also what the processes run.
-"""
+"""Two processes that learn together, started by torchrun: the update of one with both batches. They
+run this file."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embodied.cli import main
 from embodied.core import build, run_packages
+from tests.builders import exit_of
 
+SHORT = ("train", "env=two_gap", "learner=sac", "size=debug", "video=false", "steps=40")
 LAB = """
 from dataclasses import dataclass
 from embodied.policies import gaussian
@@ -34,11 +35,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "remembered_lab.py").write_text(LAB)
     (folder / "yaml" / "policy").mkdir(parents=True)
     (folder / "yaml" / "policy" / "mine.yaml").write_text("_target_: remembered_lab.Mine\n")
-    words = "env=two_gap policy=mine learner=sac size=debug video=false out=run steps=40"
     before = [*build.ALLOWED], [*build.ASKED]  # conftest gives back what a test changes, not this
+    words = [*SHORT, "policy=mine", "out=run", "allow=[remembered_lab]"]
     with pytest.MonkeyPatch.context() as patch:
         enter(folder, patch)
-        assert embodied(*words.split(), "allow=[remembered_lab]", "--config-dir", "yaml") == 0
+        assert exit_of(*words, "--config-dir", "yaml") == 0
         assert list(json.loads(run_packages.state_file().read_text())) == [str(folder / "run")]
     build.ALLOWED[:], build.ASKED[:] = before
     return folder
@@ -68,19 +69,13 @@ def forget() -> None:
     build.ASKED.clear()
 
 
-def embodied(*words: str, verb: str = "train") -> int | str | None:
-    with pytest.raises(SystemExit) as stopped:
-        main([verb, *words])
-    return stopped.value.code
-
-
 def test_the_owner_need_not_say_it_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert embodied("run", "episodes=2", verb="eval") == 0
+    assert exit_of("eval", "run", "episodes=2") == 0
     assert "embodied: allow=[remembered_lab], as when it was trained" in capsys.readouterr().err
     forget()
-    assert embodied("resume=run", "steps=60") == 0
+    assert exit_of("train", "resume=run", "steps=60") == 0
     forget()
-    assert embodied("run", "episodes=2", verb="eval") == 0  # its run.yaml has changed since
+    assert exit_of("eval", "run", "episodes=2") == 0  # its run.yaml has changed since
 
 
 @pytest.mark.parametrize("how", ["moved", "changed", "said in the file"])
@@ -96,7 +91,7 @@ def test_a_run_cannot_extend_the_list(
         node = yaml.safe_load((run / "run.yaml").read_text())
         node |= {"seed": 7} if how == "changed" else {"allow": ["remembered_lab"]}
         (run / "run.yaml").write_text(yaml.safe_dump(node))
-    assert embodied(str(run), "episodes=2", verb="eval") == 2
+    assert exit_of("eval", run, "episodes=2") == 2
     assert "add its package with allow=" in capsys.readouterr().err
 
 
@@ -104,7 +99,7 @@ def test_another_run_beside_it_gains_nothing(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(place / "run", place / "theirs")
-    assert embodied("run", "theirs", "episodes=2", verb="eval") == 2
+    assert exit_of("eval", "run", "theirs", "episodes=2") == 2
     assert "add its package with allow=" in capsys.readouterr().err
 
 
@@ -119,14 +114,13 @@ def test_what_reaches_robots_is_not_remembered(place: Path) -> None:
 def test_nothing_is_written_without_packages(place: Path) -> None:
     before = run_packages.state_file().read_text()
     assert list(json.loads(before)) == [str(place / "run")]
-    words = "env=two_gap policy=gaussian learner=sac size=debug video=false out=plain steps=40"
-    assert embodied(*words.split()) == 0
+    assert exit_of(*SHORT, "policy=gaussian", "out=plain") == 0
     assert run_packages.state_file().read_text() == before
 
 
 def test_a_damaged_file_is_ignored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_packages.state_file().write_text("{")
-    assert embodied("run", "episodes=2", verb="eval") == 2
+    assert exit_of("eval", "run", "episodes=2") == 2
     assert "allow=" in capsys.readouterr().err
 
 

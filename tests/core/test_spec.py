@@ -50,20 +50,14 @@ def test_symbols_and_numbers_do_not_fit() -> None:
         require_same(one, two, "here", "there")
 
 
-def test_there_and_back() -> None:
+def test_sentences_there_and_back() -> None:
     said = ["put the cup down", "", "öffne die Schublade"]
     rows = encode(said, 24)
     assert rows.shape == (3, 24) and rows.dtype == torch.uint8
     assert decode(rows) == said
-
-
-def test_a_sentence_that_does_not_fit_is_an_error() -> None:
+    assert decode(torch.tensor([[255, 65, 0]], dtype=torch.uint8)) == ["\ufffdA"]  # no text
     with pytest.raises(ValueError, match="6 bytes does not fit into 5"):
         encode(["abcdef"], 5)
-
-
-def test_bytes_that_are_no_text_do_not_stop_a_run() -> None:
-    assert decode(torch.tensor([[255, 65, 0]], dtype=torch.uint8)) == ["\ufffdA"]
 
 
 def test_the_text_leaf_is_found_by_its_unit() -> None:

@@ -130,9 +130,6 @@ def test_a_demonstrator_that_never_succeeds_is_given_up(tmp_path: Path) -> None:
 class Hopeless(Counter):
     """Nothing succeeds here."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-
     def step(self, action: torch.Tensor) -> Step:
         step = super().step(action)
         step.log["success"] = torch.zeros_like(step.log["success"])

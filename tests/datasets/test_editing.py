@@ -17,14 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from embodied.cli import main
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.edit import Split, checked, drop, failed, merge, numbered, split
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
-from tests.builders import recorded
+from tests.builders import exit_of, recorded
 
 pytest.importorskip("av")
 
@@ -131,13 +130,6 @@ def test_merge_is_one_after_the_other(tmp_path: Path) -> None:
     assert tasks["task"].to_pylist() == ["push", "pull"]
 
 
-def test_merged_twice_and_dropped_is_the_same_again(source: Path, tmp_path: Path) -> None:
-    merge([source, source], tmp_path / "double")
-    drop(tmp_path / "double", tmp_path / "again", numbered("0-3"))
-    for i in range(4):
-        require_same_episode(read_episodes(source), i, read_episodes(tmp_path / "again"), i)
-
-
 def test_what_does_not_fit_is_named_in_one_line(tmp_path: Path) -> None:
     a = record(tmp_path / "a", LENGTHS[:1])
     other = Spec(obs={"state": Leaf((2,))}, act=Leaf((2,), low=-1.0, high=1.0), dt=0.05)
@@ -176,11 +168,6 @@ def test_a_killed_recording_is_finished_in_the_copy_only(tmp_path: Path) -> None
     assert fingerprint(source) == before
 
 
-def test_an_existing_folder_is_not_written_to(source: Path) -> None:
-    with pytest.raises(DatasetError, match="exists"):
-        drop(source, source, numbered("0"))
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [("9", "no episode 9"), ("a", "3,7-9"), ("5-2", "ends before"), ("0-3", "nothing is left")],
@@ -190,6 +177,8 @@ def test_a_wrong_choice_is_one_line_and_leaves_nothing(
 ) -> None:
     with pytest.raises(DatasetError, match=said):
         drop(source, tmp_path / "kept", numbered(words))
+    with pytest.raises(DatasetError, match="exists"):
+        drop(source, source, numbered("0"))
     assert sorted(f.name for f in tmp_path.iterdir()) == ["demos"]
 
 
@@ -231,10 +220,6 @@ DATA = "data/chunk-000/file-000.parquet"
 FILM = "videos/observation.images.front/chunk-000/file-000.mp4"
 
 
-def test_a_good_dataset_has_no_findings(source: Path) -> None:
-    assert findings(source) == []
-
-
 def test_numbers_that_are_wrong_are_found(source: Path) -> None:
 
     def spoil(rows: list[list[float]]) -> list[list[float]]:
@@ -251,6 +236,7 @@ def test_numbers_that_are_wrong_are_found(source: Path) -> None:
 
 
 def test_gaps_in_time_are_found(source: Path) -> None:
+    assert findings(source) == []
     rewrite(source / DATA, "timestamp", lambda a: [t + (i > 11 + 8) for i, t in enumerate(a)])
     # A constant shift is no gap.
     assert findings(source) == [(1, 9, "timestamp: 1.100 s after the step before")]
@@ -313,25 +299,18 @@ def test_a_damaged_data_file_is_found(source: Path) -> None:
     assert all("file-000.parquet" in what for _, _, what in found)
 
 
-def command(*words: str) -> int:
-    """The exit status of `embodied demos ...`."""
-    with pytest.raises(SystemExit) as end:
-        main(["demos", *words])
-    return int(end.value.code or 0)
-
-
 def test_the_command_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(source / DATA, "next.reward", lambda r: [*r[:-1], float("inf")])
     clean, both, four = (str(tmp_path / name) for name in ("clean", "both", "four"))
-    assert command("check", str(source), f"fix={clean}") == 1
+    assert exit_of("demos", "check", source, f"fix={clean}") == 1
     said = capsys.readouterr().out
     assert "episode     3  frame     23  next.reward is not finite" in said
     assert "1 of 4 episodes have findings" in said and "clean: 3 episodes" in said
-    assert command("check", clean) == 0
-    assert command("merge", clean, clean, f"out={both}") == 0
-    assert command("drop", both, "episodes=0-1", f"out={four}") == 0
+    assert exit_of("demos", "check", clean) == 0
+    assert exit_of("demos", "merge", clean, clean, f"out={both}") == 0
+    assert exit_of("demos", "drop", both, "episodes=0-1", f"out={four}") == 0
     parts = [f"out={tmp_path / 'x'}", f"rest={tmp_path / 'y'}"]
-    assert command("split", four, "share=0.5", *parts) == 0
+    assert exit_of("demos", "split", four, "share=0.5", *parts) == 0
     assert len(read_episodes(tmp_path / "x")) == len(read_episodes(tmp_path / "y")) == 2
 
 
@@ -352,6 +331,6 @@ def test_errors_are_one_line(
     words: list[str], said: str, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word if word != "D" else str(source) for word in words]
-    assert command(*words) == 2
+    assert exit_of("demos", *words) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error

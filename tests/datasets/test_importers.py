@@ -177,23 +177,15 @@ def test_maniskill_without_observations_is_one_clear_line(tmp_path: Path) -> Non
 
 
 def cartpole_episode(env: Any, seed: int) -> EpisodeBuffer:
-    observations = [env.reset(seed=seed)[0]]
-    actions, rewards, terminations, truncations = [], [], [], []
-    while not any(terminations + truncations):
+    observations, steps = [env.reset(seed=seed)[0]], list[list[Any]]()
+    while not steps or not any(steps[-1][2:]):
         action = env.action_space.sample()
-        obs, reward, terminated, truncated, _ = env.step(action)
+        obs, *ends, _ = env.step(action)
         observations.append(obs)
-        actions.append(action)
-        rewards.append(reward)
-        terminations.append(terminated)
-        truncations.append(truncated)
-    return EpisodeBuffer(
-        observations=np.stack(observations),
-        actions=np.stack(actions),
-        rewards=rewards,
-        terminations=terminations,
-        truncations=truncations,
-    )
+        steps.append([action, *ends])
+    actions, *ends = map(list, zip(*steps, strict=True))
+    named = dict(zip(("rewards", "terminations", "truncations"), ends, strict=True))
+    return EpisodeBuffer(observations=np.stack(observations), actions=np.stack(actions), **named)
 
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])

@@ -19,6 +19,7 @@ from embodied.llm.budget import FILE, Budget, Limits, Price
 from embodied.llm.chat import BudgetSpent, ChatError, Message, Request
 from embodied.llm.client import Cache, ChatClient, Config, Record
 from embodied.reward_design.run import DesignConfig, design
+from tests.builders import node_of
 from tests.llm.server import Server, Told, says, serving
 
 
@@ -247,10 +248,7 @@ def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
         limits = {"calls": 3, "backoff": 0.001}
         return DesignConfig(
             env={"_target_": "embodied.envs.toy.two_gap.TwoGap"},
-            designer={
-                "_target_": "embodied.reward_design.designers.language_model.Eureka",
-                "repairs": 0,
-            },
+            designer=node_of("reward_design.designers.language_model.Eureka", repairs=0),
             chat={"_target_": "embodied.llm.client.ChatClient", "url": url, "model": "m"}
             | {"limits": limits},
             sentence="go to the goal",

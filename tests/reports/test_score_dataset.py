@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied import cli
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import EpisodeWriter
 from embodied.rewards.vision_language.clip import Clip
 from embodied.rewards.vision_language.clip import Config as ClipConfig
+from tests.builders import exit_of, recorded
 from tests.llm.server import Told, says, serving
 
 CAMERA = Leaf((16, 16, 3), "uint8")
@@ -33,30 +33,27 @@ def picture(x: Tensor) -> Tensor:
     return image
 
 
-def recorded(folder: Path, ends: tuple[bool, ...], marked: bool = True) -> Path:
-    """Episodes of 4 steps: a point goes right by 1 a step where it succeeds, else left; seen in
-    front, and not by the wrist."""
+def episode(x: Tensor, seen: Tensor, **ends: Tensor) -> dict[str, Tensor]:
+    """Of a point at x [T + 1], seen in front, and not by the wrist; cut off in the end."""
+    views = {"state": x[:, None], "front": picture(seen), "wrist": picture(0 * x)}
+    steps = len(x) - 1
+    cut = torch.arange(steps) == steps - 1
+    return recorded(views, torch.zeros(steps, 1), truncated=cut, **ends)
+
+
+def record(folder: Path, ends: tuple[bool, ...], marked: bool = True) -> Path:
+    """Episodes of 4 steps: a point goes right by 1 a step where it succeeds, else left."""
     with EpisodeWriter(folder, SPEC, images="png") as writer:
         for won in ends:
             x = torch.arange(5.0) if won else -torch.arange(5.0)
             over = torch.tensor([False, False, False, won])
-            views = {"state": x[:, None], "front": picture(x.abs()), "wrist": picture(0 * x)}
-            steps = {
-                **{f"obs/{name}": value[:-1] for name, value in views.items()},
-                **{f"next_obs/{name}": value[-1] for name, value in views.items()},
-                "action": torch.zeros(4, 1),
-                "reward": over.float(),
-                "terminated": torch.zeros(4, dtype=torch.bool),
-                "truncated": torch.tensor([False, False, False, True]),
-            }
-            writer.add(steps | ({"success": over} if marked else {}))
+            success = {"success": over} if marked else {}
+            writer.add(episode(x, x.abs(), reward=over.float(), **success))
     return folder
 
 
-def score(*words: str, code: int = 0) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["reward", "score", *words])
-    assert stop.value.code == code
+def score(*words: object, code: int = 0) -> None:
+    assert exit_of("reward", "score", *words) == code
 
 
 def read(out: Path) -> dict[str, Any]:
@@ -65,8 +62,8 @@ def read(out: Path) -> dict[str, Any]:
 
 def test_a_reward_is_scored_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0.5 x' - x falls where x rises: this reward tells success the wrong way."""
-    source, out = recorded(tmp_path / "demos", (True, False, False)), tmp_path / "out"
-    score(str(source), "reward=shaping", X, "gamma=0.5", f"out={out}", "threshold=0")
+    source, out = record(tmp_path / "demos", (True, False, False)), tmp_path / "out"
+    score(source, "reward=shaping", X, "gamma=0.5", f"out={out}", "threshold=0")
     found = read(out)
     first, second, _ = found["episodes"]
     env = torch.tensor([0.0, 0.0, 0.0, 1.0])
@@ -96,9 +93,10 @@ def test_the_length_of_episodes_is_a_control_of_the_sum(
     which the command says."""
     source, out = tmp_path / "demos", tmp_path / "out"
     with EpisodeWriter(source, SPEC, images="png") as writer:
-        for steps in (2, 3, 5, 5):
-            writer.add(standing(steps, won=steps < 5))
-    score(str(source), "reward=shaping", "reward.potential={of: value, a: [1.0], b: null}",
+        for steps in (2, 3, 5, 5):  # in which nothing moves
+            x, won = torch.zeros(steps + 1), torch.arange(steps) == (steps - 1 if steps < 5 else 9)
+            writer.add(episode(x, x, reward=won.float(), success=won))
+    score(source, "reward=shaping", "reward.potential={of: value, a: [1.0], b: null}",
           "reward.env_weight=0", "gamma=0.5", f"out={out}")  # fmt: skip
     facts = read(out)["summary"]
     assert facts["auc_length"]["value"] == 1.0
@@ -108,28 +106,13 @@ def test_the_length_of_episodes_is_a_control_of_the_sum(
     )
 
 
-def standing(steps: int, won: bool) -> dict[str, Tensor]:
-    """An episode in which nothing moves."""
-    x, over = torch.zeros(steps + 1), torch.arange(steps) == steps - 1
-    views = {"state": x[:, None], "front": picture(x), "wrist": picture(x)}
-    return {
-        **{f"obs/{name}": value[:-1] for name, value in views.items()},
-        **{f"next_obs/{name}": value[-1] for name, value in views.items()},
-        "action": torch.zeros(steps, 1),
-        "reward": (over & won).float(),
-        "terminated": over & False,
-        "truncated": over,
-        "success": over & won,
-    }
-
-
 def test_either_of_two_cameras_is_scored(tmp_path: Path) -> None:
     """The wrist sees nothing change; the front's values are those of the encoder itself."""
-    source = recorded(tmp_path / "demos", (True,))
+    source = record(tmp_path / "demos", (True,))
     words = ["reward=clip", "reward.prompt=a red square", "reward.ladder=none"]
     for camera in ("front", "wrist"):
         out = f"out={tmp_path / camera}"
-        score(str(source), *words, f"reward.picture={camera}", out)
+        score(source, *words, f"reward.picture={camera}", out)
     (front,), (wrist,) = (read(tmp_path / name)["episodes"] for name in ("front", "wrist"))
     assert wrist["rise"] is None and front["highest"] > front["lowest"]
     config = ClipConfig(prompt="a red square", ladder="none", picture="front")
@@ -141,13 +124,13 @@ def test_several_cameras_are_scored_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a model behind a server that sees redness: in front it rises, at the wrist it does not."""
-    source, out = recorded(tmp_path / "demos", (True, False)), tmp_path / "out"
+    source, out = record(tmp_path / "demos", (True, False)), tmp_path / "out"
     front, wrist = (says(json.dumps({"completion": c})) for c in ([25, 50, 75, 100], [0] * 4))
     with serving(front, front, wrist) as server:
         words = ["reward=vlm_progress", "reward.goal=make it red", "reward.shuffle=false"]
         words += [f"reward.chat.url={server.url}", "reward.chat.cache=null", "reward.value=level"]
         words.append("reward.env_weight=0")
-        score(str(source), *words, "cameras=[front,wrist]", f"out={out}")
+        score(source, *words, "cameras=[front,wrist]", f"out={out}")
     one, other = read(out / "front"), read(out / "wrist")
     assert one["summary"]["rise"] == pytest.approx(1.0) and other["summary"]["rise"] is None
     assert one["episodes"][0]["values"] == pytest.approx([-0.75, -0.5, -0.25, 0.0])
@@ -167,28 +150,28 @@ def test_a_server_that_cannot_answer_ends_in_a_line_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Told, ask: str, line: str
 ) -> None:
     """Without the advice on observations that are not recorded."""
-    source = recorded(tmp_path / "demos", (True,))
+    source = record(tmp_path / "demos", (True,))
     with serving(answer) as server:
         words = ["reward=vlm_success", "reward.goal=make it red", f"reward.ask={ask}"]
         words += [f"reward.chat.url={server.url}", "reward.chat.cache=null"]
-        score(str(source), *words, "reward.picture=front", f"out={tmp_path / 'out'}", code=2)
+        score(source, *words, "reward.picture=front", f"out={tmp_path / 'out'}", code=2)
     assert capsys.readouterr().err.strip().endswith(line)
 
 
 def test_without_recorded_success_there_is_no_area(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = recorded(tmp_path / "demos", (True, True, False), marked=False)
+    source = record(tmp_path / "demos", (True, True, False), marked=False)
     out = tmp_path / "out"
-    score(str(source), "reward=shaping", X, "episodes=2", f"out={out}", "threshold=0")
+    score(source, "reward=shaping", X, "episodes=2", f"out={out}", "threshold=0")
     facts = read(out)["summary"]
     assert facts["episodes"] == 2 and "successes" not in facts and "confusion" not in facts
     assert "success is not recorded" in capsys.readouterr().out
 
 
 def test_successes_alone_have_no_area(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = recorded(tmp_path / "demos", (True, True)), tmp_path / "out"
-    score(str(source), "reward=shaping", X, f"out={out}")
+    source, out = record(tmp_path / "demos", (True, True)), tmp_path / "out"
+    score(source, "reward=shaping", X, f"out={out}")
     assert read(out)["summary"]["auc_last"] is None
     assert "the last step's reward: undefined" in capsys.readouterr().out
 
@@ -210,7 +193,7 @@ def test_successes_alone_have_no_area(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_mistakes_are_one_line(
     words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = recorded(tmp_path / "demos", (True,))
+    source = record(tmp_path / "demos", (True,))
     words = [str(source) if word == "DATASET" else word for word in words]
     score(*words, f"out={tmp_path / 'out'}", code=2)
     shown = capsys.readouterr().err.strip()

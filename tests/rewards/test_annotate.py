@@ -40,6 +40,7 @@ from embodied.rewards.wrappers.added_observations import (
     CaptionVocabulary,
     with_event_captions,
 )
+from tests.builders import node_of
 from tests.llm.server import says, serving
 
 KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
@@ -178,10 +179,7 @@ def test_a_world_without_events_is_described() -> None:
     assert step.next_obs[TIMES].tolist() == [1, 1]
 
 
-JUDGE = {
-    "_target_": "embodied.rewards.language.rule_reader.RuleReader",
-    "helpful": ["unlocked", "picked up"],
-}
+JUDGE = node_of("rewards.language.rule_reader.RuleReader", helpful=["unlocked", "picked up"])
 
 
 def made(folder: Path, **settings: Any) -> Annotate:

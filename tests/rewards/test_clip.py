@@ -20,6 +20,7 @@ from embodied.envs.toy.two_gap import TwoGap
 from embodied.rewards.vision_language.clip import Config, Goal, Ladders, Projected, readout_of
 from embodied.rewards.wrappers.success_detector import NoTerminationWrapper
 from embodied.vision import simclip
+from tests.builders import node_of
 from tests.rewards.rows import write_episodes
 
 REACH = "the hand is touching the green ball"
@@ -123,11 +124,7 @@ def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
 
 def test_change_is_potential_based() -> None:
     env = TwoGap(GapConfig(num_envs=2))
-    node = {
-        "_target_": "embodied.rewards.vision_language.clip.Clip",
-        "value": "change",
-        "scale": 2.0,
-    }
+    node = node_of("rewards.vision_language.clip.Clip", value="change", scale=2.0)
     reward = build(
         node | {"prompt": REACH, "picture": "front"}, Reward, spec=SPEC, device=torch.device("cpu")
     )

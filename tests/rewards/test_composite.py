@@ -19,6 +19,7 @@ from embodied.core.tensors import Tensors
 from embodied.envs.quadrotor.rewards import hover_rows
 from embodied.rewards.handcrafted.composite import CompositeReward, ScheduledWeights, correlation
 from embodied.rewards.wrappers.added_observations import VISITS, VisitCountWrapper, with_render
+from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, rows, state, step
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
@@ -53,11 +54,7 @@ class Sharper(Looking):
 
 
 def mixed(tmp_path: Path, terms: dict[str, Any], **settings: Any) -> CompositeReward:
-    node = {
-        "_target_": "embodied.rewards.handcrafted.composite.CompositeReward",
-        "terms": terms,
-        **settings,
-    }
+    node = node_of("rewards.handcrafted.composite.CompositeReward", terms=terms, **settings)
     return make(node, folder=tmp_path)
 
 

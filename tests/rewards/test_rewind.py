@@ -27,18 +27,14 @@ from embodied.rewards.demonstrations.rewind import (
     weights,
 )
 from embodied.rewards.fitted import linear_progress
-from tests.builders import make_reward
+from tests.builders import make_reward, node_of
 from tests.rewards.rows import write_episodes
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter
 
-NODE = {
-    "_target_": "embodied.rewards.demonstrations.rewind.Rewind",
-    "hidden": [32, 32],
-    "updates": 400,
-    "batch_size": 128,
-    "lr": 0.003,
-}
+NODE = node_of(
+    "rewards.demonstrations.rewind.Rewind", hidden=[32, 32], updates=400, batch_size=128, lr=0.003
+)
 HOW = FitConfig(1, 500, 1e-3, rewind=0.0, mismatch=0.0, noise=0.0)
 
 

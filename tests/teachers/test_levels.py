@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError, Node, build
 from embodied.core.remembered import pack, unpack
 from embodied.envs.maze.env import Config, Maze
 from embodied.teachers.levels.replay import AGAIN, EDIT, NEW, LevelBuffer, Plr, Sfl
@@ -25,8 +26,8 @@ def maze() -> Maze:
     return Maze(Config(side=5, blocks=8, num_envs=3, horizon=6))
 
 
-def made(maze: Maze, seed: int = 0, **settings: Any) -> Plr:
-    return build(NODE | settings, Curriculum, spec=maze.spec, levels=maze.levels, seed=seed)
+def made(maze: Maze, node: Node = NODE, **settings: Any) -> Any:
+    return build(node | settings, Curriculum, spec=maze.spec, levels=maze.levels, seed=0)
 
 
 def outcome(gain: float, ret: float = 0.0, value: float = 0.0, n: int = 1) -> Outcome:
@@ -81,13 +82,6 @@ def test_chances_by_hand() -> None:
     assert books.chances().sum() == pytest.approx(1)
 
 
-def test_a_small_beta_takes_the_best() -> None:
-    books = library(0.2, 0.5, 0.1, beta=0.001, staleness=0.0)
-    assert np.allclose(books.chances(), [0, 1, 0])
-    random = np.random.default_rng(0)
-    assert {books.sample(random) for _ in range(5)} == {1} and books.clock == 5
-
-
 def test_the_least_likely_level_leaves_for_a_better_one() -> None:
     books = library(0.2, 0.5, 0.1, 0.4)
     assert not books.add(np.array([0.9]), 0.1, 0.0)  # not higher than the lowest
@@ -107,6 +101,7 @@ def test_the_least_likely_level_leaves_for_a_better_one() -> None:
 def test_draws_are_as_often_as_chances() -> None:
     books, random = library(0.2, 0.5, 0.1, staleness=0.0), np.random.default_rng(0)
     counts = np.bincount([books.sample(random) for _ in range(3000)], minlength=3)
+    assert books.clock == 3000
     assert np.allclose(counts / 3000, np.array([9, 36, 4]) / 49, atol=0.03)
 
 
@@ -175,19 +170,6 @@ def test_a_level_that_is_known_is_not_taken_twice(maze: Maze) -> None:
     level = teacher.library.level[0].copy()
     teacher.learn(level[None], np.array([[0.9, 0.0, 0.0]]), [(NEW, -1)])
     assert len(teacher.library) == 2 and teacher.library.score[0] == 0.9
-
-
-def test_a_resumed_library_goes_on_exactly(maze: Maze) -> None:
-    teacher, other = filled(maze, 12, edits=1), made(maze, seed=3, edits=1)
-    other.set_state(unpack(pack(teacher.get_state())))
-    for _ in range(30):
-        ends = []
-        for each in (teacher, other):
-            tasks, tickets = each.sample(2)
-            each.update(tickets, outcome(float(tasks.sum()) % 1, n=2))
-            ends.append(tasks)
-        assert torch.equal(*ends)
-    assert np.array_equal(teacher.library.chances(), other.library.chances())
 
 
 def test_estimates_are_means_over_the_steps_of_an_episode(maze: Maze) -> None:
@@ -268,11 +250,7 @@ def test_what_makes_no_sense_is_refused(maze: Maze) -> None:
 
 
 SFL = {"_target_": "embodied.teachers.levels.replay.Sfl", "candidates": 6, "plays": 4, "size": 2}
-
-
-def made_sfl(maze: Maze, seed: int = 0, **settings: Any) -> Sfl:
-    node = SFL | settings
-    return build(node, Curriculum, spec=maze.spec, levels=maze.levels, seed=seed)
+made_sfl = partial(made, node=SFL)
 
 
 def play(teacher: Sfl, rates: list[float]) -> None:
@@ -332,22 +310,12 @@ def test_a_round_follows_after_so_many_episodes(maze: Maze) -> None:
     assert len(teacher.tested) == 6 and len(teacher.waiting) == 24 and len(teacher.kept) == 2
 
 
-def test_interrupted_tests_are_repeated_and_a_resumed_teacher_continues(maze: Maze) -> None:
-    teacher, other = made_sfl(maze), made_sfl(maze, seed=4)
+def test_interrupted_tests_are_repeated(maze: Maze) -> None:
+    teacher = made_sfl(maze)
     _, tickets = teacher.sample(7)
-    teacher.update(tickets[:2], ended(*[1.0, 0.0]))
-    other.set_state(unpack(pack(teacher.get_state())))
-    for each in (teacher, other):
-        each.forget()
-        assert len(each.waiting) == 22
-    for _ in range(40):
-        tasks = []
-        for each in (teacher, other):
-            task, ticket = each.sample(1)
-            each.update(ticket, ended(*[float(task.sum()) % 1 > 0.5]))
-            tasks.append(task)
-        assert torch.equal(*tasks)
-    assert teacher.rounds == other.rounds == 1
+    teacher.update(tickets[:2], ended(1.0, 0.0))
+    teacher.forget()
+    assert len(teacher.waiting) == 22
 
 
 def test_bad_settings_are_one_line(maze: Maze) -> None:

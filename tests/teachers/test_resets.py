@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from embodied.core import tensors as tt
 from embodied.core.build import ConfigError, build
 from embodied.core.env import NotSavable
 from embodied.core.policy import Policy
-from embodied.core.remembered import pack, unpack
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
 from embodied.envs.fr3.env import Config, Fr3
@@ -24,7 +24,6 @@ from embodied.envs.gym import Gym
 from embodied.teachers.resets.curricula import (
     Reverse,
     Snapshot,
-    Trajectory,
     k_means,
     nearby_states,
     similarity,
@@ -173,22 +172,6 @@ def test_episodes_begin_there_and_are_cut_off_after_the_limit(tmp_path: Path) ->
     assert lines[0]["task"] == [pytest.approx(3 / longest, abs=1e-4)]
 
 
-def test_a_world_of_starts_continues_exactly() -> None:
-    env = reach()
-    world = ResetStateWrapper(env, made(SNAPSHOT, env, limit=5, usual=0.5))
-    world.reset(0)
-    for _ in range(3):
-        world.step(torch.zeros(2, 4))
-    state, teacher = world.get_state(), pack(world.resets.get_state())
-    runs = []
-    for _ in range(2):
-        obs = world.set_state(state)
-        world.resets.set_state(unpack(teacher))
-        steps = [world.step(torch.full((2, 4), 0.3)) for _ in range(12)]
-        runs.append(torch.cat([obs["state"], *(step.obs["state"] for step in steps)]))
-    assert torch.equal(*runs)
-
-
 def test_usual_episodes_and_those_without_a_score_teach_nothing() -> None:
     env = reach()
     resets = fixed(env, usual=0.5)
@@ -309,10 +292,7 @@ def test_saved_states_are_tensors_of_one_length() -> None:
     assert (saved.time + saved.left == saved.lengths[saved.episode]).all()
 
 
-def made_trajectory(env: Fr3, **settings: Any) -> Trajectory:
-    target = "embodied.teachers.resets.curricula.Trajectory"
-    node = {"_target_": target, "player": SCRIPT, "episodes": 3}
-    return build({**node, "usual": 0.0, **settings}, Curriculum, spec=env.spec, env=env, seed=0)
+made_trajectory = partial(made, "embodied.teachers.resets.curricula.Trajectory", usual=0.0)
 
 
 def alike() -> Trajectories:
@@ -374,24 +354,6 @@ def test_switching_and_straying_are_the_frames_own_score() -> None:
         before = teacher.means[frame]
         teacher.update(ticket, Outcome(ended, ended, ended))
         assert teacher.means[frame] == (before + 1) / 2 and state != DEFAULT_RESET
-
-
-def test_it_goes_on_exactly_in_a_world() -> None:
-    env = reach(horizon=50)
-    teacher = made_trajectory(env, usual=0.3, limit=4)
-    world = ResetStateWrapper(env, teacher)
-    world.reset(0)
-    for _ in range(15):
-        world.step(torch.zeros(2, 4))
-    state, kept = world.get_state(), pack(teacher.get_state())
-    other = made_trajectory(reach(horizon=50), usual=0.3, limit=4, episodes=2)
-    runs = []
-    for each in (teacher, other):
-        each.set_state(unpack(kept))
-        world.resets = each
-        world.set_state(state)
-        runs.append(torch.cat([world.step(torch.zeros(2, 4)).obs["state"] for _ in range(20)]))
-    assert torch.equal(*runs) and np.array_equal(teacher.means, other.means)
 
 
 def test_settings_that_mean_nothing() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from embodied.checks.teacher_envs import TwoAgents
 from embodied.core.build import ConfigError, build
-from embodied.core.remembered import pack, unpack
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.toy.rooms import Config, Rooms
@@ -21,14 +19,12 @@ from embodied.envs.wrappers.episodic_density import Config as FamiliarConfig
 from embodied.teachers.assistance.privilege import Privilege
 from embodied.teachers.exploration.adversarial_surprise import AdversarialSurprise
 from embodied.teachers.teacher import Curriculum
+from tests.builders import node_of
 from tests.teachers.place import ended
 
-NODE = {
-    "_target_": "embodied.teachers.exploration.adversarial_surprise.AdversarialSurprise",
-    "turns": 4,
-    "steps": 3,
-    "free": 0.34,
-}
+NODE = node_of(
+    "teachers.exploration.adversarial_surprise.AdversarialSurprise", turns=4, steps=3, free=0.34
+)
 STILL = torch.zeros(2, dtype=torch.int64)
 
 
@@ -135,24 +131,6 @@ def test_a_game_ends_after_its_turns() -> None:
     assert how["world_return"] == 0 and how["games"] == 1 and how["control"] < 0
 
 
-def test_a_saved_game_goes_on() -> None:
-    """In the middle of Explore's second turn."""
-    env, ends = world(noisy=2), []
-    _, _, explore, _ = game(env)
-    explore.reset(1)
-    for _ in range(4):
-        explore.step(STILL + 2)
-    state = unpack(pack({key: value.clone() for key, value in explore.get_state().items()}))
-    for _ in range(2):
-        explore.set_state(state)
-        found: list[Tensor] = []
-        for _ in range(5):
-            step = explore.step(STILL + 2)
-            found += [step.reward, *step.obs.values()]
-        ends.append(torch.cat([part.flatten().float() for part in found]))
-    assert torch.equal(*ends)
-
-
 def test_other_worlds_and_settings_are_refused() -> None:
     rooms = Rooms(Config(num_envs=2))
     with pytest.raises(ConfigError, match="episodic density"):
@@ -210,18 +188,6 @@ def test_some_episodes_have_less() -> None:
     assert 90 < int((given > 0.45).sum()) < 110  # 0.8 u^2 < 0.05: u < 1/4
     play(teacher, [1.0] * 4)
     assert teacher.level == 0.25  # what had less counts as well
-
-
-def test_no_number_no_lesson_and_an_exact_resume() -> None:
-    teacher, other = made(), made()
-    with pytest.warns(UserWarning, match="is NaN"):
-        play(teacher, [float("nan")] * 5)
-    assert teacher.level == 1 and not teacher.recent
-    play(teacher, [1.0, 1.0, 0.0])
-    teacher.sample(2)  # two that never end
-    other.set_state(unpack(pack(teacher.get_state())))
-    assert torch.equal(play(teacher, [1.0] * 9), play(other, [1.0] * 9))
-    assert teacher.level == other.level < 1
 
 
 def test_settings_that_mean_nothing() -> None:

@@ -186,10 +186,7 @@ def in_a_browser(viewer: RobotViewer) -> None:
 
 def none_is_cut(browser: Browser) -> None:
     cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth + 1)"
-    until(
-        lambda: browser.run(f"{cut}.length") == 0,
-        why=lambda: browser.run(f"{cut}[0].innerText"),
-    )
+    until(lambda: browser.run(f"{cut}.length") == 0, why=lambda: browser.run(f"{cut}[0].innerText"))
 
 
 def state_of(mode: Mode = Mode.RUNNING, **fields: object) -> np.ndarray:

@@ -26,13 +26,11 @@ from embodied.viewer.session.overlays import (
     saliency,
 )
 from embodied.viewer.session.player import coloured, grouped, noise_picture
+from tests.builders import node_of
 from tests.viewer.sessions import FLOW, LIFT, REACH, run_with
 
 BASE = FLOW | {"chunk": 2, "width": 8}
-CLIP = {
-    "_target_": "embodied.rewards.vision_language.clip.Clip",
-    "prompt": "the hand is touching the green ball",
-}
+CLIP = node_of("rewards.vision_language.clip.Clip", prompt="the hand is touching the green ball")
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]}
 
 
