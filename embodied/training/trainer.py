@@ -148,9 +148,9 @@ class Trainer:
         if self._due(self.every.log, before):
             rates = self.throughput.drain(self.step)
             taught = {} if self.teacher is None else self.teacher.metrics()
-            updates, self.updates = self.updates, []
-            keys = dict.fromkeys(key for update in updates for key in update)
-            stacks = {key: torch.stack([u[key] for u in updates if key in u]) for key in keys}
+            new, self.updates = self.updates, []
+            keys = dict.fromkeys(key for update in new for key in update)
+            stacks = {key: torch.stack([u[key] for u in new if key in u]) for key in keys}
             # Means over the updates since the last line; the only device sync.
             row = {f"train/{key}": stack.mean().item() for key, stack in stacks.items()}
             row |= {f"train/teacher_{key}": value for key, value in taught.items()}

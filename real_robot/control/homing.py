@@ -138,7 +138,9 @@ class HomeRoute:
         ways: list[list[Floats]] = [[one] for one in [*starts, *ends]]
         ways += [[a, b] for a in starts for b in ends]
         lengths = [np.abs(np.diff([q, *way, self.home], axis=0)).max(1).sum() for way in ways]
-        for way in [ways[i] for i in np.argsort(lengths, kind="stable")[:TRIED]]:
+        order: list[int] = np.argsort(lengths, kind="stable")[:TRIED].tolist()
+        for number in order:
+            way = ways[number]
             if self._free([q, *way, self.home]):
                 return [*way, self.home]
         return None

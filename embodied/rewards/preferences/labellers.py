@@ -167,6 +167,7 @@ class EmbeddingLabeller(CountingLabeller):
         if not config.goal and not config.rungs:
             raise ConfigError('labeller.goal is empty: describe the goal, labeller.goal="..."')
         self.config = config
+        self.model: ImageText
         if isinstance(config.model, dict):
             self.model = build(config.model, ImageText)
         else:  # imported only here: not every labeller needs one
