@@ -11,7 +11,9 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.nn.normalizers import RunningMeanStd
-from embodied.rewards.intrinsic.curiosity import Icm, ObservationFeatures, Rnd
+from embodied.rewards.intrinsic.features import ObservationFeatures
+from embodied.rewards.intrinsic.icm import Icm
+from embodied.rewards.intrinsic.rnd import Rnd
 from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, step
 

@@ -18,17 +18,16 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.rewards.handcrafted.factors import (
     Factor,
-    Kinesthetic,
     Shaping,
     WeightedSum,
     alignment,
     closeness,
     fading,
     held,
-    krc,
     proximity,
     within,
 )
+from embodied.rewards.handcrafted.kinesthetic import Kinesthetic, krc
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
 SHAPING = {
@@ -123,7 +122,7 @@ def test_summed_by_hand() -> None:
 
 
 KRC = {
-    "_target_": "embodied.rewards.handcrafted.factors.Kinesthetic",
+    "_target_": "embodied.rewards.handcrafted.kinesthetic.Kinesthetic",
     "utilities": {
         "offence": {
             "weight": 2.0,

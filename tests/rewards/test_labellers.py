@@ -19,14 +19,12 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf
 from embodied.rewards.preferences.bradley_terry import (
     FitConfig,
-    Heron,
     Pictures,
     Ranker,
     loss_of,
-    preference_loss,
-    preferences,
     scores_of,
 )
+from embodied.rewards.preferences.heron import Heron, preference_loss, preferences
 from embodied.rewards.preferences.labellers import (
     ABSTAIN,
     FIRST,
@@ -154,7 +152,7 @@ def test_the_same_seed_learns_the_same_whatever_else_is_drawn() -> None:
 
 
 HERON = {
-    "_target_": "embodied.rewards.preferences.bradley_terry.Heron",
+    "_target_": "embodied.rewards.preferences.heron.Heron",
     "factors": [
         {"of": "above", "a": "goal_x", "than": 1.0, "margin": 0},
         {"of": "distance", "a": "tool", "b": "cube", "weight": -1, "margin": 0.5},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.teachers.tasks.learning_progress import best, draw, fit, pick, price
+from embodied.teachers.tasks.gmm import best, draw, fit, pick, price
 from tests.teachers.place import LINE, ended, made, point, rng
 
 ADR = "tasks.boxes.Adr"

@@ -12,15 +12,10 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from embodied.core.build import ConfigError
-from embodied.teachers.tasks.networks import (
-    Flow,
-    correlated,
-    critic_loss,
-    divergence,
-    normal,
-    standard,
-)
+from embodied.teachers.tasks.goalgan import critic_loss
+from embodied.teachers.tasks.mpts import correlated, divergence, standard
 from embodied.teachers.tasks.selfpaced import Gaussian, kl, log_density, step
+from embodied.teachers.tasks.settersolver import Flow, normal
 from embodied.teachers.teacher import Outcome
 from embodied.teachers.torch_teacher import mlp, tensor
 from tests.teachers.place import LINE, ended, made, point, rng

@@ -28,7 +28,7 @@ POLICIES = {
     "on_policy": node_of("policies.diagonal_gaussian.DiagonalGaussian", hidden=[8]),
 }
 REWARD = {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": -2.0}
-UNIFORM = {"_target_": "embodied.teachers.tasks.boxes.Uniform", "signal": "return"}
+UNIFORM = {"_target_": "embodied.teachers.tasks.uniform.Uniform", "signal": "return"}
 PRIORITIZED = {"_target_": "embodied.buffers.prioritized.PrioritizedReplayBuffer"}
 TOP = {"_target_": "embodied.buffers.weighted.Top"}
 

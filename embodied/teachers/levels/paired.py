@@ -1,0 +1,65 @@
+"""PAIRED: an adversary that generates levels on which the antagonist beats the student.
+
+Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised environment design",
+2020. The adversary generates a level token by token (`regret.LevelGenerator`) and is rewarded by
+the regret. The student (protagonist) and the antagonist are both trained on the environment's
+reward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from embodied.core.spec import Spec
+from embodied.teachers.levels.regret import (
+    Config,
+    Grammar,
+    LevelGenerator,
+    RegretTeacher,
+    Settings,
+    improve,
+    spelled,
+)
+from embodied.teachers.teacher import (
+    Floats,
+    LevelSpace,
+)
+from embodied.teachers.torch_teacher import tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedConfig(Config):
+    """Settings of PAIRED."""
+
+    adversary: Settings = field(default_factory=Settings)  # PPO of the level generator
+
+
+class Paired(RegretTeacher):
+    """Keeps the tokens, log-probabilities and values of the round's levels until the PPO update."""
+
+    remembered = ("words", "old", "value")
+
+    def __init__(
+        self, config: PairedConfig, spec: Spec, levels: LevelSpace | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(config, spec, levels, seed)
+        self.settings = config.adversary
+        self.spelled = spelled(self.levels)
+        space = self.spelled
+        grammar = Grammar(space.words, space.length, space.marks)
+        self.builder = LevelGenerator(grammar, self.settings.width, self.random)
+        self.modules = {"builder": self.builder}
+        self.optimizers = {"adam": torch.optim.Adam(self.builder.parameters(), self.settings.lr)}
+        self.words = np.zeros((0, grammar.length), np.int64)
+        self.old = self.value = torch.zeros(0, grammar.length)
+
+    def generate(self, n: int) -> Floats:
+        self.words, self.old, self.value = self.builder.generate(n, self.random)
+        return self.spelled.built(self.words, self.random)
+
+    def update_generator(self, regrets: Floats) -> dict[str, float]:
+        adam, batch = self.optimizers["adam"], (self.words, self.old, self.value)
+        return improve(self.builder, adam, self.settings, *batch, tensor(regrets))
