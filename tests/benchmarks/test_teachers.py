@@ -43,7 +43,7 @@ def test_an_episode_of_a_run_costs_something() -> None:
 
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:
-    teacher = made("tasks.boxes.Uniform")
+    teacher = made("tasks.uniform.Uniform")
     block = teacher_envs.teaching(teacher, 30)
     assert [block(), block()] == [30, 30]
     assert teacher.issued == teacher_envs.ROWS + 60 and len(teacher.pending) == teacher_envs.ROWS

@@ -17,8 +17,8 @@ from embodied.rewards.intrinsic.rnd import Rnd
 from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, step
 
-RND = node_of("rewards.intrinsic.curiosity.Rnd", env_weight=0.0, hidden=[64, 64], lr=1e-3)
-ICM = node_of("rewards.intrinsic.curiosity.Icm", env_weight=0.0, hidden=[64], lr=1e-3)
+RND = node_of("rewards.intrinsic.rnd.Rnd", env_weight=0.0, hidden=[64, 64], lr=1e-3)
+ICM = node_of("rewards.intrinsic.icm.Icm", env_weight=0.0, hidden=[64], lr=1e-3)
 
 
 def around(place: float, n: int = 128, seed: int = 0) -> Tensors:

@@ -20,8 +20,8 @@ from embodied.teachers.teacher import Outcome
 from embodied.teachers.torch_teacher import mlp, tensor
 from tests.teachers.place import LINE, ended, made, point, rng
 
-GAN = "tasks.networks.GoalGan"
-SETTER = "tasks.networks.SetterSolver"
+GAN = "tasks.goalgan.GoalGan"
+SETTER = "tasks.settersolver.SetterSolver"
 
 
 def test_weights_come_from_the_given_generator() -> None:
@@ -166,7 +166,7 @@ def test_an_update_of_the_setter_makes_new_goals() -> None:
     assert all(0.05 <= row[2] <= 0.95 for row in teacher.rows[20:])
 
 
-MPTS = "tasks.networks.Mpts"
+MPTS = "tasks.mpts.Mpts"
 
 
 def test_divergence_by_hand() -> None:

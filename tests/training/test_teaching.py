@@ -36,7 +36,7 @@ NODE: dict[str, Any] = {
     "policy": {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [8]},
     "learner": {"_target_": "embodied.learners.off_policy.sac.Sac", "hidden": [8], "batch_size": 8},
     "teacher": node_of(
-        "teachers.tasks.learning_progress.AlpGmm",
+        "teachers.tasks.alpgmm.AlpGmm",
         box={"goal_x": [0.1, 0.3]},
         signal="return",
         every=20,

@@ -1,7 +1,7 @@
 """Success of an episode from a vision-language model: a probability, or a score.
 
-`probability` (TOPReward, 2026): the model is asked whether the video completes the task, and the log
-probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked about
+`probability` (TOPReward, 2026): the model is asked whether the video completes the task, and the
+log probabilities of the answer's first token give p = P(True) / (P(True) + P(False)). Asked about
 `prefixes` of growing length, p over time is progress. `score` (RoboReward, 2026): a grade from 1
 (no progress) to 5 (completed) of the whole video, as JSON, scaled to [0, 1]; it needs no
 probabilities.
