@@ -86,6 +86,12 @@ def test_beginning_anew_keeps_wrong_labels_from_being_learned_by_heart() -> None
     assert told[True] > told[False] + 0.02
 
 
+def test_labels_that_are_often_wrong_still_teach() -> None:
+    ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-3, epochs=30), CPU, 0)
+    ranker.learn(labels(600, 0, error=0.3))
+    assert ranker.accuracy(labels(1000, 1)) > 0.85
+
+
 def test_new_accuracy_is_foretold_not_fitted() -> None:
     ranker = Ranker(Leaf((2,)), FitConfig(hidden=(32,), rate=1e-2), CPU, 0)
     assert "new_accuracy" not in ranker.learn(labels(200, 0))
