@@ -393,7 +393,7 @@ def _cell(found: Identified, name: str, joint: int, width: int) -> str:
 
 
 def as_yaml(found: Identified, source: str) -> str:
-    """A world (`configs/env/*.yaml`) with the fitted arm, and ranges around it."""
+    """An environment (`configs/env/*.yaml`) with the fitted arm, and ranges around it."""
     before, after = (1e3 * float((each**2).mean() ** 0.5) for each in (found.before, found.after))
     delay, dt = float(found.value["delay"][0]), 0.05
     lines = [

@@ -307,9 +307,9 @@ SEED = 7
 
 
 def compare(site: Site, policy: Policy) -> tuple[float, float] | str:
-    """How far apart, at most, observations (in their units) and actions are; or why nobody knows.
+    """The largest differences of observations (in their units) and of actions, or why not.
 
-    The first observation of the run's world goes to the policy as it is; its named numbers go
+    The first observation of the run's environment goes to the policy as it is; its named numbers go
     through the robot's kinematics and observer to the same policy, with the same noise.
     """
     assert site.trained is not None

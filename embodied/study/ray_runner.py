@@ -1,4 +1,4 @@
-"""Runner: the part of `ray_launcher` that runs on a machine of the cluster; imports no torch."""
+"""Runner: the part of `sweep` that runs on a machine of a Ray cluster; imports no torch."""
 
 from __future__ import annotations
 

@@ -6,11 +6,9 @@ by one-step PPO from the regret of the decoded level:
 
     z ~ N(m, diag s^2),   L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) ] - c_h sum log s
 
-LevelAutoencoder: a recurrent VAE of token sequences that encode levels.
-
-CLUTR (Azad et al., 2023); VAE: Kingma and Welling, 2014. An embedding and a bidirectional GRU read
-the tokens w_1 .. w_T; its last states give the posterior q(z | w) = N(mu, sigma^2). A GRU that gets
-z with every token decodes them greedily.
+`LevelAutoencoder` is a recurrent VAE (Kingma and Welling, 2014). An embedding and a bidirectional
+GRU read the tokens w_1 .. w_T of a level; its last states give the posterior q(z | w) =
+N(mu, sigma^2). A GRU that gets z with every token decodes them greedily.
 
     L = c CE(w) + beta_i KL(q || N(0, I)),   beta_i = (tanh((i - 3.5 k) / k) + 1) / 2
 

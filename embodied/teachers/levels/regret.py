@@ -7,10 +7,9 @@ Dennis et al., "Emergent complexity and zero-shot transfer via unsupervised envi
 
 is the generator's reward. `flexible`: the antagonist is whichever agent did better.
 
-LevelGenerator: an autoregressive policy that writes a level token by token; trained by PPO.
-
-The adversary of PAIRED (Dennis et al., 2020); PPO: Schulman et al., 2017. For a level of T tokens
-w_t whose episode return for the generator is g:
+`LevelGenerator` is PAIRED's adversary: an autoregressive policy that writes a level token by token,
+trained by PPO (Schulman et al., 2017). For a level of T tokens w_t whose episode return for the
+generator is g:
 
     delta_t = gamma V_{t+1} - V_t,  delta_T = g - V_T,  A_t = sum_k (gamma lambda)^k delta_{t+k}
     L = E[ -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + c_v (V - V_old - A)^2 - c_h H ]

@@ -4,9 +4,8 @@ A player (a trained policy or a scripted demonstrator) records trajectories; the
 are the candidates. As with tasks, every episode has a ticket (its id), under which the choice is
 kept until the outcome is known.
 
-Trajectories: simulator states saved along the episodes of a player policy.
-
-ResetStateWrapper: starts episodes from saved simulator states that a teacher chooses.
+`Trajectories` are the states saved along the episodes of a player policy; `ResetStateWrapper`
+starts episodes from the states that the teacher chooses.
 """
 
 from __future__ import annotations
