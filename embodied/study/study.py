@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from embodied.core.atomic_write import write_json
+from embodied.core.atomic_write import write_durably, write_json
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, nearest, parse
 from embodied.core.children import module_command
@@ -357,7 +357,8 @@ def command(line: str, out: Path) -> None:
         raise KeyboardInterrupt
     if code != 0:
         raise ConfigError(f"study: `{line}` failed with {code}; see {out}.log")
-    done.write_text(f"{time.perf_counter() - start:.3f} {commit}\n")
+    ended = f"{time.perf_counter() - start:.3f} {commit}\n".encode()
+    write_durably(done, lambda file: file.write(ended))  # the page may be written meanwhile
 
 
 def program(words: Sequence[str]) -> list[str]:

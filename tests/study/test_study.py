@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import bootstrap_interval, probability_of_improvement
-from embodied.study.study import read_study
+from embodied.study.study import command, read_study, seconds_of
 from tests.study.helper import Interrupted, embodied
 
 STUDY = """
@@ -46,6 +48,24 @@ def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert embodied("study", file, f"out={out}") == 0  # nothing is run again
     assert "embodied train" not in capsys.readouterr().out
     assert (out / "narrow-1" / "run.yaml").stat().st_mtime_ns == before
+
+
+def test_the_end_of_a_run_is_written_whole(tmp_path: Path) -> None:
+    """Another thread may write the page as soon as OUT.done exists."""
+    outs = [tmp_path / f"run-{number}" for number in range(60)]
+    with ThreadPoolExecutor(1) as pool:
+        read: list[Future[float]] = []
+        for out in outs:
+            read.append(pool.submit(_seconds_at_once, out))
+            command("true", out)
+        assert all(future.result() > 0 for future in read)
+
+
+def _seconds_at_once(out: Path) -> float:
+    end = time.monotonic() + 60
+    while not Path(f"{out}.done").exists():
+        assert time.monotonic() < end
+    return seconds_of(out)
 
 
 def test_commands_before_a_variant(tmp_path: Path) -> None:
