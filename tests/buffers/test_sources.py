@@ -51,11 +51,8 @@ def test_every_slice_has_exact_shares(
     assert torch.equal(batch["obs/state"][:, 1], batch["reward"])  # rows stay whole
 
 
-def test_length_is_of_all() -> None:
+def test_the_length_is_of_all_and_nothing_is_drawn_from_a_source_without_a_share() -> None:
     assert len(Mixture([filled(0, 20), filled(1, 30)], (0.5, 0.5))) == 50
-
-
-def test_nothing_is_drawn_from_a_source_without_a_share() -> None:
     mix = Mixture([filled(1), ReplayBuffer(5)], (1.0, 0.0))
     assert mix.sample(5)["reward"].tolist() == [1] * 5
 
@@ -98,16 +95,8 @@ def test_relabel_uses_what_the_reward_has_learned_by_now() -> None:
 
 def test_every_shift_is_one_of_the_nine_and_all_occur() -> None:
     picture = torch.arange(12, dtype=torch.uint8).view(1, 3, 4, 1)
-    padded = torch.tensor(
-        [
-            [0, 0, 1, 2, 3, 3],
-            [0, 0, 1, 2, 3, 3],
-            [4, 4, 5, 6, 7, 7],
-            [8, 8, 9, 10, 11, 11],
-            [8, 8, 9, 10, 11, 11],
-        ],
-        dtype=torch.uint8,
-    )
+    lines = [[0, 0, 1, 2, 3, 3], [4, 4, 5, 6, 7, 7], [8, 8, 9, 10, 11, 11]]
+    padded = torch.tensor([lines[0], *lines, lines[2]], dtype=torch.uint8)
     allowed = {
         tuple(padded[y : y + 3, x : x + 4].flatten().tolist()) for y in range(3) for x in range(3)
     }
@@ -152,22 +141,13 @@ def test_shifts_wider_than_the_picture() -> None:
     pictures = torch.randint(256, (50, 3, 4, 1), dtype=torch.uint8)
     shifted = random_shift(pictures, 5)
     assert shifted.shape == pictures.shape
-    assert all(
-        set(a.flatten().tolist()) >= set(b.flatten().tolist())
-        for a, b in zip(pictures, shifted, strict=True)
-    )
+    for before, after in zip(pictures, shifted, strict=True):
+        assert set(before.flatten().tolist()) >= set(after.flatten().tolist())
 
 
 def test_only_pictures_of_a_batch_are_shifted() -> None:
-    spec = Spec(
-        {
-            "eye": Leaf((9, 9, 3), "uint8"),
-            "cell": Leaf((3, 3, 3), "uint8", 0, 5, "symbol"),
-            "state": Leaf((2,)),
-        },
-        Leaf((1,)),
-        0.1,
-    )
+    obs = {"eye": Leaf((9, 9, 3), "uint8"), "cell": Leaf((3, 3, 3), "uint8", 0, 5, "symbol")}
+    spec = Spec({**obs, "state": Leaf((2,))}, Leaf((1,)), 0.1)
     rows = {
         f"{when}/{name}": torch.randint(6, (50, *leaf.shape)).to(leaf.zeros(1).dtype)
         for name, leaf in spec.obs.items()
@@ -250,7 +230,7 @@ def test_state_goes_on() -> None:
 BOTH = ("returns", "next_action")
 
 
-def test_returns_by_hand() -> None:
+def test_returns_by_hand_of_several_lengths_and_undiscounted() -> None:
     """1 2 4, ended; 8 16 32, cut: 32 / (1 - 0.5) = 64, 16 + 32, 8 + 24."""
     reward = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
     discount = torch.tensor([0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
@@ -258,17 +238,11 @@ def test_returns_by_hand() -> None:
     assert found.tolist() == [1 + 0.5 * 4, 2 + 2, 4, 32, 48, 64]
     rows = transitions(TWO, 0.5)
     assert columns_of_episodes(TWO, rows, BOTH, 0.5, 1)["returns"].tolist() == found.tolist()
-
-
-def test_episodes_of_different_lengths() -> None:
     reward, discount = torch.arange(1.0, 7.0), torch.full((6,), 0.5)
     discount[[0, 5]] = 0.0
     found = returns_to_go(reward, discount, torch.tensor([1, 2, 3]))
     # 1 | 3 / 0.5 after 2 | 4 + (5 + 6 / 2) / 2
     assert found.tolist() == [1, 2 + 0.5 * 6, 6, 4 + 0.5 * 8, 5 + 3, 6]
-
-
-def test_an_undiscounted_cut_counts_what_was_seen() -> None:
     reward, discount = torch.tensor([1.0, 2.0]), torch.ones(2)
     assert returns_to_go(reward, discount, torch.tensor([2])).tolist() == [3, 2]
 

@@ -34,19 +34,6 @@ def test_return_weights_by_hand() -> None:
     assert weights("Return", episodes([[3.0], [1.0, 2.0]], [True, True])).tolist() == [1, 1]
 
 
-def test_a_colder_ladder_is_greedier() -> None:
-    """The share of the best trajectory's rows (1 of 8) at alpha 10, 1, 0.1: 0.132, 0.205, 0.849."""
-    shares = []
-    for alpha in (10.0, 1.0, 0.1):
-        w = [math.exp(u / alpha) for u in (0.5, 1.0, 0.0, 0.75)]
-        expected = w[1] / (2 * w[0] + w[1] + 3 * w[2] + 2 * w[3])
-        found = weights("Return", alpha=alpha)
-        rows = found.repeat_interleave(FOUR.length)
-        assert (rows[2] / rows.sum()).item() == pytest.approx(expected)
-        shares.append(expected)
-    assert shares == pytest.approx([0.132, 0.205, 0.849], abs=1e-3)
-
-
 def test_one_outlier_takes_all_unless_it_is_cut() -> None:
     """Returns 0 to 9 and one of 30: at alpha 0.1 it has nine tenths of the weight and more."""
     data = episodes([[float(g)] for g in (*range(10), 30)], [True] * 11)

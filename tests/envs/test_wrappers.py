@@ -19,6 +19,7 @@ from embodied.envs.toy.two_gap import Config as GapConfig
 from embodied.envs.toy.two_gap import TwoGap
 from embodied.envs.wrappers import delays, episodes, nan_guard
 from embodied.envs.wrappers.stack import Wrapped
+from tests.builders import node_of
 
 
 @dataclass(frozen=True)
@@ -248,33 +249,22 @@ def test_a_stack_of_wrappers_saves_and_forwards_everything() -> None:
         assert torch.equal(a.reward, b.reward) and torch.equal(a.truncated, b.truncated)
     fresh = build(NODE | {"num_envs": 4}, VecEnv)
     fresh.reset(99)
-    assert all(
-        torch.equal(v, state_obs)
-        for v, state_obs in zip(
-            fresh.set_state(state).values(), env.set_state(state).values(), strict=True
-        )
-    )
+    shown = (world.set_state(state).values() for world in (fresh, env))
+    assert all(map(torch.equal, *shown))
     assert torch.equal(fresh.step(plan[10]).next_obs["state"], first[0].next_obs["state"])
 
 
-def test_wrong_settings_are_one_line() -> None:
-    bad = [
-        (
-            {"_target_": "embodied.envs.wrappers.delays.ObservationDelay", "names": ["stat"]},
-            'did you mean "state"',
-        ),
-        (
-            {"_target_": "embodied.envs.wrappers.delays.ActionDelay", "low": 3, "high": 1},
-            "0 <= low <= high",
-        ),
-        (
-            {"_target_": "embodied.envs.wrappers.episodes.TimeLimit", "stepps": 9},
-            'did you mean "steps"',
-        ),
-    ]
-    for node, says in bad:
-        with pytest.raises(ConfigError, match=says):
-            build(NODE | {"wrappers": [node]}, VecEnv)
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("delays.ObservationDelay", {"names": ["stat"]}, 'did you mean "state"'),
+        ("delays.ActionDelay", {"low": 3, "high": 1}, "0 <= low <= high"),
+        ("episodes.TimeLimit", {"stepps": 9}, 'did you mean "steps"'),
+    ],
+)
+def test_wrong_settings_are_one_line(kind: str, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build(NODE | {"wrappers": [node_of(f"envs.wrappers.{kind}", **settings)]}, VecEnv)
 
 
 class Breaks(TwoGap):

@@ -22,6 +22,7 @@ from tests.builders import node_of, require_same
 
 TIMES, ENVS, OBS, ACT = 25, 8, 5, 3  # 200 decisions
 SMALL = {"hidden": [20, 20]}
+TANH, RELU = {"activation": "tanh"}, {"activation": "relu"}
 GAUSSIAN = "embodied.policies.diagonal_gaussian.DiagonalGaussian"
 PPO = "embodied.learners.on_policy.ppo.Ppo"
 DETERMINISTIC = "embodied.policies.deterministic.Deterministic"
@@ -29,10 +30,7 @@ TD3 = "embodied.learners.off_policy.td3.Td3"
 # 300 updates of each: settings of the learner, and of the policy.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
-    "relu, two widths": (
-        {"value": {"hidden": [33, 7], "activation": "relu"}},
-        {"activation": "relu"},
-    ),
+    "relu, two widths": ({"value": {"hidden": [33, 7], **RELU}}, RELU),
     "one layer, no layer": ({"value": {"hidden": []}}, {"hidden": [70]}),
     "value clip, entropy": ({"value_clip": 0.05, "entropy": 0.02, "value_weight": 0.8}, {}),
     "two rates, linear": ({"critic_lr": 1e-3, "schedule": "linear"}, {}),
@@ -59,7 +57,6 @@ def make(learner: dict[str, Any], policy: dict[str, Any], seed: int = 0, **build
     return build(given, Learner, policy=made, spec=spec, run=RunPlan(decisions=4000), **build_with)
 
 
-TANH = {"activation": "tanh"}
 # Settings of the learner, and of the policy.
 TD3_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tanh": (TANH, TANH),
@@ -167,20 +164,6 @@ def test_parameters_and_metrics_equal_the_reference_after_300_updates(kind: str,
     require_same(slow.get_state(), fast.get_state())
 
 
-def test_at_the_edge_of_the_clip_rounding_decides_in_the_reference_too() -> None:
-    """The objective has a kink there: a last digit sends the reference as far from itself."""
-    slow = make(*OPTIONS["larger than the batch"], seed=1)
-    moved, fast = copy.deepcopy(slow), copy.deepcopy(slow)
-    with torch.no_grad():
-        for p in moved.parameters():
-            p.mul_(1 + 1e-7)
-    accelerate(fast, native=True)
-    for i in range(2):
-        torch.manual_seed(100 + i)
-        update_each(i, batch_of(slow), slow, fast, moved)
-    assert apart(slow, fast) < 1e-5 or apart(slow, moved) > 0.3 * apart(slow, fast)
-
-
 def test_executed_part_of_a_chunk_and_decisions_left_out() -> None:
     slow = make({}, {"chunk": 3}, execute=2)
     fast = copy.deepcopy(slow)
@@ -203,19 +186,6 @@ def test_either_continues_from_the_state_of_the_other(made: Any, settings: dict[
     again.set_state(copy.deepcopy(fast.get_state()))
     update_both(again, slow, 4, first=4)
     assert apart(slow, again) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("made", "settings", "more", "updates"),
-    [(make, {}, {"entropy": 1e-2}, 1), (make_td3, TANH, {"weight_decay": 1e-3}, 50)],
-)
-def test_a_wrong_slope_would_be_seen(
-    made: Any, settings: dict[str, Any], more: dict[str, Any], updates: int
-) -> None:
-    """The tolerance is far below the effect of a setting that one side does not have."""
-    slow, fast = made(settings, settings), made({**settings, **more}, settings)
-    update_both(slow, fast, updates)
-    assert apart(slow, fast) > 1e-4
 
 
 def test_resumed_updates_are_exact() -> None:

@@ -9,39 +9,34 @@ from typing import Any
 import pytest
 import torch
 
-from embodied.core import checkpoint
 from embodied.core.build import ConfigError, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.learners.critics import ValueConfig
-from embodied.learners.learner import Learner, RunPlan
+from embodied.learners.learner import RunPlan
 from embodied.learners.on_policy.ppo import Ppo
 from embodied.learners.on_policy.ppo_demos import PpoDemos, remaining
 from embodied.learners.on_policy.ppo_rapid import Episode, EpisodeBuffer, PpoRapid
 from embodied.learners.on_policy.ppo_shared import Config, PpoShared
 from embodied.training.logger import Log
 from embodied.training.train import train
-from tests.builders import make_learner, node_of
+from tests.builders import make_learner
 from tests.learners.test_ppo import BOX, CHOICE, MEMORY, NODES, OBS, carry_of, played
 from tests.learners.test_ppo import make as make_ppo
 from tests.training.test_teaching import NODE, PPO
 
-TARGET = "embodied.learners.on_policy.ppo_rapid.PpoRapid"
+
+def make_variant(target: str, name: str, seed: int = 0, **settings: Any) -> Any:
+    torch.manual_seed(seed)
+    policy = build(NODES[name], Policy, spec=Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1))
+    given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
+    given |= {"bc_batch_size": 8, "bc_lr": 0.02, **settings}
+    return make_learner(f"on_policy.{target}", policy, run=RunPlan(decisions=240), **given)
 
 
 def make(name: str = "categorical", seed: int = 0, **settings: Any) -> PpoRapid:
-    torch.manual_seed(seed)
-    spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
-    given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}}
-    node = {"_target_": TARGET, **given, "bc_batch_size": 8, "bc_lr": 0.02, **settings}
-    return build(
-        node,
-        Learner,
-        policy=build(NODES[name], Policy, spec=spec),
-        spec=spec,
-        run=RunPlan(decisions=240),
-    )
+    return make_variant("ppo_rapid.PpoRapid", name, seed, **settings)
 
 
 def episode(seen: str, ret: float) -> Episode:
@@ -73,14 +68,11 @@ def test_scores_and_order_by_hand() -> None:
     best.take([episode("efgh", 1.0)])
     assert actions(best) == "efgha"  # of the next best one only its beginning
     assert best.scores == pytest.approx([1 + 0.1 + 0.001, first], abs=1e-12)
-    assert best.metrics() == {
-        "kept": 5.0,
-        "kept_least": best.scores[-1],
-        "kept_return": pytest.approx(0.75),
-    }
+    least = best.scores[-1]
+    assert best.metrics() == {"kept": 5, "kept_least": least, "kept_return": pytest.approx(0.75)}
 
 
-def test_the_newer_of_equals_is_first_and_weights_may_be_none() -> None:
+def test_newer_ones_first_no_weight_and_an_episode_that_is_too_long() -> None:
     best = EpisodeBuffer(4, (1.0, 0.0, 0.0))
     best.take([episode("ab", 1.0), episode("cc", 1.0), episode("dddd", 0.9)])
     assert actions(best) == "ccab" and best.scores == [1.0, 1.0]
@@ -89,9 +81,6 @@ def test_the_newer_of_equals_is_first_and_weights_may_be_none() -> None:
     rare.take([episode("aa", 5.0), episode("ab", 0.0), episode("c", 0.0)])
     assert rare.scores == pytest.approx([1.0, (1 / 3**0.5 + 1) / 2, 1 / 3**0.5])
     assert actions(rare) == "caba"
-
-
-def test_an_episode_longer_than_there_is_room_for() -> None:
     best = EpisodeBuffer(3, (1.0, 0.1, 0.001))
     best.take([episode("abcdef", 1.0)])
     assert actions(best) == "abc" and best.episodes[0].local == 1.0
@@ -224,29 +213,6 @@ def test_it_goes_on_exactly() -> None:
     assert learner.updates == other.updates == 4
 
 
-def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
-    """In MiniGrid, between two batches and in the middle of episodes."""
-    world = node_of("envs.minigrid.env.MiniGrid", id="MiniGrid-Empty-5x5-v0", num_envs=4)
-    node = {
-        "name": "rapid",
-        "env": {**world, "backend": "gymnasium", "threads": 1},
-        "policy": {**NODES["categorical"], "hidden": [8]},
-        "learner": {"_target_": TARGET, "horizon": 20, "batch_size": 40, "epochs": 1, "size": 90},
-        "steps": 720,
-        "eval": {"episodes": 2, "num_envs": 2},
-        "video": False,
-    }
-
-    def run(folder: Path, **changes: Any) -> dict[str, Any]:
-        train({**node, "out": str(folder), **changes}, Log(folder, silent=True))
-        return checkpoint.load_state(folder, "learner")
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", steps=360)
-    again = run(tmp_path / "parts", resume=str(tmp_path / "parts"))
-    assert len(whole["best"]["scores"]) > 1 and str(again) == str(whole)
-
-
 @pytest.mark.parametrize("target", ["ppo_rapid.PpoRapid", "ppo_demos.PpoDemos"])
 def test_what_it_does_not_take(target: str) -> None:
     spec = Spec(OBS, BOX, dt=0.1)
@@ -257,27 +223,9 @@ def test_what_it_does_not_take(target: str) -> None:
         make_learner(f"on_policy.{target}", build(NODES["normal"], Policy, spec=spec), bc_decay=0.5)
 
 
-CLONE = {
-    "bc_pretrain_steps": 30,
-    "critic_warmup": 1,
-    "bc_steps": 2,
-    "bc_batch_size": 8,
-    "bc_lr": 0.02,
-}
-
-
 def make_shown(name: str = "categorical", rows: int = 40, **settings: Any) -> PpoDemos:
-    torch.manual_seed(0)
-    spec = Spec(OBS, BOX if name == "normal" else CHOICE, dt=0.1)
-    given = {"horizon": 6, "batch_size": 12, "epochs": 1, "value": {"hidden": [8]}, **CLONE}
-    node = {"_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos", **given, **settings}
-    learner: PpoDemos = build(
-        node,
-        PpoDemos,
-        policy=build(NODES[name], Policy, spec=spec),
-        spec=spec,
-        run=RunPlan(decisions=240),
-    )
+    clone = {"bc_pretrain_steps": 30, "critic_warmup": 1, "bc_steps": 2, **settings}
+    learner: PpoDemos = make_variant("ppo_demos.PpoDemos", name, **clone)
     if rows:
         learner.set_demonstrations(demos(name, rows))
     return learner
@@ -322,11 +270,11 @@ def test_first_it_clones_then_values_learn_then_all(name: str) -> None:
     assert moved(learner, played(learner)) == (True, True)
 
 
-def test_a_run_says_what_is_missing_or_too_much(tmp_path: Path) -> None:
-    node = {**NODE, **PPO, "teacher": None, "out": str(tmp_path / "run")}
+def test_a_run_says_what_is_missing(tmp_path: Path) -> None:
     shown = {**PPO["learner"], "_target_": "embodied.learners.on_policy.ppo_demos.PpoDemos"}  # type: ignore[dict-item]
+    node = {**NODE, **PPO, "learner": shown, "teacher": None, "out": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match="demos=DIR"):
-        train({**node, "learner": shown}, Log(tmp_path, silent=True))
+        train(node, Log(tmp_path, silent=True))
 
 
 SETTINGS: dict[str, Any] = {"normalize": False, "batch_size": 24}
@@ -342,41 +290,27 @@ def pair() -> tuple[Ppo, PpoShared]:
     return other, learner
 
 
-def batches(learner: Ppo) -> tuple[Tensors, Tensors, Tensors]:
-    """A batch, with the carry, and the table of its minibatches."""
-    batch = played(learner)
+def test_tables_losses_and_gradients_are_those_of_a_copied_gru() -> None:
+    """The one GRU has the gradients of both losses."""
+    other, learner = pair()
+    batch = played(other)
     carry = carry_of(batch)
     kept = {key: value for key, value in batch.items() if not key.startswith("carry/")}
-    learner.memory = carry["h"]  # the hidden state of its critic
-    return kept, carry, learner._table(kept, carry)[0]
-
-
-def test_tables_and_losses_are_those_of_a_copied_gru() -> None:
-    other, learner = pair()
-    batch, carry, theirs = batches(other)
-    ours = learner._table(batch, carry)[0]
+    other.memory = carry["h"]  # the hidden state of its critic
+    theirs, ours = other._table(kept, carry)[0], learner._table(kept, carry)[0]
     assert set(theirs) - set(ours) == {"memory"}
     for key in ours:
         torch.testing.assert_close(ours[key], theirs[key], msg=key)
-    one, said = learner._loss(ours)
     two, heard = other._loss(theirs)
+    two.backward()
+    memories = (other.policy.memory.parameters(), other.value.memory.parameters())  # type: ignore[union-attr]
+    summed = [sum(p.grad for p in both) for both in zip(*memories, strict=True)]
+    other.policy.zero_grad()
+    one, said = learner._loss(ours)
     torch.testing.assert_close(one, two)
     for key in said:
         torch.testing.assert_close(said[key], heard[key], msg=key)
-
-
-def test_the_gru_has_the_gradients_of_both_losses() -> None:
-    other, learner = pair()
-    batch, carry, theirs = batches(other)
-    ours = learner._table(batch, carry)[0]
-    other._loss(theirs)[0].backward()
-    memories = (other.policy.memory, other.value.memory)  # type: ignore[union-attr]
-    summed = [
-        sum(p.grad for p in pair)
-        for pair in zip(*(memory.parameters() for memory in memories), strict=True)
-    ]
-    other.policy.zero_grad()
-    learner._loss(ours)[0].backward()
+    one.backward()
     for gradient, parameter in zip(summed, learner.actor.memory.parameters(), strict=True):  # type: ignore[attr-defined]
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
 

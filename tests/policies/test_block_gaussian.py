@@ -100,15 +100,6 @@ def test_noise_is_held_for_as_long_as_was_drawn() -> None:
     assert used == [[0, 0], [0, 1], [0, 1], [3, 3], [4, 4]]
 
 
-def test_durations_follow_the_zeta_distribution() -> None:
-    policy = make(hold=16)
-    lasts = policy.lasts(torch.randn(100_000))
-    whole = sum(k**-2 for k in range(1, 17))
-    for k in (1, 2, 5, 16):
-        share = (lasts == k).float().mean().item()
-        assert share == pytest.approx(k**-2 / whole, abs=0.005)
-
-
 def test_an_episode_begins_with_its_own_noise() -> None:
     policy = make(hold=16)
     actor = Actor(policy, 2, explore=True)
@@ -122,21 +113,12 @@ def test_an_episode_begins_with_its_own_noise() -> None:
     assert actor.extras == {}  # nothing of it is stored
 
 
-def test_without_a_carry_noise_is_used_as_given() -> None:
-    policy, obs = make(), {"state": torch.randn(3, 3)}
-    noise = policy.sample_noise(3, True)
-    with torch.no_grad():
-        action, carry = policy.act(obs, {}, noise)
-        mean, log_std = policy(obs)
-    torch.testing.assert_close(action[:, 0], torch.tanh(mean + log_std.exp() * noise[:, :2]))
-    assert carry == {}
-
-
-def test_density_by_hand() -> None:
+def test_density_by_hand_and_noise_is_used_as_given_without_a_carry() -> None:
     policy, obs = make(), {"state": torch.randn(1, 3)}
     noise = torch.tensor([[0.5, -1.0, 0.3]])
     with torch.no_grad():
         action, log_prob = policy.sample(obs, noise)
+        acted, carry = policy.act(obs, {}, noise)
         mean, log_std = policy(obs)
     expected = 0.0
     for i, e in enumerate((0.5, -1.0)):
@@ -145,6 +127,8 @@ def test_density_by_hand() -> None:
         expected -= math.log(1 - math.tanh(u) ** 2)
         assert action[0, i].item() == pytest.approx(math.tanh(u), rel=1e-5)
     assert log_prob.item() == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(acted[:, 0], torch.tanh(mean + log_std.exp() * noise[:, :2]))
+    assert carry == {}
 
 
 def test_refusals() -> None:

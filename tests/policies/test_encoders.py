@@ -15,9 +15,7 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.text import encode, text_leaf
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx, write_torchscript
-from embodied.nn.fit import fit
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
-from embodied.policies.generative.flow import Config, Flow
 from embodied.policies.networks.encoders import (
     Camera,
     Encoder,
@@ -140,11 +138,6 @@ def test_symbols_are_one_hot_last_and_never_normalised() -> None:
     assert torch.equal(Encoder({"turn": turn})(rows), torch.eye(4)[[3, 0]])
 
 
-def test_nothing_to_see_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing to see"):
-        Encoder({"critic/force": Leaf((3,))})
-
-
 BODIES, HEADS = ("strided", "resnet"), ("flat", "softmax", "embeddings")
 CONFIG = ImageConfig(channels=(8, 16), features=12)
 
@@ -240,11 +233,6 @@ def test_camera_policies_export(body: str, head: str, shared: bool, tmp_path: Pa
     write_torchscript(decision, facts(decision), tmp_path / "policy.pt")
 
 
-def test_a_head_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="head='mean' is not allowed"):
-        make("resnet", "mean")
-
-
 POINTS_OBS = {"points": Leaf((20, 6), unit="points"), "state": Leaf((3,))}
 ACT = Leaf((2,), low=-1.0, high=1.0)
 
@@ -296,21 +284,8 @@ def test_not_every_matrix_is_a_set() -> None:
     assert Encoder({"places": Leaf((5, 3), unit="m")}).size == 15
 
 
-def test_a_policy_learns_from_points() -> None:
-    """The action is where the points' middle is: only the cloud says so."""
-    torch.manual_seed(0)
-    spec = Spec({"points": Leaf((16, 3), unit="points")}, ACT, dt=0.1)
-    config = Config(chunk=1, points=PointConfig((32, 64), 32), width=64)
-    policy = Flow(config, spec)
-    middle = torch.rand(256, 2) * 1.6 - 0.8
-    cloud = torch.randn(256, 16, 3) * 0.1
-    cloud[..., :2] += middle[:, None]
-    batch = {"obs/points": cloud, "action": middle[:, None], "valid": torch.ones(256, 1).bool()}
-    policy.fit(batch)
-    fit(policy.parameters(), lambda: policy.loss(batch).mean(), 150, lr=3e-3)
-    fresh = torch.rand(100, 2) * 1.2 - 0.6
-    seen = torch.randn(100, 16, 3) * 0.1
-    seen[..., :2] += fresh[:, None]
-    with torch.no_grad():
-        action, _ = policy.act({"points": seen}, {}, policy.sample_noise(100))
-    assert (action[:, 0] - fresh).abs().mean() < 0.15, "chance is 0.6"
+def test_nothing_to_see_and_a_head_that_does_not_exist_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to see"):
+        Encoder({"critic/force": Leaf((3,))})
+    with pytest.raises(ConfigError, match="head='mean' is not allowed"):
+        make("resnet", "mean")

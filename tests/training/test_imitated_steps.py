@@ -20,13 +20,14 @@ from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.off_policy import OffPolicyLoop
 from embodied.training.offline import OfflineLoop
-from tests.builders import random_demos
+from tests.builders import random_demos, recorded
 from tests.toy_envs import Reach
 from tests.training.test_train import run, settings
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1, text="go to the origin")
 PERSON, POLICY = 0.5, -0.9  # their actions
 TAKEN = [False, False, True, True, True, False]  # of each episode: three steps are a person's
+FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2}
 BC = {"_target_": "embodied.learners.imitation.behavior_cloning.BehaviorCloning", "batch_size": 64}
 DAGGER = {"_target_": "embodied.learners.imitation.hg_dagger.HgDagger", "batch_size": 64}
 CORRECTED = {
@@ -54,17 +55,9 @@ def record(path: Path, taken: list[bool] | None, episodes: int = 4) -> str:
     flags = {} if taken is None else {"intervened": theirs}
     with EpisodeWriter(path, SPEC) as writer:
         for _ in range(episodes):
-            writer.add(
-                {
-                    "obs/state": torch.rand(count, 2),
-                    "next_obs/state": torch.rand(2),
-                    "action": torch.where(theirs, PERSON, POLICY)[:, None].expand(-1, 2),
-                    "reward": torch.zeros(count),
-                    "terminated": torch.zeros_like(last),
-                    "truncated": last,
-                    **flags,
-                }
-            )
+            action = torch.where(theirs, PERSON, POLICY)[:, None].expand(-1, 2)
+            seen = {"state": torch.rand(count + 1, 2)}
+            writer.add(recorded(seen, action, truncated=last, **flags))
     return str(path)
 
 
@@ -79,21 +72,15 @@ def made(folder: Path, data: str, **changes: Any) -> RunComponents:
 
 def sampled(folder: Path, demos: Any, **changes: Any) -> dict[str, torch.Tensor]:
     """What behaviour cloning of `demos` samples, in chunks of two steps."""
-    changes = {
-        "policy": {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2}
-    } | changes
-    loop = made(folder, "offline", learner=BC, demos=demos, **changes).loop
+    loop = made(folder, "offline", learner=BC, demos=demos, policy=FLOW, **changes).loop
     assert isinstance(loop, OfflineLoop)
     return loop.source.sample(500)
 
 
-def test_the_policys_own_steps_are_not_cloned(tmp_path: Path, mixed: str) -> None:
+def test_the_policys_own_steps_are_cloned_if_a_setting_says_so(tmp_path: Path, mixed: str) -> None:
     batch = sampled(tmp_path, mixed)
     assert batch["valid"][:, 0].all() and not batch["valid"].all(), "a chunk ends where they let go"
     assert (batch["action"][batch["valid"]] == PERSON).all()
-
-
-def test_a_setting_has_them_cloned(tmp_path: Path, mixed: str) -> None:
     batch = sampled(tmp_path, mixed, demo_policy_steps=True)
     share = (batch["action"][:, 0, 0] == POLICY).float().mean().item()
     assert share == pytest.approx(0.5, abs=0.1)
@@ -107,25 +94,15 @@ def test_whole_demonstrations_are_all_cloned(tmp_path: Path, mixed: str) -> None
         name: sampled(tmp_path / "run", demos)["obs/state"].unique(dim=0)
         for name, demos in {"whole": whole, "own": own, "both": [whole, mixed]}.items()
     }
-    assert {name: len(states) for name, states in rows.items()} == {
-        "whole": 24,
-        "own": 24,
-        "both": 24 + 12,
-    }
+    counts = {name: len(states) for name, states in rows.items()}
+    assert counts == {"whole": 24, "own": 24, "both": 24 + 12}
 
 
 def test_without_an_environment_held_out_steps_are_a_persons(tmp_path: Path) -> None:
     """Also where some episodes have no intervention at all."""
     quiet, mixed = record(tmp_path / "quiet", [False] * 6, 30), record(tmp_path / "mixed", TAKEN, 3)
-    components = made(
-        tmp_path / "run",
-        "offline",
-        env=None,
-        policy={"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2},
-        learner=BC,
-        demos=[quiet, mixed],
-    )
-    held = components.loop.held_out
+    more = {"env": None, "policy": FLOW, "learner": BC, "demos": [quiet, mixed]}
+    held = made(tmp_path / "run", "offline", **more).loop.held_out
     assert held is not None and len(held.index) > 0
     action, valid = held.rows["action"][held.index], held.rows["valid"][held.index]
     assert valid[:, 0].all() and (action[valid] == PERSON).all()
@@ -147,8 +124,7 @@ def test_dagger_learns_from_a_persons_steps_of_a_recording(tmp_path: Path, mixed
 
 
 def test_a_chunk_that_a_policy_ended_is_not_a_persons(tmp_path: Path, mixed: str) -> None:
-    policy = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 2}
-    built = made(tmp_path, "off_policy", learner=DAGGER, policy=policy, demos=mixed)
+    built = made(tmp_path, "off_policy", learner=DAGGER, policy=FLOW, demos=mixed)
     assert isinstance(built.loop, OffPolicyLoop)
     batch = built.loop.buffers.demos.sample(500)
     assert torch.equal(batch["intervened"], (batch["action"] == PERSON).all(1))
@@ -210,12 +186,8 @@ def given(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_executed_actions_take_demonstrations(given: dict[str, Any], tmp_path: Path) -> None:
-    node = settings(
-        tmp_path / "run",
-        finetune={"_target_": "embodied.policies.steering.dsrl_na.DsrlNa"},
-        **given,
-    )
-    run(node | {"learner": ALIASED})
+    steered = {"_target_": "embodied.policies.steering.dsrl_na.DsrlNa"}
+    run(settings(tmp_path / "run", finetune=steered, **given) | {"learner": ALIASED})
     base = checkpoint.load_policy(given["init"])
     learned = checkpoint.load_policy(tmp_path / "run")
     begun = {f"base.{key}": value for key, value in base.state_dict().items()}
