@@ -37,21 +37,13 @@ def episode(random: torch.Generator) -> Tensors:
     for _ in range(LENGTH):
         action = 2 * torch.rand(1, 1, generator=random) - 1
         following, reward, ended = step(state, action)
-        rows.append(
-            {
-                "obs/state": state,
-                "action": action,
-                "reward": reward,
-                "terminated": ended,
-                "truncated": torch.zeros_like(ended),
-            }
-        )
+        rows.append({"obs/state": state, "action": action, "reward": reward, "terminated": ended})
         state = following
         if bool(ended):
             break
-    rows[-1]["truncated"] = ~rows[-1]["terminated"]
     steps = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
-    return {**steps, "next_obs/state": state[0]}
+    cut = torch.arange(len(rows)) == len(rows) - 1
+    return {**steps, "truncated": cut & ~steps["terminated"], "next_obs/state": state[0]}
 
 
 def record(folder: Path, count: int = 60, seed: int = 0) -> Path:

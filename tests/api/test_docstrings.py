@@ -7,7 +7,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,8 +24,6 @@ BEFORE = {
     "make_learner": "policy = em.make_policy('flow', em.make_env('fr3_lift'))",
     "save": "policy = em.make_policy('flow', em.make_env('fr3_lift'))",
 }
-SHAPED = ("Agent.predict", "evaluate", "rollout", "make_env", "make_policy", "make_learner")
-"""Names that take or return arrays."""
 
 
 def exported() -> Iterator[tuple[str, str]]:
@@ -70,15 +67,3 @@ def test_every_name_has_an_example() -> None:
     shown = {name.split(".")[0] for name, doc in DOCS.items() if examples(doc)}
     assert shown == set(em.__all__)
     assert [name for name, doc in DOCS.items() if len(doc.split()) < 8] == []
-
-
-@pytest.mark.parametrize("name", SHAPED)
-def test_shapes_are_documented(name: str) -> None:
-    assert re.search(r"\[\w[^]]*\]|\[-1, 1\]", DOCS[name])
-
-
-def test_stable_baselines3s_example_has_as_many_lines(request: pytest.FixtureRequest) -> None:
-    text = (Path(str(request.config.rootpath)) / "docs" / "coming_from_sb3.md").read_text()
-    theirs, ours = re.findall(r"```python[^\n]*\n(.*?)```", text, re.DOTALL)
-    assert len(ours.splitlines()) <= len(theirs.splitlines())
-    assert "stable_baselines3" in theirs and "em.train" in ours

@@ -57,11 +57,6 @@ def test_nan_is_never_written(tmp_path: Path) -> None:
         write_json(tmp_path, "bad", [Comparison((math.nan,), (1.0,))])
 
 
-MEASUREMENTS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef run(" in path.read_text()
-)
-
-
 def measure(out: Path) -> None:
     """A measurement on one device."""
 
@@ -89,13 +84,6 @@ def test_settings_are_words() -> None:
 def test_other_words_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         settings(measure, words)
-
-
-@pytest.mark.parametrize("name", MEASUREMENTS)
-def test_every_measurement_is_a_command(name: str) -> None:
-    """The file ends in its own call: `python -m benchmarks.NAME` measures."""
-    text = (ROOT / "benchmarks" / f"{name}.py").read_text()
-    assert text.endswith('if __name__ == "__main__":\n    main(run)\n')
 
 
 def test_a_mistake_is_one_line() -> None:

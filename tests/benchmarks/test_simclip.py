@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from benchmarks.simclip.scenes import collect, facts_of
 from benchmarks.simclip.train import rung_weights, train
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from embodied.nn.statistics import ranks, spearman
 from embodied.rewards.language.annotate import Classification
 from embodied.rewards.language.rule_reader import Config, RuleReader
 from embodied.vision.image_text import views_of
@@ -118,12 +116,6 @@ def test_wrong_settings_are_one_clear_line(words: list[str], said: str) -> None:
 def test_a_world_without_words_is_refused() -> None:
     with pytest.raises(ConfigError, match="no captions for environment 'humanoid'"):
         facts_of("humanoid")
-
-
-def test_rank_correlation_by_hand() -> None:
-    assert ranks(np.array([5.0, 1.0, 5.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
-    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 21.0])) == pytest.approx(1.0)
-    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([3.0, 1.0, 2.0])) == pytest.approx(-0.5)
 
 
 def test_each_caption_once_and_every_fourth_step_lose_little() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.cli import main
+from tests.builders import exit_of
 from tests.checks import wrong_envs
 
 SOUND = [wrong_envs.Plane, wrong_envs.PlaneAndClock]
@@ -36,13 +36,11 @@ def says(line: str, num_envs: int) -> str:
     return line.replace("B", str(num_envs), 2) if "[B" in line else line
 
 
-def embodied(*words: str) -> int | str | None:
-    with pytest.raises(SystemExit) as stopped:
-        main([*words, "allow=[tests]"])
-    return stopped.value.code
+def embodied(*words: str) -> int | str:
+    return exit_of(*words, "allow=[tests]")
 
 
-def train(kind: type, folder: Path) -> int | str | None:
+def train(kind: type, folder: Path) -> int | str:
     configs = folder / "configs" / "env"
     configs.mkdir(parents=True)
     (configs / "mine.yaml").write_text(f"_target_: tests.checks.wrong_envs.{kind.__name__}\n")
@@ -104,7 +102,7 @@ def test_train_says_nothing_about_a_sound_one(
 
 
 def test_a_gymnasium_id_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert embodied("check", "env", "tests.checks.wrong_envs:WrongUnseeded-v0") == 1
+    assert embodied("check", "env", "tests.checks.wrong_gym_envs:Unseeded-v0") == 1
     out = capsys.readouterr().out
     assert "gives other observations the second time" in out
     assert "gymnasium's check_env says" in out

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import embodied as em
-from embodied.cli import main, mistake
+from embodied.cli import mistake
+from tests.builders import exit_of
 from tests.checks import wrong_gym_envs as wrong
 
 WRONG = [
@@ -22,23 +23,16 @@ WRONG = [
     (wrong.NoSeed, "write def reset(self, seed=None, options=None)"),
 ]
 CONVERTED = [  # trained in, with a warning
-    (
-        wrong.ObsDouble,
-        "the observation state is float64, observation_space says float32: write .as",
-    ),
-    (
-        wrong.ObsWhole,
-        "the observation state is int64, observation_space says float32: write .astyp",
-    ),
+    (wrong.ObsDouble, "state is float64, observation_space says float32: write .as"),
+    (wrong.ObsWhole, "state is int64, observation_space says float32: write .astyp"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "line"), [*WRONG, *CONVERTED])
 def test_check_names_it(kind: type, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["check", "env", f"{wrong.__name__}:{kind.__name__}-v0", "allow=[tests]"])
+    code = exit_of("check", "env", f"{wrong.__name__}:{kind.__name__}-v0", "allow=[tests]")
     said = [each for each in capsys.readouterr().out.splitlines() if line in each]
-    assert stopped.value.code == 1 and said and said[0].lstrip().startswith("wrong")
+    assert code == 1 and said and said[0].lstrip().startswith("wrong")
 
 
 @pytest.mark.parametrize(("kind", "line"), WRONG)
@@ -55,10 +49,9 @@ def test_training_warns_of_it(
 ) -> None:
     words = ["env=gym", f"env.id={wrong.__name__}:{kind.__name__}-v0", "policy=gaussian"]
     words += ["learner=sac", "size=debug", "video=false", f"out={tmp_path}/run", "steps=120"]
-    with pytest.raises(SystemExit) as stopped:
-        main(["train", *words, "allow=[tests]"])
+    code = exit_of("train", *words, "allow=[tests]")
     err = capsys.readouterr().err
-    assert stopped.value.code == 0 and line in err and err.count("\n") == 1, err
+    assert code == 0 and line in err and err.count("\n") == 1, err
 
 
 def test_a_sound_one_is_trained_in(tmp_path: Path) -> None:

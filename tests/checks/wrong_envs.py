@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
 
 from embodied.core.env import Step, VecEnv
@@ -80,34 +79,31 @@ class PlaneAndClock(Plane):
         return replace(step, obs=obs, next_obs=following)
 
 
-class RewardColumn(Plane):
-    def changed(self, step: Step) -> Step:
-        return replace(step, reward=step.reward[:, None])
+def changed(name: str, **leaves: Callable[[Step], Any]) -> type[Plane]:
+    """`Plane` with steps that have other leaves."""
+
+    def change(self: Plane, step: Step) -> Step:
+        return replace(step, **{leaf: make(step) for leaf, make in leaves.items()})
+
+    return type(name, (Plane,), {"__module__": __name__, "changed": change})
 
 
-class RewardDouble(Plane):
-    def changed(self, step: Step) -> Step:
-        return replace(step, reward=step.reward.double())
+def always(step: Step) -> torch.Tensor:
+    return torch.ones_like(step.truncated)
 
 
-class ObsDouble(Plane):
-    def changed(self, step: Step) -> Step:
-        return replace(step, obs={"state": step.obs["state"].double()})
+RewardColumn = changed("RewardColumn", reward=lambda step: step.reward[:, None])
+RewardDouble = changed("RewardDouble", reward=lambda step: step.reward.double())
+ObsDouble = changed("ObsDouble", obs=lambda step: {"state": step.obs["state"].double()})
+FlagsAsNumbers = changed("FlagsAsNumbers", truncated=lambda step: step.truncated.float())
+NanReward = changed("NanReward", reward=lambda step: (step.reward - step.reward) / 0.0)
+NoSuccessor = changed("NoSuccessor", next_obs=lambda step: step.obs)
+Both = changed("Both", terminated=always, truncated=always)
 
 
 class ResetDouble(Plane):
     def reset(self, seed: int | None = None, task: Any = None, mask: Any = None) -> Any:
         return {"state": super().reset(seed)["state"].double()}
-
-
-class FlagsAsNumbers(Plane):
-    def changed(self, step: Step) -> Step:
-        return replace(step, truncated=step.truncated.float())
-
-
-class NanReward(Plane):
-    def changed(self, step: Step) -> Step:
-        return replace(step, reward=(step.reward - step.reward) / 0.0)
 
 
 class NanObs(Plane):
@@ -118,11 +114,6 @@ class NanObs(Plane):
 class NoAutoreset(Plane):
     def after(self, following: torch.Tensor, over: torch.Tensor) -> torch.Tensor:
         return following
-
-
-class NoSuccessor(Plane):
-    def changed(self, step: Step) -> Step:
-        return replace(step, next_obs=step.obs)
 
 
 class Unseeded(Plane):
@@ -159,27 +150,3 @@ class SameBuffer(Plane):
 
     def after(self, following: torch.Tensor, over: torch.Tensor) -> torch.Tensor:
         return self.position.copy_(super().after(following, over))
-
-
-class Both(Plane):
-    def changed(self, step: Step) -> Step:
-        over = torch.ones_like(step.truncated)
-        return replace(step, terminated=over, truncated=over)
-
-
-class UnseededGym(gymnasium.Env[Any, Any]):
-    """A Gymnasium environment that does not seed its generator."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.age = 0
-        return np.random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.age += 1
-        return np.zeros(2, np.float32), 0.0, False, self.age >= 10, {}
-
-
-gymnasium.register("WrongUnseeded-v0", entry_point=UnseededGym)

@@ -31,44 +31,19 @@ class Sound(gym.Env[Any, Any]):
         return self.observe(), self.reward(), False, self.age >= 20, {}
 
 
-class RewardArray(Sound):
-    def reward(self) -> Any:
-        return np.array([-1.0])
+def wrong(name: str, **parts: Any) -> type[Sound]:
+    """`Sound` with a method of another kind."""
+    return type(name, (Sound,), {"__module__": __name__, **parts})
 
 
-class RewardColumn(Sound):
-    def reward(self) -> Any:
-        return np.array([[-1.0]])
-
-
-class RewardNan(Sound):
-    def reward(self) -> Any:
-        return float("nan")
-
-
-class RewardText(Sound):
-    def reward(self) -> Any:
-        return "much"
-
-
-class ObsNan(Sound):
-    def observe(self) -> Any:
-        return np.array([np.nan, 0], np.float32)
-
-
-class ObsShape(Sound):
-    def observe(self) -> Any:
-        return np.zeros(3, np.float32)
-
-
-class ObsDouble(Sound):
-    def observe(self) -> Any:
-        return self.place
-
-
-class ObsWhole(Sound):
-    def observe(self) -> Any:
-        return (10 * self.place).astype(np.int64)
+RewardArray = wrong("RewardArray", reward=lambda self: np.array([-1.0]))
+RewardColumn = wrong("RewardColumn", reward=lambda self: np.array([[-1.0]]))
+RewardNan = wrong("RewardNan", reward=lambda self: float("nan"))
+RewardText = wrong("RewardText", reward=lambda self: "much")
+ObsNan = wrong("ObsNan", observe=lambda self: np.array([np.nan, 0], np.float32))
+ObsShape = wrong("ObsShape", observe=lambda self: np.zeros(3, np.float32))
+ObsDouble = wrong("ObsDouble", observe=lambda self: self.place)
+ObsWhole = wrong("ObsWhole", observe=lambda self: (10 * self.place).astype(np.int64))
 
 
 class OldStep(Sound):
@@ -80,6 +55,12 @@ class OldStep(Sound):
 class OldReset(Sound):
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(seed=seed)[0]
+
+
+class Unseeded(Sound):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.place, self.age = np.random.uniform(-1, 1, 2), 0
+        return self.observe(), {}
 
 
 class NoSeed(Sound):

@@ -22,18 +22,13 @@ from embodied.core.tensors import Tensors
 from tests.builders import node_of
 
 
-class Played:
-    """In place of a CUDA graph: nothing is replayed."""
-
-    def replay(self) -> None: ...
-
-
 def test_warm_ups_and_the_recording_have_inputs_of_the_same_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`torch.compile` compiles anew for other strides, and must not while a graph is recorded.
     Leaves of a replay buffer's batch are columns of one tensor."""
-    fake = SimpleNamespace(CUDAGraph=Played, graph=lambda graph: nullcontext())
+    nothing = SimpleNamespace(replay=lambda: None)  # in place of a graph
+    fake = SimpleNamespace(CUDAGraph=lambda: nothing, graph=lambda graph: nullcontext())
     monkeypatch.setattr(cuda_graph.torch, "cuda", fake)
     monkeypatch.setattr(cuda_graph, "require_gpu", lambda *rest: None)
     monkeypatch.setattr(cuda_graph, "on_side_stream", lambda function, given: function(given))

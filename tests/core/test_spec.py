@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from embodied.core.env import HasEventCaptions, HasHeldOutTasks
 from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
-from embodied.core.tensors import Tensors
 from embodied.core.text import decode, encode, sentences, text_leaf
 from embodied.core.wrapper import Wrapper, find_protocol
 from tests import toy_envs
@@ -69,15 +70,9 @@ def test_the_text_leaf_is_found_by_its_unit() -> None:
     assert Leaf.from_json(leaves["task"].to_json()).is_text
 
 
-class Captioned(toy_envs.Reach):
-    held_out = torch.zeros(2, 1)
-
-    def event_captions(self, before: Tensors, after: Tensors) -> list[str]:
-        return ["moved"] * self.num_envs
-
-
 def test_a_protocol_is_found_inside_wrappers() -> None:
-    env = Captioned(2)
+    env: Any = toy_envs.Reach(2)
+    env.held_out, env.event_captions = torch.zeros(2, 1), lambda before, after: ["moved"] * 2
     found = find_protocol(Wrapper(Wrapper(env)), HasEventCaptions)
     assert found is not None and found.event_captions({}, {}) == ["moved", "moved"]
     held = find_protocol(Wrapper(env), HasHeldOutTasks)

@@ -15,6 +15,7 @@ from embodied.datasets.collect import CollectConfig, collect, play
 from embodied.datasets.lerobot.reader import DatasetError, read_episodes
 from embodied.policies.random import Config as RandomConfig
 from embodied.policies.random import Random
+from tests.builders import node_of
 from tests.toy_envs import Config, Counter
 
 allow("tests")
@@ -22,14 +23,8 @@ allow("tests")
 
 def settings(folder: Path, **changes: object) -> CollectConfig:
     """Row 0 ends after 3 steps and succeeds, row 1 after 5 and does not."""
-    start = CollectConfig(
-        env={"_target_": "tests.toy_envs.Counter"},
-        demonstrator={"_target_": "embodied.policies.random.Random"},
-        episodes=4,
-        out=str(folder),
-        num_envs=2,
-    )
-    return replace(start, **changes)
+    env, random = {"_target_": "tests.toy_envs.Counter"}, node_of("policies.random.Random")
+    return replace(CollectConfig(env, random, 4, str(folder), num_envs=2), **changes)
 
 
 def silent(kept: int, played: int) -> None:
@@ -121,16 +116,10 @@ def test_other_settings_need_another_folder(tmp_path: Path) -> None:
         collect(settings(tmp_path, seed=1), silent)
 
 
-def test_a_demonstrator_that_never_succeeds_is_given_up(tmp_path: Path) -> None:
-    hopeless = {"_target_": "tests.datasets.test_collect.Hopeless"}
+def test_a_demonstrator_that_never_succeeds_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, lost = Counter.step, {"success": torch.zeros(2, dtype=torch.bool)}
+    monkeypatch.setattr(Counter, "step", lambda *given: replace(step(*given), log=lost))
     with pytest.raises(DatasetError, match="succeeded in 0 of 100 episodes"):
-        collect(settings(tmp_path, env=hopeless), silent)
-
-
-class Hopeless(Counter):
-    """Nothing succeeds here."""
-
-    def step(self, action: torch.Tensor) -> Step:
-        step = super().step(action)
-        step.log["success"] = torch.zeros_like(step.log["success"])
-        return step
+        collect(settings(tmp_path), silent)

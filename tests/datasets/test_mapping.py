@@ -78,9 +78,6 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, word: str) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
         Mapping.load(written(tmp_path, text))
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mapping=FILE"):
         Mapping.load(tmp_path / "none.yaml")
 
@@ -105,30 +102,16 @@ def test_the_edges_are_minus_one_and_one(physical: list[Any], unit: list[Any]) -
 def test_any_leading_shape_and_any_leaf_of_that_size() -> None:
     chunk = torch.randn(4, 8, 2)
     torch.testing.assert_close(DEGREES.to_physical(DEGREES.to_unit(chunk)), chunk)
+    torch.testing.assert_close(DEGREES.inverse().to_unit(DEGREES.to_unit(chunk)), chunk)
     square = Affine(tuple(range(4)), tuple(range(10, 14)))
     assert square.to_unit(torch.zeros(3, 2, 2)).shape == (3, 2, 2)
     assert Affine((0.0,), (2.0,)).to_unit(torch.tensor(2.0)) == 1
+    gripper = Affine((1.0,), (0.0,))  # an axis may point the other way
+    assert gripper.to_unit(torch.tensor([[1.0], [0.0]])).flatten().tolist() == [-1, 1]
+    assert Affine.of_range([5.0, -1.0], [5.0, 1.0]) == Affine((4.0, -1.0), (6.0, 1.0))
+    assert Affine.from_json(DEGREES.to_json()) == DEGREES
     with pytest.raises(ValueError, match="do not end in 2"):
         DEGREES.to_unit(torch.zeros(3))
-
-
-def test_an_axis_may_point_the_other_way() -> None:
-    gripper = Affine((1.0,), (0.0,))
-    assert gripper.to_unit(torch.tensor([[1.0], [0.0]])).flatten().tolist() == [-1, 1]
-
-
-def test_the_inverse_undoes_it() -> None:
-    x = torch.tensor([12.0, 34.0])
-    torch.testing.assert_close(DEGREES.inverse().to_unit(DEGREES.to_unit(x)), x)
-
-
-def test_a_constant_element_keeps_its_scale() -> None:
-    measured = Affine.of_range([5.0, -1.0], [5.0, 1.0])
-    assert measured == Affine((4.0, -1.0), (6.0, 1.0))
-
-
-def test_json_keeps_it() -> None:
-    assert Affine.from_json(DEGREES.to_json()) == DEGREES
 
 
 @pytest.mark.parametrize(

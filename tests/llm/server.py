@@ -60,15 +60,10 @@ class Server:
 def says(text: str | None, **more: Any) -> Told:
     """An ordinary answer."""
     message = {"role": "assistant", "content": text, **more}
-    return Told(
-        {
-            "id": "1",
-            "model": "served-model",
-            "system_fingerprint": "fp7",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
-        }
-    )
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    about = {"id": "1", "model": "served-model", "system_fingerprint": "fp7"}
+    return Told({**about, "choices": choices, "usage": usage})
 
 
 @contextmanager

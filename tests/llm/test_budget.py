@@ -14,12 +14,11 @@ import torch
 
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
-from embodied.core.reward import Reward
 from embodied.llm.budget import FILE, Budget, Limits, Price
 from embodied.llm.chat import BudgetSpent, ChatError, Message, Request
 from embodied.llm.client import Cache, ChatClient, Config, Record
 from embodied.reward_design.run import DesignConfig, design
-from tests.builders import node_of
+from tests.builders import make_reward, node_of
 from tests.llm.server import Server, Told, says, serving
 
 
@@ -109,6 +108,9 @@ def test_the_key_depends_on_everything_that_the_answer_does() -> None:
     keys = {question.key for question in [base, *others]}
     assert len(keys) == len(others) + 1
     assert base.key == Request("m", [Message("user", "which?", (image.clone(),))]).key
+    assert Request("m", ASK).key.startswith(
+        "b8ad0810d49f78ea"
+    )  # caches of before are replayed by it
 
 
 ASK = [Message("user", "which one?")]
@@ -201,15 +203,12 @@ def test_a_settled_request_is_not_counted_twice() -> None:
     budget.reserve()
 
 
-CHAT = {"_target_": "embodied.llm.client.ChatClient", "url": "http://127.0.0.1:9/v1", "model": "m"}
-LABELLER = "embodied.rewards.preferences.labellers.VisionLanguageLabeller"
+CHAT = node_of("llm.client.ChatClient", url="http://127.0.0.1:9/v1", model="m")
+JUDGE = node_of("rewards.preferences.labellers.VisionLanguageLabeller", chat=CHAT, goal="x")
 WITH_CHAT: dict[str, tuple[dict[str, Any], str]] = {
     "language.annotate.Annotate": ({"labeller": CHAT, "goal": "x"}, "labeller.chat"),
     "language.subgoal_bonus.SubgoalBonus": ({"chat": CHAT}, "planner.chat"),
-    "preferences.preference.Preference": (
-        {"labeller": {"_target_": LABELLER, "chat": CHAT, "goal": "x"}, "leaf": "state"},
-        "labeller.chat",
-    ),
+    "preferences.preference.Preference": ({"labeller": JUDGE, "leaf": "state"}, "labeller.chat"),
 }
 
 
@@ -217,14 +216,7 @@ WITH_CHAT: dict[str, tuple[dict[str, Any], str]] = {
 def test_rewards_keep_what_they_spend_in_the_folder_of_their_run(name: str, tmp_path: Path) -> None:
     settings, where = WITH_CHAT[name]
     env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
-    reward = build(
-        {"_target_": f"embodied.rewards.{name}", **settings},
-        Reward,
-        spec=env.spec,
-        folder=tmp_path,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    reward = make_reward(node_of(f"rewards.{name}", **settings), env.spec, tmp_path)
     budget: Budget = attrgetter(where)(reward).budget
     assert budget.log is not None and budget.log.path == tmp_path / FILE
 
@@ -244,13 +236,11 @@ def test_costs_need_prices_and_usage() -> None:
 def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
     """Every answer is refused, so that nothing is trained; stopped in the second of five rounds."""
 
-    def config(url: str) -> DesignConfig:
-        limits = {"calls": 3, "backoff": 0.001}
+    def config(server: Server) -> DesignConfig:
         return DesignConfig(
             env={"_target_": "embodied.envs.toy.two_gap.TwoGap"},
             designer=node_of("reward_design.designers.language_model.Eureka", repairs=0),
-            chat={"_target_": "embodied.llm.client.ChatClient", "url": url, "model": "m"}
-            | {"limits": limits},
+            chat=server.node(limits={"calls": 3, "backoff": 0.001}),
             sentence="go to the goal",
             out=str(tmp_path),
             rounds=5,
@@ -266,9 +256,9 @@ def test_an_interrupted_design_does_not_spend_twice(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with serving(says("prose")) as server, pytest.raises(KeyboardInterrupt):
-        design(config(server.url), ["env=two_gap"], stop)
+        design(config(server), ["env=two_gap"], stop)
     assert len(server.asked) == 2
     with serving(says("prose")) as server, pytest.raises(ConfigError, match="no valid program"):
-        design(config(server.url), ["env=two_gap"], said.append)
+        design(config(server), ["env=two_gap"], said.append)
     assert len(server.asked) == 1
     assert "  the budget of the model is spent: the search ends" in said

@@ -1,9 +1,5 @@
-"""A tiny Llama, built from its configuration class and served by `transformers serve`.
-
-It is a real model behind a real server, and too small to know anything: fitted to a conversation
-it repeats what the assistant says there. It tests the way to a served model, not what a language
-model can do.
-"""
+"""A tiny Llama, built from its configuration class and served by `transformers serve`: fitted to a
+conversation, it repeats what the assistant says there. It tests the way to a served model only."""
 
 from __future__ import annotations
 

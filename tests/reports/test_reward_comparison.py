@@ -19,6 +19,7 @@ from embodied.datasets.transitions import transitions
 from embodied.policies.random import Config, Random
 from embodied.reports.datasets import RECORDED, rows_of
 from embodied.reports.reward_comparison import collect_episodes
+from tests.builders import recorded
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter
 
@@ -88,25 +89,16 @@ def test_mistakes_in_a_comparison(words: list[str], message: str) -> None:
         command("compare", *words)
 
 
-def recorded(folder: Path) -> Path:
+def record(folder: Path) -> Path:
     """Two episodes of a point that goes right, of 3 and 2 steps; the first one arrives."""
-    env = Counter(CounterConfig())
-    names = ("x", "y")
-    spec = env.spec.with_obs(state=Leaf((2,), names=names))
+    spec = Counter(CounterConfig()).spec.with_obs(state=Leaf((2,), names=("x", "y")))
     with EpisodeWriter(folder, spec) as writer:
         for length, won in ((3, True), (2, False)):
             place = torch.stack([torch.arange(length + 1.0), torch.zeros(length + 1)], 1)
             over = torch.zeros(length, dtype=torch.bool)
             over[-1] = won
-            steps = {
-                "obs/state": place[:-1],
-                "next_obs/state": place[-1],
-                "action": torch.zeros(length, 1),
-                "reward": over.float(),
-                "terminated": over,
-                "truncated": torch.zeros_like(over),
-                "success": over,
-            }
+            ends = {"reward": over.float(), "terminated": over, "success": over}
+            steps = recorded({"state": place}, torch.zeros(length, 1), **ends)
             writer.add(steps, info={"number": length})
     return folder
 
@@ -116,7 +108,7 @@ LABEL = ["reward=shaping", "reward.potential={of: value, a: x, b: null, weight: 
 
 def test_labels_are_the_reward_and_what_was_recorded_stays(tmp_path: Path) -> None:
     """0.9 (t + 1) - t beside the recorded reward; at the true end 1 - 2."""
-    source = recorded(tmp_path / "demos")
+    source = record(tmp_path / "demos")
     command("label", str(source), *LABEL, f"out={tmp_path / 'new'}")
     episodes = read_episodes(tmp_path / "new")
     expected = [0.9, 0.8, 1 - 2.0, 0.9, 0.8]
@@ -132,7 +124,7 @@ def test_labels_are_the_reward_and_what_was_recorded_stays(tmp_path: Path) -> No
 
 
 def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = recorded(tmp_path / "demos"), tmp_path / "new"
+    source, out = record(tmp_path / "demos"), tmp_path / "new"
     add = EpisodeWriter.add
 
     def stopping(self: EpisodeWriter, *args: Any) -> int:
@@ -150,19 +142,22 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
         command("label", str(source), *LABEL, "reward.weight=2.0", f"out={out}")
 
 
-def test_what_cannot_be_labelled_is_one_line(tmp_path: Path) -> None:
-    source = recorded(tmp_path / "demos")
-    with pytest.raises(ConfigError, match="learned during training"):
-        command("label", str(source), "reward=rnd", f"out={tmp_path / 'a'}")
-    with pytest.raises(ConfigError, match='no observation or element is called "tool"'):
-        command("label", str(source), "reward=shaping", f"out={tmp_path / 'b'}")
-    looking = ["reward=quadrotor_hover", f"out={tmp_path / 'c'}"]
-    with pytest.raises(ConfigError, match="learned during training"):
-        command("label", str(source), *looking)
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("rnd", "learned during training"),
+        ("shaping", 'no observation or element is called "tool"'),
+        ("quadrotor_hover", "learned during training"),
+    ],
+)
+def test_what_cannot_be_labelled_is_one_line(tmp_path: Path, reward: str, message: str) -> None:
+    source = record(tmp_path / "demos")
+    with pytest.raises(ConfigError, match=message):
+        command("label", str(source), f"reward={reward}", f"out={tmp_path / 'out'}")
 
 
 def test_rows_of_an_episode_are_those_of_the_dataset(tmp_path: Path) -> None:
-    episodes = read_episodes(recorded(tmp_path / "demos"))
+    episodes = read_episodes(record(tmp_path / "demos"))
     rows = transitions(episodes, 0.9)
     mine = rows_of(episodes.episode(0), 0.9)
     for key, value in mine.items():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from embodied.core.build import build
 from embodied.core.env import VecEnv
-from embodied.reward_design.designer import Experience, gather
+from embodied.reward_design.designer import Board, Experience, gather
 from embodied.sandbox.gate import Limits, Sandbox
-from tests.reward_design.instant import WORLD
+from tests.reward_design.instant import WORLD, board
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +41,9 @@ def experience(env: VecEnv) -> Experience:
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
     return Sandbox(Limits(cpu=0.5))
+
+
+@pytest.fixture
+def here(tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox) -> Board:
+    """Where a search of this test begins."""
+    return board(tmp_path, env, experience, sandbox)

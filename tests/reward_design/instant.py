@@ -1,12 +1,5 @@
-"""Answers for tests of the designers: written by hand by this project's developers, no model's.
-
-`Recital` serves them by seed, as a `Chat`, and keeps what it was asked.
-
-A world, its experience and a search whose trainings take no time, for tests of the designers.
-
-Trainings are replaced by a measure of the program itself (how it orders stored steps), so that the
-loop is tested alone; `test_command.py` trains for real.
-"""
+"""Answers for the designers, by hand and no model's; a search whose trainings take no time: each is
+replaced by a measure of the program itself, so that the loop is tested alone."""
 
 from __future__ import annotations
 

@@ -8,24 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from embodied import cli
 from embodied.core.build import build
 from embodied.core.env import VecEnv
 from embodied.reward_design.designer import Board, Experience, Journal, Verdict
 from embodied.reward_design.designers.language_model import digests
 from embodied.reward_design.search import Budget, Job, Trials, folder_of, thinned
 from embodied.rewards.handcrafted.program import variables
+from tests.builders import exit_of
 
 LEARN = (
     "learn=policy=diagonal_gaussian learner=ppo env.num_envs=16 learner.horizon=16 "
     "learner.epochs=1 log_every=256 eval.episodes=8 eval.num_envs=8"
 )
-
-
-def design(*words: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["reward", "design", *words])
-    assert stop.value.code == 0
 
 
 def test_a_design_trains_chooses_and_reports(
@@ -34,7 +28,8 @@ def test_a_design_trains_chooses_and_reports(
     out = tmp_path / "out"
     sizes = ["rounds=1", "samples=2", "finals=1", "tried=256", "controls=1"]
     budget = ["budget.steps=512", "budget.eval_every=256", "budget.halving=false"]
-    design("go to the goal", "env=two_gap", f"out={out}", LEARN, *sizes, *budget)
+    words = ["go to the goal", "env=two_gap", f"out={out}", LEARN, *sizes, *budget]
+    assert exit_of("reward", "design", *words) == 0
     printed = capfd.readouterr().out
     assert "task  go to the goal" in printed and "seed 1000: " in printed
     ledger = Journal(out)
@@ -48,31 +43,22 @@ def test_a_design_trains_chooses_and_reports(
     assert (out / "fitness.svg").read_text().startswith("<svg xmlns=")
     assert (out / "best.py").exists() and (out / "control-0.py").exists()
     before = (out / "design.jsonl").read_text()
-    design(f"resume={out}")  # everything is there: nothing trains again
+    assert exit_of("reward", "design", f"resume={out}") == 0  # nothing trains again
     assert (out / "design.jsonl").read_text() == before
     assert json.loads(before.splitlines()[0])["event"] == "candidate"
-    told = digests(board_of(out), first, episodes=3, last=4)  # 512 steps teach nothing: all fail
+    spec = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv).spec
+    board = Board(
+        "", "", spec, variables(spec), ledger, Experience.load(out), lambda _: Verdict(), 0,
+        lambda candidate: folder_of(ledger, candidate),
+    )  # fmt: skip
+    told = digests(board, first, episodes=3, last=4)  # 512 steps teach nothing: all fail
     episodes = told.split("\n\n")
     assert len(episodes) == 3 and episodes[0].startswith("episode 1\nstate ")
     assert all(len(text.splitlines()) == 1 + 4 for text in episodes) and "; action " in told
 
 
-def board_of(folder: Path) -> Board:
-    """What an analyser needs of a search that ended."""
-    env = build({"_target_": "embodied.envs.toy.two_gap.TwoGap", "num_envs": 1}, VecEnv)
-    ledger, found = Journal(folder), variables(env.spec)
-    experience = Experience.load(folder)
-    verdict = Verdict()
-    return Board(
-        "", "", env.spec, found, ledger, experience, lambda _: verdict, 0,
-        lambda candidate: folder_of(ledger, candidate),
-    )  # fmt: skip
-
-
 def mistake(capfd: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["reward", "design", *words])
-    assert stop.value.code == 2
+    assert exit_of("reward", "design", *words) == 2
     return capfd.readouterr().err
 
 
@@ -85,28 +71,19 @@ def test_mistakes_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert "chat" in line
 
 
-class Given(Trials):
-    """Trials that run another command."""
-
-    line: list[str]
-
-    def command(self, job: Job, out: Path) -> list[str]:
-        return self.line
-
-
 @pytest.mark.parametrize(
     ("line", "minutes", "problem"),
     [
-        (["import time; time.sleep(600)"], 0.02, "timed out after 0.02 minutes"),
-        (["print('embodied: it cannot be'); raise SystemExit(2)"], 1.0, "it cannot be"),
-        (["import os; os.abort()"], 1.0, "the process ended without output"),
+        ("import time; time.sleep(600)", 0.02, "timed out after 0.02 minutes"),
+        ("print('embodied: it cannot be'); raise SystemExit(2)", 1.0, "it cannot be"),
+        ("import os; os.abort()", 1.0, "the process ended without output"),
     ],
 )
 def test_a_training_that_fails_is_a_problem_of_its_own(
-    tmp_path: Path, line: list[str], minutes: float, problem: str
+    tmp_path: Path, line: str, minutes: float, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = Given(tmp_path, [], Budget(minutes=minutes))
-    trials.line = [sys.executable, "-c", *line]
+    monkeypatch.setattr(Trials, "command", lambda *_: [sys.executable, "-c", line])
+    trials = Trials(tmp_path, [], Budget(minutes=minutes))
     jobs = [Job("a", tmp_path / "p.py", 0, 10)]
     ((job, outcome),) = trials.run(jobs)
     assert job == jobs[0] and outcome.problem == problem and outcome.scores == []

@@ -14,7 +14,7 @@ import yaml
 
 from embodied.core.env import VecEnv
 from embodied.llm.chat import Answer
-from embodied.reward_design.designer import Candidate, Experience
+from embodied.reward_design.designer import Board, Candidate, Experience
 from embodied.reward_design.designers import grammar
 from embodied.reward_design.designers.language_model import (
     AutoMc,
@@ -29,11 +29,8 @@ from embodied.sandbox.gate import Sandbox
 from tests.reward_design.instant import BAD, LOOPS, Recital, board, search
 
 
-def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(here: Board) -> None:
     chat = Recital(["good"])
-    here = board(tmp_path, env, experience, sandbox)
     run, said = search(Eureka(EurekaConfig(), chat), here, 5, 1)
     best = run.run()
     assert best is not None and best.id == 0
@@ -41,20 +38,16 @@ def test_a_model_that_stops_answering_ends_the_search_with_what_there_is(
     assert sorted(here.ledger.rounds) == [0, 1]
 
 
-def test_no_valid_program_is_an_end_too(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
-    here = board(tmp_path, env, experience, sandbox)
+def test_no_valid_program_is_an_end_too(here: Board) -> None:
     run, _ = search(Eureka(EurekaConfig(), Recital(["prose"] * 4)), here, 2, 2)
     assert run.run() is None and len(here.ledger.candidates) == 4
 
 
 def test_a_search_goes_on_from_its_ledger(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+    here: Board, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
 ) -> None:
     """Stopped after the first training of a round: nothing is asked or trained twice."""
     chat = Recital(["good", "two fences", "better"])
-    here = board(tmp_path, env, experience, sandbox)
     run, _ = search(Eureka(EurekaConfig(), chat), here, 1, 3)
 
     def stop(line: str) -> None:
@@ -76,10 +69,7 @@ def test_a_search_goes_on_from_its_ledger(
     assert all(c.trained for c in again.ledger.candidates.values())
 
 
-def test_halving_trains_all_a_little_and_the_best_third_to_the_end(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
-    here = board(tmp_path, env, experience, sandbox)
+def test_halving_trains_all_a_little_and_the_best_third_to_the_end(here: Board) -> None:
     designer = grammar.Grammar(grammar.Config())
     run, _ = search(designer, here, 1, 6, halving=True)
     best = run.run()
@@ -98,10 +88,9 @@ def test_order_is_by_the_best_then_by_all() -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_answers_are_told_apart_and_the_good_one_is_chosen(
-    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+    name: str, here: Board, tmp_path: Path
 ) -> None:
     chat = Recital([name, "good", name])
-    here = board(tmp_path, env, experience, sandbox)
     best = search(Eureka(EurekaConfig(), chat), here, 1, 3)[0].run()
     first, second, third = here.ledger.of_round(0)
     assert re.search(BAD[name], first.problem), first.problem
@@ -115,11 +104,8 @@ def test_bad_answers_are_told_apart_and_the_good_one_is_chosen(
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("wrong", [name for name in BAD if name not in ("silence", "hack")])
-def test_a_refusal_is_returned_to_the_model_once(
-    name: str, wrong: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_a_refusal_is_returned_to_the_model_once(name: str, wrong: str, here: Board) -> None:
     chat = Recital([[wrong, "good"]])
-    here = board(tmp_path, env, experience, sandbox)
     run, said = search(LOOPS[name](chat), here, 1, 1)
     best = run.run()
     assert best is not None and best.origin["reply"] == chat.texts["good"]
@@ -134,22 +120,16 @@ def test_a_refusal_is_returned_to_the_model_once(
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_round_without_a_program_is_told_in_the_next(
-    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_a_round_without_a_program_is_told_in_the_next(name: str, here: Board) -> None:
     chat = Recital([["crash", "wrong shape"], ["good"]])
-    here = board(tmp_path, env, experience, sandbox)
     best = search(LOOPS[name](chat), here, 2, 1)[0].run()
     assert best is not None and best.round == 1
     assert chat.asked[2][2].text == chat.texts["wrong shape"]
     assert re.search(BAD["wrong shape"], chat.asked[2][3].text)
 
 
-def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_eureka_keeps_four_messages_and_reflects_on_the_right_program(here: Board) -> None:
     chat = Recital(["no fence", "two fences", "good", "crash", "prose", "constant", "better"])
-    here = board(tmp_path, env, experience, sandbox)
     run, _ = search(Eureka(EurekaConfig(repairs=0), chat), here, 3, 3)
     run.run()
     sizes = [len(messages) for messages in chat.asked]
@@ -184,9 +164,7 @@ def test_the_grammar_is_the_same_twice_and_learns_from_the_ledger(
     assert all(set(c.origin["parents"]) <= known for c in later)
 
 
-def test_text2reward_shows_examples_and_takes_a_persons_words(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_text2reward_shows_examples_and_takes_a_persons_words(here: Board, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("it is too slow\n\n")
     shots = [("open the door", "1"), ("go to the far goal", "2"), ("the goal", "3"), ("fly", "4")]
     items = [{"instruction": i, "code": f"def reward(x):\n    return {c} * x"} for i, c in shots]
@@ -195,7 +173,6 @@ def test_text2reward_shows_examples_and_takes_a_persons_words(
         examples=str(tmp_path / "shots.yaml"), shots=2, feedback=str(tmp_path / "words.txt")
     )
     chat = Recital(["good", "better", "good"])
-    here = board(tmp_path / "run", env, experience, sandbox)
     search(Text2Reward(config, chat), here, 5, 1)[0].run()
     assert len(chat.asked) == 2  # an empty line ends it
     world = chat.asked[0][1].text
@@ -203,11 +180,8 @@ def test_text2reward_shows_examples_and_takes_a_persons_words(
     assert len(chat.asked[1]) == 4 and "it is too slow" in chat.asked[1][3].text
 
 
-def test_automc_pays_signs_and_its_critic_has_facts(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_automc_pays_signs_and_its_critic_has_facts(here: Board, sandbox: Sandbox) -> None:
     chat = Recital([["one sign", "signs", "critical", "signs", "content"]])
-    here = board(tmp_path, env, experience, sandbox)
     best = search(AutoMc(AutoMcConfig(), chat), here, 1, 1)[0].run()
     assert best is not None and len(chat.asked) == 5
     assert "both signs" in chat.asked[1][3].text  # by measurement, without asking the critic
@@ -221,11 +195,8 @@ def test_automc_pays_signs_and_its_critic_has_facts(
     assert set(paid.components) == {"sparse", "dense"}
 
 
-def test_automc_gives_up_after_three_reviews(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_automc_gives_up_after_three_reviews(here: Board) -> None:
     chat = Recital([["prose", "one sign", "crash", "prose"]])
-    here = board(tmp_path, env, experience, sandbox)
     assert search(AutoMc(AutoMcConfig(), chat), here, 1, 1)[0].run() is None
     assert len(chat.asked) == 4 and len(here.ledger.candidates[0].origin["reviews"]) == 3
 
@@ -244,32 +215,25 @@ class Together(Recital):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_rounds_answers_are_sampled_together(
-    name: str, tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_a_rounds_answers_are_sampled_together(name: str, here: Board) -> None:
     chat = Together(["good", "better", "two fences"], 3)
-    here = board(tmp_path, env, experience, sandbox)
     proposals = LOOPS[name](chat).propose(here, 0, 3)
     replies = [str(p.origin["reply"]) for p in proposals]
     assert replies == [chat.texts[n] for n in ("good", "better", "two fences")]
     assert chat.heat > 0  # otherwise they would be the same
 
 
-def test_text2reward_goes_on_without_a_person(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
-) -> None:
+def test_text2reward_goes_on_without_a_person(here: Board) -> None:
     chat = Recital(["good", "better", "two fences"])
-    here = board(tmp_path, env, experience, sandbox)
     search(Text2Reward(Text2RewardConfig(), chat), here, 3, 1)[0].run()
     assert len(chat.asked) == 3 and "A person" not in chat.asked[1][3].text
 
 
 def test_nobody_is_asked_about_a_round_in_which_nothing_was_trained(
-    tmp_path: Path, env: VecEnv, experience: Experience, sandbox: Sandbox
+    here: Board, tmp_path: Path
 ) -> None:
     (tmp_path / "words.txt").write_text("\nfaster\n")
     config = Text2RewardConfig(feedback=str(tmp_path / "words.txt"), repairs=0)
     chat = Recital(["prose", "good"])
-    here = board(tmp_path / "run", env, experience, sandbox)
     best = search(Text2Reward(config, chat), here, 2, 1)[0].run()
     assert best is not None and best.round == 1

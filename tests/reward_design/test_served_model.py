@@ -1,9 +1,5 @@
-"""`embodied reward design` against a real model that `transformers serve` serves, and against its
-recorded answers.
-
-The model is tiny. Fitted to a conversation written by hand, it answers with a program that is
-refused, and repairs it when it gets the reason. Nothing here says what a language model can do.
-"""
+"""`embodied reward design` against a tiny real model that `transformers serve` serves, and against
+its recorded answers: fitted to one conversation, it repairs a program that was refused."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from embodied import cli
 from embodied.core.env import VecEnv
 from embodied.llm.chat import Message
 from embodied.reward_design import prompts
@@ -23,6 +18,7 @@ from embodied.reward_design.designer import Experience, Journal
 from embodied.reward_design.designers.language_model import Eureka, EurekaConfig
 from embodied.reward_design.prompts import about, extract
 from embodied.sandbox.gate import Sandbox
+from tests.builders import exit_of
 from tests.llm.tiny_model import served, write_model
 from tests.reward_design.instant import Recital, board
 from tests.reward_design.test_command import LEARN
@@ -51,10 +47,8 @@ def endpoint(
         yield ["chat=endpoint", f"chat.url={url}", f"chat.model={model}"]
 
 
-def design(code: int, *words: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["reward", "design", *WORDS, *SIZES, *BUDGET, *words])
-    assert stop.value.code == code
+def design(*words: str) -> int | str:
+    return exit_of("reward", "design", *WORDS, *SIZES, *BUDGET, *words)
 
 
 def origins(folder: Path) -> list[dict[str, Any]]:
@@ -65,7 +59,7 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     tmp_path: Path, endpoint: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     out, again, cache = tmp_path / "served", tmp_path / "recorded", tmp_path / "chat.jsonl"
-    design(0, *endpoint, f"chat.cache={cache}", f"out={out}")
+    assert design(*endpoint, f"chat.cache={cache}", f"out={out}") == 0
     assert capfd.readouterr().out.count(f"returned  {REASON}") == 2
     for origin in origins(out):
         assert origin["refused"][0].startswith(REASON) and not origin["cached"]
@@ -73,7 +67,7 @@ def test_a_served_model_repairs_a_refused_program_and_its_answers_are_recorded(
     assert "GOAL_X" in (out / "best.py").read_text()
     lines = cache.read_text().splitlines()
     assert len(lines) == 4 and all(json.loads(line)["served"] for line in lines)
-    design(0, "chat=cached", f"chat.cache={cache}", f"out={again}")
+    assert design("chat=cached", f"chat.cache={cache}", f"out={again}") == 0
     assert [o["reply"] for o in origins(again)] == [o["reply"] for o in origins(out)]
     assert all(origin["cached"] and origin["refused"] for origin in origins(again))
     assert (again / "best.py").read_text() == (out / "best.py").read_text()
@@ -84,7 +78,7 @@ def test_answers_without_a_program_end_in_one_line(
 ) -> None:
     out = tmp_path / "short"
     cache = f"chat.cache={tmp_path / 'chat.jsonl'}"
-    design(2, *endpoint, cache, "chat.max_tokens=2", f"out={out}")
+    assert design(*endpoint, cache, "chat.max_tokens=2", f"out={out}") == 2
     captured = capfd.readouterr()
     assert captured.err.count("\n") == 1 and "no valid program; see" in captured.err
     assert captured.out.count("rejected  answer: ") == 2

@@ -1,12 +1,6 @@
 """A SCRIPTED planner behind a real loopback server, to record subgoals as a language model's are.
-
-    python -m tests.rewards.scripted_planner FILE
-
-No language model is in it: rules turn the words of a question into a list, as an able model might
-answer, one that walks to the door before it unlocks it and forgets to put the key down. It is asked
-what all levels of DoorKey and UnlockPickup ask, through the endpoint; the recording says that
-`scripted-planner` was asked. It shows what a recording is worth, and nothing about any model.
-"""
+It asks what all levels of DoorKey and UnlockPickup ask; it shows nothing about any model.
+`python -m tests.rewards.scripted_planner FILE` writes the recording."""
 
 from __future__ import annotations
 

@@ -10,16 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.core.build import ConfigError, build
-from embodied.core.env import Step
-from embodied.core.reward import (
-    AugmentsEnv,
-    HasComponents,
-    ObservesSteps,
-    Reward,
-    Scheduled,
-    Stateful,
-)
+from embodied.core.build import ConfigError
 from embodied.core.tensors import Tensors, nest
 from embodied.envs.minigrid.describe import happened
 from embodied.envs.minigrid.env import Config, MiniGrid
@@ -40,8 +31,9 @@ from embodied.rewards.wrappers.added_observations import (
     CaptionVocabulary,
     with_event_captions,
 )
-from tests.builders import node_of
+from tests.builders import make_reward, node_of
 from tests.llm.server import says, serving
+from tests.rewards.rows import step
 
 KEY, DOOR, BOX, EMPTY, YELLOW, RED = 5, 4, 7, 1, 4, 0
 
@@ -52,36 +44,24 @@ def view(hand: list[int], ahead: list[int], turn: int = 0) -> Tensors:
     return {"cells": cells, "direction": torch.tensor([turn])}
 
 
-NOTHING, HELD = [EMPTY, 0, 0], [KEY, YELLOW, 0]
+NOTHING, HELD, CLOSED, OPEN = [EMPTY, 0, 0], [KEY, YELLOW, 0], [DOOR, RED, 1], [DOOR, RED, 0]
+LOCKED, UNLOCKED, BOXED = [DOOR, YELLOW, 2], [DOOR, YELLOW, 0], [BOX, RED, 0]
+FOUND = "you opened the red box and found the yellow key in it"
+HAPPENED = [
+    (view(NOTHING, HELD), view(HELD, NOTHING), "you picked up the yellow key"),
+    (view(HELD, NOTHING), view(NOTHING, HELD), "you put down the yellow key"),
+    (view(HELD, LOCKED), view(HELD, UNLOCKED), "you unlocked the yellow door"),
+    (view(NOTHING, CLOSED), view(NOTHING, OPEN), "you opened the red door"),
+    (view(NOTHING, OPEN), view(NOTHING, CLOSED), "you closed the red door"),
+    (view(NOTHING, OPEN), view(NOTHING, NOTHING), "you stepped into the doorway of the red door"),
+    (view(NOTHING, BOXED), view(NOTHING, HELD), FOUND),
+    (view(NOTHING, NOTHING), view(NOTHING, HELD, 1), "you face the yellow key"),
+    (view(NOTHING, CLOSED), view(NOTHING, NOTHING, 1), ""),
+    (view(NOTHING, HELD), view(NOTHING, HELD), ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        (view(NOTHING, HELD), view(HELD, NOTHING), "you picked up the yellow key"),
-        (view(HELD, NOTHING), view(NOTHING, HELD), "you put down the yellow key"),
-        (
-            view(HELD, [DOOR, YELLOW, 2]),
-            view(HELD, [DOOR, YELLOW, 0]),
-            "you unlocked the yellow door",
-        ),
-        (view(NOTHING, [DOOR, RED, 1]), view(NOTHING, [DOOR, RED, 0]), "you opened the red door"),
-        (view(NOTHING, [DOOR, RED, 0]), view(NOTHING, [DOOR, RED, 1]), "you closed the red door"),
-        (
-            view(NOTHING, [DOOR, RED, 0]),
-            view(NOTHING, NOTHING),
-            "you stepped into the doorway of the red door",
-        ),
-        (
-            view(NOTHING, [BOX, RED, 0]),
-            view(NOTHING, HELD),
-            "you opened the red box and found the yellow key in it",
-        ),
-        (view(NOTHING, NOTHING), view(NOTHING, HELD, 1), "you face the yellow key"),
-        (view(NOTHING, [DOOR, RED, 1]), view(NOTHING, NOTHING, 1), ""),
-        (view(NOTHING, HELD), view(NOTHING, HELD), ""),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "said"), HAPPENED)
 def test_what_happened(before: Tensors, after: Tensors, said: str) -> None:
     assert happened(before, after) == [said]
 
@@ -144,36 +124,13 @@ def test_counts_begin_again_with_an_episode() -> None:
     assert not env.memory["counts"].any()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_going_on_from_a_saved_row_counts_on() -> None:
-    config = Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=3)
+def test_a_world_without_events_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MiniGrid, "event_captions", None)
     captions = CaptionVocabulary()
-    env = with_event_captions(MiniGrid(config), captions)
+    world = MiniGrid(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2))
+    env = with_event_captions(world, captions)
     env.reset(0)
-    generator = torch.Generator().manual_seed(0)
-    moves = torch.randint(0, 6, (80, 3), generator=generator)
-    for move in moves[:40]:
-        env.step(move)
-    state = env.get_state()
-    before = [env.step(move).next_obs for move in moves[40:]]
-    env.set_state(state)
-    after = [env.step(move).next_obs for move in moves[40:]]
-    assert max(int(obs[TIMES].max()) for obs in before) > 1
-    for one, other in zip(before, after, strict=True):
-        assert torch.equal(one[CAPTION], other[CAPTION]) and torch.equal(one[TIMES], other[TIMES])
-
-
-class Silent(MiniGrid):
-    """An environment without event captions."""
-
-    event_captions = None  # pyright: ignore[reportAssignmentType]
-
-
-def test_a_world_without_events_is_described() -> None:
-    captions = CaptionVocabulary()
-    env = with_event_captions(
-        Silent(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2)), captions
-    )
-    step = (env.reset(0), env.step(torch.tensor([0, 6])))[1]
+    step = env.step(torch.tensor([0, 6]))
     assert captions.texts[0] == "" and int(step.next_obs[CAPTION].min()) > 0
     assert "You face" in captions.texts[int(step.next_obs[CAPTION][0])]
     assert step.next_obs[TIMES].tolist() == [1, 1]
@@ -185,14 +142,9 @@ JUDGE = node_of("rewards.language.rule_reader.RuleReader", helpful=["unlocked", 
 def made(folder: Path, **settings: Any) -> Annotate:
     world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4, text="open the door"))
     judge = settings.pop("labeller", {})
-    node = {
-        "_target_": "embodied.rewards.language.annotate.Annotate",
-        "labeller": judge if "_target_" in judge else JUDGE | judge,
-        "synchronous": True,
-        **settings,
-    }
-    cpu = torch.device("cpu")
-    return build(node, Reward, spec=world.spec, folder=folder, seed=0, device=cpu)
+    judge = judge if "_target_" in judge else JUDGE | judge
+    node = node_of("rewards.language.annotate.Annotate", labeller=judge, synchronous=True)
+    return make_reward(node | settings, world.spec, folder)
 
 
 def rows_of(reward: Annotate, texts: list[str], times: list[int], own: float = 0.0) -> Any:
@@ -205,13 +157,9 @@ def rows_of(reward: Annotate, texts: list[str], times: list[int], own: float = 0
     }
 
 
-def step_of(count: int) -> Step:
-    flags, zero = torch.zeros(count, dtype=torch.bool), torch.zeros(count)
-    return Step({}, {}, zero, flags, flags, {})
-
-
 def noted(reward: Annotate, rows: Any) -> None:
-    reward.observe_step(rows, torch.arange(len(rows["reward"])), step_of(len(rows["reward"])))
+    count = len(rows["reward"])
+    reward.observe_step(rows, torch.arange(count), step(count))
 
 
 TEXTS = ["", "you picked up the red key", "you picked up the red key", "you face the red door"]
@@ -283,21 +231,13 @@ def test_errors_depend_on_the_words_alone() -> None:
     assert 20 <= values.count(0.0) <= 60 and 8 <= values.count(None) <= 34
 
 
-class Biased(RuleReader):
-    """Always prefers what it is shown first."""
-
-    def _compared(self, first: str, second: str) -> str:
-        return "first"
-
-
-def test_pairs_are_asked_in_both_orders() -> None:
-    rules = Rules(("unlocked", "picked up"))
+def test_pairs_are_asked_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = CaptionLabeller(RuleReader(Rules(("unlocked", "picked up"))), "goal")
     pairs = [("you unlocked it", "you picked up a key"), ("you wait", "you turn")]
-    fair = CaptionLabeller(RuleReader(rules), "goal").label(pairs)
-    assert [label.value for label in fair] == [1.0, 0.5]
-    biased = CaptionLabeller(Biased(rules), "goal").label(pairs)
-    assert [label.value for label in biased] == [None, None]
-    assert all(label.why == CONTRADICTED for label in biased)
+    assert [label.value for label in judge.label(pairs)] == [1.0, 0.5]
+    monkeypatch.setattr(RuleReader, "_compared", lambda *_: "first")  # what it is shown first
+    biased = judge.label(pairs)
+    assert [(label.value, label.why) for label in biased] == [(None, CONTRADICTED)] * 2
 
 
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
@@ -348,13 +288,8 @@ def test_going_on_gives_identical_labels_and_rewards(tmp_path: Path, model: str)
     moves = torch.randint(0, 6, (96, 4), generator=torch.Generator().manual_seed(1))
     settings: Any = {"model": model, "labeller": {"error": 0.2, "refusal": 0.2}, "steps": 4}
     reward = made(tmp_path / "a", **settings)
-    assert all(
-        isinstance(reward, p)
-        for p in (AugmentsEnv, ObservesSteps, Scheduled, Stateful, HasComponents)
-    )
-    env = reward.augment_env(
-        world := MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4))
-    )
+    world = MiniGrid(Config("MiniGrid-Unlock-v0", "gymnasium", num_envs=4))
+    env = reward.augment_env(world)
     env.reset(0)
     play(reward, env, moves[:48])
     kept, rows = reward.get_state(), env.get_state()

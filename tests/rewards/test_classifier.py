@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from embodied.core import tensors as tt
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError
 from embodied.core.env import Step
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
@@ -30,16 +30,13 @@ from embodied.rewards.success.model import (
     threshold_for,
 )
 from embodied.rewards.wrappers.added_observations import PICTURE
-from tests.builders import make_reward
+from tests.builders import exit_of, make_reward, node_of
 from tests.rewards.rows import write_episodes
 
 SPEC = Spec({"state": Leaf((2,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 STEPS = 10
-NODE = {
-    "_target_": "embodied.rewards.success.classifier.Classifier",
-    "training": {"hidden": [16], "updates": 200, "lr": 0.01},
-    "refit_every": 0,
-}
+TRAINING = {"hidden": [16], "updates": 200, "lr": 0.01}
+NODE = node_of("rewards.success.classifier.Classifier", training=TRAINING, refit_every=0)
 
 
 def record(path: Path, count: int, won: bool, seed: int) -> str:
@@ -98,12 +95,6 @@ def test_held_out_are_whole_episodes_of_both_kinds(data: list[str]) -> None:
     assert held.label.sum() == 3 and len(mine) == 4
 
 
-def test_shuffled_labels_are_as_many(data: list[str]) -> None:
-    whole, _ = load_labelled(data, Training(), seed=0)
-    dealt, _ = load_labelled(data, Training(shuffle=True), seed=0)
-    assert dealt.label.sum() == 12 and not torch.equal(dealt.label, whole.label)
-
-
 def test_the_threshold_lets_a_stated_share_pass() -> None:
     """Of 10 others, 20% may pass: the third largest is the lowest threshold that only two exceed;
     never below even odds."""
@@ -146,19 +137,15 @@ def test_the_share_of_successes_moves_the_odds() -> None:
 def test_it_pays_a_true_end_once_and_a_lasting_success_as_much(
     tmp_path: Path, data: list[str]
 ) -> None:
-    """Ended: 1; going on: 1 - gamma, which for ever is 1 too; no success: nothing."""
+    """Ended: 1; going on: 1 - gamma, which for ever is 1 too; no success: nothing. It looks at the
+    end, and not at the next start."""
     reward = made(tmp_path, data=data)
     paid = reward(rows([1.05, 1.05, 0.4, 0.4], [0.0, 0.9, 0.0, 0.9]))
     torch.testing.assert_close(paid, torch.tensor([1.0, 0.1, 0.0, 0.0]))
     assert sum(0.9**t * float(paid[1]) for t in range(500)) == pytest.approx(1)
-
-
-def test_it_looks_at_the_end_and_not_at_the_next_start(tmp_path: Path, data: list[str]) -> None:
-    reward = made(tmp_path, data=data)
-    end = rows([0.0], [0.0]) | {"next_obs/state": torch.tensor([[1.05, 0.0]])}
-    assert reward(end) == 1
-    start = rows([1.05], [0.0]) | {"next_obs/state": torch.tensor([[0.0, 0.0]])}
-    assert reward(start) == 0
+    for start, end, worth in ((0.0, 1.05, 1), (1.05, 0.0, 0)):
+        step = rows([start], [0.0]) | {"next_obs/state": torch.tensor([[end, 0.0]])}
+        assert reward(step) == worth
 
 
 def test_it_is_trained_once_a_folder(tmp_path: Path, data: list[str]) -> None:
@@ -264,7 +251,10 @@ def test_a_resume_goes_on_exactly(tmp_path: Path, data: list[str]) -> None:
     assert resumed.version == straight.version == 3
 
 
-def test_shuffled_labels_pay_nothing(tmp_path: Path, data: list[str]) -> None:
+def test_shuffled_labels_are_as_many_and_pay_nothing(tmp_path: Path, data: list[str]) -> None:
+    whole, _ = load_labelled(data, Training(), seed=0)
+    dealt, _ = load_labelled(data, Training(shuffle=True), seed=0)
+    assert dealt.label.sum() == 12 and not torch.equal(dealt.label, whole.label)
     reward = made(tmp_path, data=data, training=NODE["training"] | {"shuffle": True})
     assert not reward(rows([1.05, 0.4], [0.0, 0.0])).any()
 
@@ -283,12 +273,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_the_command_writes_what_training_reads(
     tmp_path: Path, data: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from embodied.cli import main
-
     settings = ["views=[state]", "updates=100", "hidden=[16]", f"out={tmp_path / 'eyes'}"]
-    with pytest.raises(SystemExit) as stop:
-        main(["reward", "classifier", *data, *settings])
-    assert stop.value.code == 0
+    assert exit_of("reward", "classifier", *data, *settings) == 0
     assert "held-out frames: 3 positive" in capsys.readouterr().out
     reward = made(tmp_path / "run", trained=str(tmp_path / "eyes"))
     assert reward.version == 1
@@ -297,20 +283,16 @@ def test_the_command_writes_what_training_reads(
 def test_pictures_that_were_recorded_are_watched_in_training(tmp_path: Path) -> None:
     """Recorded in a world that shows the reward's picture; trained in the same world without it:
     the policy sees what it saw, the reward sees the end of an episode."""
-    camera = "embodied.rewards.wrappers.added_observations.AddRenderObservation"
-    pictured = {
-        "_target_": "embodied.envs.wrappers.stack.Wrapped",
-        "env": {"_target_": "embodied.envs.toy.two_gap.TwoGap"},
-        "wrappers": [{"_target_": camera, "size": 48}],
-    }
+    camera = node_of("rewards.wrappers.added_observations.AddRenderObservation", size=48)
+    plain = node_of("envs.toy.two_gap.TwoGap")
+    pictured = node_of("envs.wrappers.stack.Wrapped", env=plain, wrappers=[camera])
     script = yaml.safe_load(Path("configs/demonstrator/two_gap.yaml").read_text())
     config = CollectConfig(pictured, script, 8, str(tmp_path / "won"), num_envs=4, images="png")
     collect(config, lambda kept, played: None)
     env = TwoGap(PlanarConfig(num_envs=2))
     how = {"views": [PICTURE], "channels": [8, 8], "hidden": [16], "updates": 200, "lr": 0.005}
-    context = {"device": torch.device("cpu"), "seed": 0, "folder": tmp_path / "run"}
     settings = {"data": str(tmp_path / "won"), "training": how}
-    reward: Classifier = build(NODE | settings, Classifier, spec=env.spec, **context)
+    reward = make_reward(NODE | settings, env.spec, tmp_path / "run")
     watched = reward.augment_env(env)
     assert set(env.spec.obs) == {"state"} and watched.spec.obs[PICTURE].shape == (48, 48, 3)
     assert reward.augment_env(watched) is watched

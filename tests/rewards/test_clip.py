@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.builders import node_of
 from tests.rewards.rows import write_episodes
 
 REACH = "the hand is touching the green ball"
+CPU = torch.device("cpu")
 SPEC = Spec({"state": Leaf((2,)), "front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
 
 
@@ -110,8 +112,7 @@ def test_a_known_order_is_found_and_others_are_not() -> None:
 
 def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
     env = TwoGap(GapConfig(num_envs=3))
-    node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
-    reward = build(node, Reward, spec=env.spec, device=torch.device("cpu"))
+    reward = made(env.spec)
     watched = reward.augment_env(env)
     watched.reset(0)
     step = watched.step(torch.zeros(3, 2))
@@ -123,19 +124,18 @@ def test_rewards_of_a_world_are_batched_and_never_positive() -> None:
     assert reward.frozen and reward.update(rows) == {}
 
 
+def made(spec: Spec = SPEC, **settings: object) -> Any:
+    node = node_of("rewards.vision_language.clip.Clip", prompt=REACH) | settings
+    return build(node, Reward, spec=spec, device=CPU)
+
+
 def test_change_is_potential_based() -> None:
-    env = TwoGap(GapConfig(num_envs=2))
-    node = node_of("rewards.vision_language.clip.Clip", value="change", scale=2.0)
-    reward = build(
-        node | {"prompt": REACH, "picture": "front"}, Reward, spec=SPEC, device=torch.device("cpu")
-    )
+    reward = made(value="change", scale=2.0, picture="front")
     before, after = (torch.full((2, 8, 8, 3), v, dtype=torch.uint8) for v in (30, 220))
+    discount = torch.tensor([0.9, 0.0])
     rows = {"obs/front": before, "next_obs/front": after, "reward": torch.zeros(2)}
-    paid = reward(rows | {"discount": torch.tensor([0.9, 0.0])})
-    now, then = reward.score(before), reward.score(after)
-    expected = 2 * (torch.tensor([0.9, 0.0]) * then - now)
-    torch.testing.assert_close(paid, expected)
-    assert env.num_envs == 2
+    expected = 2 * (discount * reward.score(after) - reward.score(before))
+    torch.testing.assert_close(reward(rows | {"discount": discount}), expected)
 
 
 def test_ends_are_hidden_from_the_learner() -> None:
@@ -158,16 +158,13 @@ def test_ends_are_hidden_from_the_learner() -> None:
     ],
 )
 def test_wrong_settings_are_one_clear_line(settings: dict[str, object], said: str) -> None:
-    node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH, **settings}
     with pytest.raises(ConfigError, match=said):
-        build(node, Reward, spec=SPEC, device=torch.device("cpu"))
+        made(**settings)
 
 
 def test_rows_without_the_picture_are_refused() -> None:
-    node = {"_target_": "embodied.rewards.vision_language.clip.Clip", "prompt": REACH}
-    reward = build(node, Reward, spec=SPEC, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"reward\.picture=NAME"):
-        reward({"reward": torch.zeros(1)})
+        made()({"reward": torch.zeros(1)})
 
 
 def test_places_on_a_ladder_are_by_hand() -> None:
@@ -187,8 +184,8 @@ GOAL_SPEC = Spec({"state": STATE, "front": Leaf((48, 48, 3), "uint8", 0, 255)}, 
 
 
 def made_goal(**settings: object) -> Goal:
-    node = {"_target_": "embodied.rewards.vision_language.goal.Goal", **settings}
-    return build(node, Reward, spec=GOAL_SPEC, device=torch.device("cpu"))
+    node = node_of("rewards.vision_language.goal.Goal", **settings)
+    return build(node, Reward, spec=GOAL_SPEC, device=CPU)
 
 
 def seen_rows(**leaves: Tensor) -> dict[str, Tensor]:

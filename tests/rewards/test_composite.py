@@ -88,17 +88,9 @@ def test_it_is_what_its_parts_are(tmp_path: Path) -> None:
     assert plain.frozen
     assert not isinstance(plain, AugmentsEnv) and not isinstance(plain, ObservesSteps | Scheduled)
     learning = mixed(tmp_path, {"near": {"reward": NEAR}, "new": {"reward": RND}}, suspect=0)
-    assert (
-        not learning.frozen
-        and isinstance(learning, ObservesSteps)
-        and isinstance(learning, Stateful)
-    )
-    scheduled = {
-        "_target_": "embodied.rewards.handcrafted.composite.ScheduledWeights",
-        "function": "embodied.envs.quadrotor.rewards.hover_rows",
-        "start": {"position": 1.0},
-    }
-    assert isinstance(mixed(tmp_path, {"later": {"reward": scheduled}}), Scheduled)
+    assert not learning.frozen
+    assert isinstance(learning, ObservesSteps) and isinstance(learning, Stateful)
+    assert isinstance(mixed(tmp_path, {"later": {"reward": SCHEDULE}}), Scheduled)
     looking = {"reward": {"_target_": "tests.rewards.test_composite.Looking"}}
     assert isinstance(mixed(tmp_path, {"looks": looking}), AugmentsEnv)
 
@@ -110,9 +102,7 @@ def test_two_that_look_share_a_picture_or_are_refused(tmp_path: Path) -> None:
     same: Any = mixed(tmp_path, {"a": one, "b": one})
     assert same.augment_env(world).depth == 1
     different: Any = mixed(tmp_path, {"a": one, "b": other})
-    with pytest.raises(
-        ConfigError, match=r"reward\.terms\.b renders privileged.picture with other settings"
-    ):
+    with pytest.raises(ConfigError, match=r"reward\.terms\.b renders .* with other settings"):
         different.augment_env(world)
 
 
@@ -144,9 +134,8 @@ def test_a_term_that_goes_against_success_is_warned_about_once(tmp_path: Path) -
         assert not caught
         for _ in range(9):
             reward.observe_step(batch, torch.arange(2), step(2, [True, True], [True, False]))
-    assert len(caught) == 1 and "term far was lower in successful episodes" in str(
-        caught[0].message
-    )
+    (line,) = (str(warning.message) for warning in caught)
+    assert "term far was lower in successful episodes" in line
 
 
 def test_correlation_by_hand() -> None:
@@ -176,10 +165,7 @@ def test_visits_are_counted_within_an_episode_of_each_row() -> None:
 
 
 def test_visits_go_on_exactly_and_hash_apart() -> None:
-    env, other = (
-        VisitCountWrapper(Circle(CounterConfig())),
-        VisitCountWrapper(Circle(CounterConfig())),
-    )
+    env, other = (VisitCountWrapper(Circle(CounterConfig())) for _ in range(2))
     env.reset()
     for _ in range(4):
         env.step(torch.zeros(2, 1))
@@ -267,19 +253,13 @@ def test_a_tilt_costs_its_share() -> None:
 def test_settings_reach_the_function() -> None:
     """At the level of another vehicle the same action is no effort."""
     reward = build(SCHEDULE | {"settings": {"level": 0.0}}, Reward)
-    expected = 2 - 0.5 * 5.0 * 0.25
-    assert float(reward(hovering())[0]) == pytest.approx(expected)
-
-
-def test_a_weight_that_is_not_there() -> None:
+    assert float(reward(hovering())[0]) == pytest.approx(2 - 0.5 * 5.0 * 0.25)
     with pytest.raises(ConfigError, match="no speed"):
         build(SCHEDULE | {"factor": {"speed": 2.0}}, Reward)
 
 
 def test_rewards_are_multiplied() -> None:
-    scaled = build(
-        {"_target_": "embodied.rewards.handcrafted.composite.Scaled", "factor": 0.1}, Reward
-    )
+    scaled = build(node_of("rewards.handcrafted.composite.Scaled", factor=0.1), Reward)
     rows = {"reward": torch.tensor([10.0, -5.0])}
     torch.testing.assert_close(scaled(rows), torch.tensor([1.0, -0.5]))
     assert rows["reward"].tolist() == [10.0, -5.0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from embodied.buffers.n_step import NStepBuffer
 from embodied.core.build import ConfigError, build
@@ -28,6 +28,7 @@ from embodied.rewards.handcrafted.factors import (
     within,
 )
 from embodied.rewards.handcrafted.kinesthetic import Kinesthetic, krc
+from tests.builders import node_of
 from tests.rewards.rows import SPEC, drawn, make, rows, state
 
 SHAPING = {
@@ -106,35 +107,23 @@ def test_n_steps_telescope() -> None:
 
 
 def test_summed_by_hand() -> None:
-    node = {
-        "_target_": "embodied.rewards.handcrafted.factors.WeightedSum",
-        "factors": {
-            "near": {"of": "distance", "a": "tool", "b": "goal", "weight": -0.1},
-            "effort": {"of": "effort", "a": "action", "weight": -1.0},
-        },
-        "scale": 10.0,
-    }
-    reward = make(node)
+    near = {"of": "distance", "a": "tool", "b": "goal", "weight": -0.1}
+    factors = {"near": near, "effort": {"of": "effort", "a": "action", "weight": -1.0}}
+    reward = make(node_of("rewards.handcrafted.factors.WeightedSum", factors=factors, scale=10.0))
     assert isinstance(reward, WeightedSum)
     batch = rows(state(3.0)[None], state(2.0)[None], action=torch.tensor([[1.0, 0.0]]))
     assert reward(batch).item() == pytest.approx(0.5 - 10 * 0.1 * 2 - 10 * 0.5)
     assert drawn(4)["reward"].shape == reward(drawn(4)).shape
 
 
-KRC = {
-    "_target_": "embodied.rewards.handcrafted.kinesthetic.Kinesthetic",
-    "utilities": {
-        "offence": {
-            "weight": 2.0,
-            "all": [
-                {"of": "alignment", "a": "tool", "b": "cube", "c": "goal"},
-                {"of": "proximity", "a": "tool", "b": "cube"},
-            ],
-        },
-        "arrive": {"of": "distance", "a": "cube", "b": "goal", "weight": -1.0},
-    },
-    "events": {"there": {"of": "above", "a": "cube_x", "than": 1.5, "weight": 10.0}},
-}
+ALIGNED = {"of": "alignment", "a": "tool", "b": "cube", "c": "goal"}
+NEAR = {"of": "proximity", "a": "tool", "b": "cube"}
+ARRIVE = {"of": "distance", "a": "cube", "b": "goal", "weight": -1.0}
+KRC = node_of(
+    "rewards.handcrafted.kinesthetic.Kinesthetic",
+    utilities={"offence": {"weight": 2.0, "all": [ALIGNED, NEAR]}, "arrive": ARRIVE},
+    events={"there": {"of": "above", "a": "cube_x", "than": 1.5, "weight": 10.0}},
+)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +179,10 @@ def test_mistakes_are_one_line() -> None:
         make(KRC | {"utilities": {"a": {"all": [], "signs": "some"}}})
 
 
-TARGET = "embodied.rewards.handcrafted.factors.Multiplicative"
-DRIVE_NAMES = ("gain", "over", "off", "hit", "since_a", "since_b")
-DRIVE = Spec({"state": Leaf((6,), names=DRIVE_NAMES)}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
+DRIVEN = Leaf((6,), names=("gain", "over", "off", "hit", "since_a", "since_b"))
+DRIVE = Spec({"state": DRIVEN}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 PRODUCT: dict[str, Any] = {
-    "_target_": TARGET,
+    "_target_": "embodied.rewards.handcrafted.factors.Multiplicative",
     "progress": {"of": "value", "a": "gain"},
     "factors": {
         "speeding": {"of": "fading", "a": "over", "scale": 2.0},
@@ -206,21 +194,16 @@ PRODUCT: dict[str, Any] = {
 }
 
 
-def driven(*then: list[float]) -> dict[str, Tensor]:
-    following = torch.tensor(then)
-    now = torch.full_like(following, 9.0)  # must not matter
-    reward = torch.full((len(then),), 7.0)
-    return {"obs/state": now, "next_obs/state": following, "reward": reward}
-
-
 def test_by_hand() -> None:
     reward = make(PRODUCT, DRIVE)
-    given = driven(
+    then = [
         [0.4, 0.0, 0.2, 0.0, 9.0, 9.0],  # nothing is broken: 0.4
         [0.4, 0.5, 0.6, 0.0, 9.0, 1.0],  # 0.4 x 0.75 x 0.5 x 0.75
         [0.4, 3.0, 0.2, 0.0, 9.0, 9.0],  # far too fast
         [0.4, 0.0, 0.2, 1.0, 0.0, 0.0],  # 0.4 x 0.5 - 3
-    )
+    ]
+    given = {"next_obs/state": torch.tensor(then), "reward": torch.full((4,), 7.0)}
+    given["obs/state"] = torch.full((4, 6), 9.0)  # must not matter
     expected = torch.tensor([4.0, 1.125, 0.0, -28.0])
     torch.testing.assert_close(reward(given), expected)
     parts = reward.components(given)
@@ -244,11 +227,8 @@ def test_a_factor_cannot_exceed_one() -> None:
 
 def test_a_penalty_is_held_for_five_seconds_in_drive() -> None:
     """One harsh brake: the comfort factor is below 1 for 50 steps of 0.1 s, and then 1 again."""
-    env = build(
-        {"_target_": "embodied.envs.toy.drive.Drive", "num_envs": 1, "obstacles": 0}, VecEnv
-    )
-    with open("configs/reward/multiplicative.yaml") as file:
-        node = yaml.safe_load(file)
+    env = build(node_of("envs.toy.drive.Drive", num_envs=1, obstacles=0), VecEnv)
+    node = yaml.safe_load(Path("configs/reward/multiplicative.yaml").read_text())
     comfort = make(node, env.spec).factors["comfort"]
     env.reset(0)
     seen: list[float] = []

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied.cli import main
 from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
@@ -31,17 +30,16 @@ from embodied.rewards.preferences.preference import (
     Preference,
 )
 from embodied.rewards.wrappers.added_observations import PICTURE
+from tests.builders import exit_of, make_reward, node_of
 from tests.llm.server import says, serving
+from tests.rewards.test_labellers import COLOURS
 from tests.toy_envs import Config as CounterConfig
 from tests.toy_envs import Counter, Reach
 
 CPU = torch.device("cpu")
-SIMULATED = {"_target_": "embodied.rewards.preferences.labellers.SimulatedLabeller"}
-VLM = {
-    "_target_": "embodied.rewards.preferences.labellers.VisionLanguageLabeller",
-    "goal": "go to the middle",
-    "swap": False,
-}
+LABELLERS = "rewards.preferences.labellers"
+SIMULATED = node_of(f"{LABELLERS}.SimulatedLabeller")
+VLM = node_of(f"{LABELLERS}.VisionLanguageLabeller", goal="go to the middle", swap=False)
 QUICK = FitConfig(hidden=(32,), rate=1e-2, epochs=20)
 
 
@@ -278,11 +276,6 @@ def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
     assert reward(tape[0]).isfinite().all() and reward(tape[0]).abs().sum() > 0
 
 
-def test_a_leaf_that_is_not_there_is_said() -> None:
-    with pytest.raises(ConfigError, match=r'no observation staet \(did you mean "state"\?\)'):
-        ready(Reach(), leaf="staet")
-
-
 def test_only_what_was_named_counts() -> None:
     env = Reach()
     env.spec = Spec({"state": Leaf((2,), names=("x", "y"))}, env.spec.act, dt=0.1)
@@ -346,11 +339,7 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
     steps = {**plain.steps, "obs/front": pictures[:240], "reward": torch.zeros(240)}
     final = {**plain.final, "front": pictures[240:]}
     episodes = Episodes(spec, steps, plain.start, plain.length, final, plain.texts)
-    judge = {
-        "_target_": "embodied.rewards.preferences.labellers.EmbeddingLabeller",
-        "goal": "red",
-        "model": {"_target_": "tests.rewards.test_labellers.Colours"},
-    }
+    judge = node_of(f"{LABELLERS}.EmbeddingLabeller", goal="red", model=COLOURS)
     fit = FitConfig(epochs=30, rate=3e-3)
     config = Config(labeller=judge, leaf="front", picture="front", labels=150, fit=fit)
     reward = Preference(config, spec, CPU)
@@ -363,14 +352,16 @@ def test_a_judge_looks_at_the_pictures_of_a_recording(monkeypatch: pytest.Monkey
     assert paid[0] > paid[1] + 1
 
 
-def test_a_recording_says_what_it_does_not_show() -> None:
-    episodes = recording()
-    reward = Preference(Config(labeller=SIMULATED), episodes.spec, CPU)
-    with pytest.raises(ConfigError, match=r"the dataset has no privileged/picture"):
-        reward.fit_from(episodes)
-    silent = Config(labeller={**SIMULATED, "unsure": 1.0}, leaf="state")
-    with pytest.raises(ConfigError, match="the labeller gave no label"):
-        Preference(silent, episodes.spec, CPU).fit_from(episodes)
+def test_what_is_not_there_is_said() -> None:
+    with pytest.raises(ConfigError, match=r'no observation staet \(did you mean "state"\?\)'):
+        ready(Reach(), leaf="staet")
+    episodes, silent = recording(), {**SIMULATED, "unsure": 1.0}
+    for config, message in (
+        (Config(labeller=SIMULATED), "the dataset has no privileged/picture"),
+        (Config(labeller=silent, leaf="state"), "the labeller gave no label"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Preference(config, episodes.spec, CPU).fit_from(episodes)
 
 
 def test_pairs_are_within_and_across_trajectories() -> None:
@@ -391,6 +382,11 @@ def test_agreement_by_hand() -> None:
     assert agreement(score, -score, episode) == {"pairs": 0.0, "returns": pytest.approx(-1.0)}
 
 
+def test_the_packaged_node_builds(tmp_path: Path) -> None:
+    node = node_of("rewards.preferences.preference.Preference", labeller=SIMULATED)
+    assert make_reward(node, Reach().spec, tmp_path).frozen is False
+
+
 WORDS = ["reward=preference", "reward.leaf=state", "reward.labels=100", "reward.fit.epochs=3"]
 
 
@@ -407,9 +403,8 @@ def test_a_copy_is_paid_by_what_was_learned(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "paid"
-    with pytest.raises(SystemExit) as stop:
-        main(["reward", "preferences", str(dataset), *WORDS, "reward.zero=highest", f"out={out}"])
-    assert stop.value.code == 0
+    words = [dataset, *WORDS, "reward.zero=highest", f"out={out}"]
+    assert exit_of("reward", "preferences", *words) == 0
     said = capsys.readouterr().out
     assert "learned from 100 labels" in said
     old, new = read_episodes(dataset), read_episodes(out)
@@ -437,9 +432,7 @@ def test_a_copy_is_paid_by_what_was_learned(
 def test_mistakes_are_one_line(
     dataset: Path, tmp_path: Path, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["reward", "preferences", str(dataset), *words, f"out={tmp_path / 'paid'}"])
-    said = str(stop.value.code) + capsys.readouterr().err
-    assert why in said
-    assert "Traceback" not in said
+    exit_of("reward", "preferences", dataset, *words, f"out={tmp_path / 'paid'}")
+    said = capsys.readouterr().err
+    assert why in said and "Traceback" not in said
     assert not (tmp_path / "paid" / "meta").exists()

@@ -110,19 +110,6 @@ def test_nan_on_rows_of_the_world_stops_with_one_line() -> None:
         reward(rows())
 
 
-def test_a_program_of_class_methods_pays_by_hand() -> None:
-    code = """
-import torch
-class Task:
-    def gap(self):
-        return self.next_goal_from_tool.norm(dim=-1)
-    def compute_dense_reward(self, action):
-        return -self.gap()
-"""
-    reward = build(node(code), Reward, spec=SPEC)
-    torch.testing.assert_close(reward(rows()), torch.tensor([-3.0, -2.0]))
-
-
 def test_what_is_slow_is_said(caplog: pytest.LogCaptureFixture) -> None:
     slow = """
 def reward(tool, width):

@@ -26,18 +26,12 @@ from embodied.rewards.demonstrations.progress import (
     pairs,
 )
 from embodied.rewards.fitted import linear_progress
-from tests.builders import make_reward
+from tests.builders import make_reward, node_of
 from tests.rewards.rows import write_episodes
 
 SPEC = Spec({"state": Leaf((3,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
-NODE = {
-    "_target_": "embodied.rewards.demonstrations.progress.StepwiseProgress",
-    "hidden": [32, 32],
-    "updates": 150,
-    "batch_size": 128,
-    "lr": 0.003,
-    "noise": 0.02,
-}
+SMALL = {"hidden": [32, 32], "updates": 150, "batch_size": 128, "lr": 0.003, "noise": 0.02}
+NODE = node_of("rewards.demonstrations.progress.StepwiseProgress", **SMALL)
 
 
 def corridor(count: int, steps: int, seed: int) -> list[Tensor]:
@@ -217,29 +211,18 @@ def test_failures_are_no_progress(tmp_path: Path, shown: str) -> None:
     assert with_time(warned.potential({"state": walk})) > 0.95
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "reward.demos=DIR"),
-        ({"views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
-        ({"views": []}, "is empty"),
-    ],
-)
-def test_what_is_missing_is_said(
-    tmp_path: Path, shown: str, settings: dict[str, Any], message: str
-) -> None:
-    demos = {"demos": shown} if settings else {}
-    with pytest.raises(ConfigError, match=message):
-        made(tmp_path, **demos, **settings)
-
-
-def test_demonstrations_that_do_not_fit_are_refused(tmp_path: Path, shown: str) -> None:
+def test_what_is_missing_or_does_not_fit_is_said(tmp_path: Path, shown: str) -> None:
     short = record(tmp_path / "short", corridor(2, 1, seed=0))
-    with pytest.raises(ConfigError, match="at least two steps"):
-        made(tmp_path / "run", demos=short)
     wide = Spec({"state": Leaf((4,))}, SPEC.act, dt=0.1)
-    with pytest.raises(ConfigError, match="state is float32\\[4\\] in the environment"):
-        made(tmp_path, spec=wide, demos=shown)
+    for settings, message in (
+        ({}, "reward.demos=DIR"),
+        ({"demos": shown, "views": ["stat"]}, 'has no observation stat \\(did you mean "state"'),
+        ({"demos": shown, "views": []}, "is empty"),
+        ({"demos": short}, "at least two steps"),
+        ({"demos": shown, "spec": wide}, "state is float32\\[4\\] in the environment"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(tmp_path / "run", **settings)
 
 
 def test_two_pictures_of_a_moment_are_seen_together(tmp_path: Path) -> None:

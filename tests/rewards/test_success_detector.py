@@ -11,22 +11,13 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import build
-from embodied.core.env import Step
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
-from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.success.model import Training, load_labelled, made, write
 from embodied.rewards.wrappers.success_detector import DetectSuccess, SuccessDetector
+from tests.builders import make_reward
 from tests.rewards.test_progress import SPEC, corridor, record
 from tests.toy_envs import Config, Counter
-
-
-class Mute(Wrapper):
-    """A Counter that does not know success."""
-
-    def step(self, action: Tensor) -> Step:
-        return replace(self.env.step(action), log={})
-
 
 STAY = torch.zeros(2, 1)
 
@@ -64,8 +55,12 @@ def test_one_episode_ends_and_the_other_goes_on() -> None:
     assert step.obs["state"].flatten().tolist() == [2, 100]
 
 
-def test_it_is_the_success_of_an_environment_that_knows_none() -> None:
-    env = SuccessDetector(Mute(Counter(Config(ends=(2, 9)))), at(2), 1)
+def test_it_is_the_success_of_an_environment_that_knows_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    knowing = Counter.step
+    monkeypatch.setattr(Counter, "step", lambda *given: replace(knowing(*given), log={}))
+    env = SuccessDetector(Counter(Config(ends=(2, 9))), at(2), 1)
     env.reset(0)
     env.step(STAY)
     step = env.step(STAY)
@@ -118,8 +113,7 @@ def test_a_trained_classifier_ends_episodes_in_both_places(trained: str) -> None
     assert isinstance(alone, DetectSuccess)
     node = {"_target_": "embodied.rewards.success.classifier.Classifier", "trained": trained}
     node |= {"terminate": True, "steps": 2, "refit_every": 0}
-    context = {"spec": SPEC, "device": torch.device("cpu"), "seed": 0, "folder": Path("unused")}
-    reward = build(node, Classifier, **context)
+    reward = make_reward(node, SPEC, Path("unused"))
     for env in (alone, reward.augment_env(Walker(long))):
         env.reset(0)
         age, step = 1, env.step(STAY)

@@ -8,7 +8,6 @@ import json
 import math
 import threading
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,11 +44,12 @@ class Filmed(Counter):
         return {"state": (self.start + self.age)[:, None], "front": image}
 
 
-def made(server: Server, target: str = PROGRESS, folder: str = "", **settings: Any) -> VideoReward:
+def made(
+    server: Server, target: str = PROGRESS, spec: Spec | None = None, **settings: Any
+) -> VideoReward:
     chat = server.node(limits=FAST) | settings.pop("chat", {})
     node = {"_target_": target, "chat": chat, "picture": "front", "synchronous": True} | settings
-    spec = Filmed(Config()).spec
-    return build(node, VideoReward, spec=spec, seed=0, folder=Path(folder) if folder else None)
+    return build(node, VideoReward, spec=spec or Filmed(Config()).spec, seed=0, folder=None)
 
 
 def percent(*values: int) -> Told:
@@ -160,19 +160,13 @@ def test_growing_prefixes_give_progress() -> None:
     torch.testing.assert_close(reward.phi[numbers], expected)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "text", "expected"),
-    [
-        ([{"\n": 0.0}, {"True": math.log(0.9), "False": math.log(0.1)}], "", 0.9),
-        ([{"TRUE": math.log(0.5), "no": math.log(0.1)}], "", 0.5 / 0.6),
-        ([{"False.": math.log(0.8), "Well": math.log(0.2)}], "", 0.2),
-    ],
-)
-def test_words_of_an_answer(tokens: list[dict[str, float]], text: str, expected: float) -> None:
-    assert probability_of_true(tokens, text) == pytest.approx(expected)
-
-
-def test_another_word_is_no_answer() -> None:
+def test_words_of_an_answer() -> None:
+    for tokens, expected in (
+        ([{"\n": 0.0}, {"True": math.log(0.9), "False": math.log(0.1)}], 0.9),
+        ([{"TRUE": math.log(0.5), "no": math.log(0.1)}], 0.5 / 0.6),
+        ([{"False.": math.log(0.8), "Well": math.log(0.2)}], 0.2),
+    ):
+        assert probability_of_true(tokens, "") == pytest.approx(expected)
     with pytest.raises(ChatError, match='neither True nor False, but "Well'):
         probability_of_true([{"Well": 0.0}], "Well, it seems")
     with pytest.raises(ChatError, match="blank"):
@@ -274,20 +268,13 @@ def test_images_are_shrunk_to_their_limit() -> None:
     assert shrunk(images, 600) is images
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"picture": "rear"}, "reward.picture=rear"),
-        ({"target": SUCCESS, "prefixes": 9}, "reward.prefixes=9"),
-    ],
-)
-def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
-    with serving(says("x")) as server, pytest.raises(ConfigError, match=message):
-        made(server, **settings)
-
-
-def test_a_goal_is_needed() -> None:
-    with serving(says("x")) as server, pytest.raises(ConfigError, match=r"reward\.goal"):
-        spec = Spec({"front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
-        node = {"_target_": PROGRESS, "chat": server.node(), "picture": "front"}
-        build(node, VideoReward, spec=spec, seed=0, folder=None)
+def test_settings_are_checked() -> None:
+    silent = Spec({"front": Leaf((8, 8, 3), "uint8", 0, 255)}, Leaf((1,)), dt=0.1)
+    with serving(says("x")) as server:
+        for settings, message in (
+            ({"picture": "rear"}, "reward.picture=rear"),
+            ({"target": SUCCESS, "prefixes": 9}, "reward.prefixes=9"),
+            ({"spec": silent}, r"reward\.goal"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                made(server, **settings)

@@ -1,9 +1,6 @@
 """Hostile and careless programs: each has to be refused in one line, which matches a pattern.
-
-`PROCESS` do without `import`, which would be refused before they run: what stops them is the locked
-process alone. `ANSWER` attack the training process through the channel. The rest is refused for
-what it says or returns.
-"""
+`PROCESS` do without `import`: what stops them is the locked process alone. `ANSWER` attack the
+training process through the channel. The rest is refused for what it says or returns."""
 
 from __future__ import annotations
 
@@ -140,38 +137,19 @@ TIME = {
     ),
     "big number": ("y = 9**9**9", "computes longer|Memory"),
     "regular expression": ("I('re').match('(a+)+b', 'a' * 64)", "computes longer"),
-    "exponential comparison": (
-        "d, e = {'a': 1}, {'a': 1}",
-        "for i in range(60): d, e = {'a': d, 'b': d}, {'a': e, 'b': e}",
-        "y = d == e",
-        "computes longer",
-    ),
     "waiting for ever": ("a = I('_thread').allocate_lock(); a.acquire(); a.acquire()", "no answer"),
     "sleep": ("I('time').sleep(100)", "not permitted|no answer"),
-    "slow multiplication": ("while True: torch.rand(900, 900) @ torch.rand(900, 900)", "computes"),
 }
 
 MEMORY = {
     "memory": ("y = bytearray(1 << 40)", "MemoryError"),
     "memory in torch": ("y = torch.zeros(1 << 36)", "memory"),
     "memory slowly": ("y = []", "while True: y.append(bytearray(1 << 24))", "MemoryError|computes"),
-    "a long text": ("y = 'a' * (1 << 35)", "MemoryError"),
     "mask to the third power": (
         "v = x[:, 0][x[:, 0] > -9].repeat(64)",
         "y = (v[:, None, None] * v[None, :, None] * v[None, None, :]).sum()",
         "memory|computes longer",
     ),
-    "mask that doubles": (
-        "y = x[x[:, 0] > -9]",
-        "for i in range(40): y = torch.cat([y, y])",
-        "memory|computes longer",
-    ),
-    "where to the third power": (
-        "i = torch.where(x > -9)[0].repeat(64).float()",
-        "y = i[:, None, None] + i[None, :, None] + i[None, None, :]",
-        "memory|computes longer",
-    ),
-    "einsum": ("v = x.flatten()", "y = torch.einsum('a,b,c,d->abcd', v, v, v, v)", "memory"),
     "recursion": ("f = lambda f: f(f)", "f(f)", "RecursionError|crashed|ended"),
     "huge output": ("print('a' * 10**7, flush=True)", "prints more"),
     "huge error": ("sys.stderr.write('a' * 10**7)", "prints more"),
@@ -179,6 +157,8 @@ MEMORY = {
 }
 
 FORGED = "os.write(4, I('struct').pack('<II', len(t), {}) + t + b'x' * {}); I('time').sleep"
+LARGE = 't = b\'{"arrays": [["float32", [%d, %d]]]}\' % (2**62, 2**62)'
+EMPTY, FOUR = FORGED.format(0, 0), FORGED.format(4, 4)
 ANSWER = {
     "crash": ("ctypes.string_at(0)", "crashed|ended"),
     "leave": ("os._exit(0)", "ended early"),
@@ -187,27 +167,15 @@ ANSWER = {
     "no channel": ("os.close(4); os.close(3)", "ended early|stopped"),
     "forged answer": ("os.write(4, b'x' * 100000)", "too long|cannot be read"),
     "forged length": ("os.write(4, b'\\xff' * 8)", "too long"),
-    "forged nesting": ("t = b'[' * 60000", f"{FORGED.format(0, 0)}", "cannot be read"),
-    "forged list": ("t = b'[]'", f"{FORGED.format(0, 0)}", "cannot be read"),
-    "forged shapes": (
-        't = b\'{"arrays": [["float32", [1e400, -1]]]}\'',
-        f"{FORGED.format(0, 0)}",
-        "cannot be read",
-    ),
-    "forged size": (
-        't = b\'{"arrays": [["float32", [4611686018427387904, 4611686018427387904]]]}\'',
-        f"{FORGED.format(0, 0)}",
-        "cannot be read|malformed",
-    ),
-    "forged without names": ("t = b'{\"arrays\": []}'", f"{FORGED.format(0, 0)}", "malformed"),
-    "forged names": (
-        't = b\'{"names": 7, "arrays": [["uint8", [4]]]}\'',
-        f"{FORGED.format(4, 4)}",
-        "malformed",
-    ),
+    "forged nesting": ("t = b'[' * 60000", EMPTY, "cannot be read"),
+    "forged list": ("t = b'[]'", EMPTY, "cannot be read"),
+    "forged shapes": ('t = b\'{"arrays": [["float32", [1e400, -1]]]}\'', EMPTY, "cannot be read"),
+    "forged size": (LARGE, EMPTY, "cannot be read|malformed"),
+    "forged without names": ("t = b'{\"arrays\": []}'", EMPTY, "malformed"),
+    "forged names": ('t = b\'{"names": 7, "arrays": [["uint8", [4]]]}\'', FOUR, "malformed"),
     "forged reason": (
         't = b\'{"layer": "a\\\\u000ab", "reason": "c\\\\u000ad", "arrays": []}\'',
-        f"{FORGED.format(0, 0)}",
+        EMPTY,
         "c d",
     ),
     "the worker's own code": (

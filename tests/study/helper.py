@@ -10,21 +10,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import pytest
-
-from embodied.cli import main
 from embodied.core import checkpoint
 from embodied.study import sweep as module
 from tests.builders import wait_until
 
 WORDS = ["env=two_gap", "policy=gaussian", "learner=sac", "size=debug"]
-
-
-def embodied(*words: str | Path) -> int | str | None:
-    """The exit status of a command line."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    return stopped.value.code
 
 
 class Interrupted:

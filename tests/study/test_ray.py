@@ -21,8 +21,8 @@ from embodied.study import sweep as module
 from embodied.study.ray_runner import Runner
 from embodied.study.study import STOPPED
 from embodied.study.sweep import launcher
-from tests.builders import wait_until
-from tests.study.helper import WORDS, Interrupted, embodied, one_trial, pruned
+from tests.builders import exit_of, wait_until
+from tests.study.helper import WORDS, Interrupted, one_trial, pruned
 from tests.training.actors.helper import alive, left_of
 
 ray: Any = pytest.importorskip("ray")
@@ -40,7 +40,7 @@ def cluster() -> Iterator[None]:
 
 def test_each_trial_runs_on_the_cluster(tmp_path: Path) -> None:
     words = [*WORDS, "learner.gamma=0.9..0.99", "trials=2", "workers=2", f"out={tmp_path / 'out'}"]
-    assert embodied("sweep", *words, "on=ray", "threads=1") == 0
+    assert exit_of("sweep", *words, "on=ray", "threads=1") == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text())["trials"]
     assert [trial["state"] for trial in found] == ["complete"] * 2
     assert "two_gap-gaussian-sac" in (tmp_path / "out" / "trial-000.log").read_text()
@@ -128,7 +128,7 @@ def test_mistakes_are_one_line(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = [*WORDS, "learner.gamma=0.9..0.99", *words, f"out={tmp_path / 'out'}", "on=ray"]
-    assert embodied("sweep", *every) == 2
+    assert exit_of("sweep", *every) == 2
     assert re.search(said, " ".join(capsys.readouterr().err.split()))
     assert not (tmp_path / "out").exists()
 

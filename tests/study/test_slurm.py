@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from embodied.study.sweep import launcher
-from tests.study.helper import WORDS, Interrupted, embodied, pruned
+from tests.builders import exit_of
+from tests.study.helper import WORDS, Interrupted, pruned
 
 SBATCH = """#!{python}
 import re, subprocess, sys
@@ -57,7 +58,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_trial_is_a_job(tmp_path: Path, jobs: Path) -> None:
     out = tmp_path / "sweep"
     words = [*WORDS, "learner.gamma=0.9..0.99", "trials=2", "workers=2", f"out={out}"]
-    assert embodied("sweep", *words, "on=slurm", "slurm=--time=10 --mem=1G") == 0
+    assert exit_of("sweep", *words, "on=slurm", "slurm=--time=10 --mem=1G") == 0
     assert (jobs / "submitted").read_text() == "--wait --time=10 --mem=1G\n" * 2
     assert len(list(jobs.iterdir())) == 3, "each has a name of its own"
     found = json.loads((out / "results.json").read_text())["trials"]

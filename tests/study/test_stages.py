@@ -13,8 +13,7 @@ import pytest
 
 from embodied.core.build import ConfigError
 from embodied.study.study import Place, Study, choose, filled, plan, read_study
-from tests.builders import wait_until
-from tests.study.helper import embodied
+from tests.builders import exit_of, wait_until
 
 # Each command adds its number to that of the folder it reads, and notes in WORK/log that it ran.
 ADD = """
@@ -66,7 +65,7 @@ def ran(work: Path) -> list[str]:
 
 
 def test_stages_feed_each_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert embodied("study", "study.yaml", "out=out", "workers=2") == 0
+    assert exit_of("study", "study.yaml", "out=out", "workers=2") == 0
     found = json.loads((folder / "out" / "results.json").read_text())["variants"]
     # seed + the better choice + three rounds + the last round's number in tenths
     assert found["last"]["scores"] == pytest.approx([1 + 20 + 300 + 0.2 + 1000, 1322.2])
@@ -77,14 +76,14 @@ def test_stages_feed_each_other(folder: Path, capsys: pytest.CaptureFixture[str]
     page = (folder / "out" / "report.html").read_text()
     assert "Choices" in page and "model.low 11, model.high 21" in page
     assert "stages-1/policy-2" in page and "stages-1/model.low" in page
-    assert embodied("study", "study.yaml", "out=out") == 0, "nothing is run again"
+    assert exit_of("study", "study.yaml", "out=out") == 0, "nothing is run again"
     assert len(ran(folder / "out")) == 22
 
 
 def test_minimize(folder: Path) -> None:
     text = STUDY.replace("best: score", "best: score\n    direction: minimize")
     (folder / "study.yaml").write_text(text)
-    assert embodied("study", "study.yaml", "out=out", "seeds=[1]") == 0
+    assert exit_of("study", "study.yaml", "out=out", "seeds=[1]") == 0
     assert (folder / "out" / "stages-1" / "model").readlink() == Path("model.low")
     found = json.loads((folder / "out" / "results.json").read_text())["variants"]
     assert found["last"]["scores"] == pytest.approx([1 + 10 + 300 + 0.2 + 1000])
@@ -109,7 +108,7 @@ def test_a_killed_study_goes_on(folder: Path) -> None:
     before = ["data", "model.low", "model.high", "model-0", "policy-0", "model-1", "policy-1"]
     assert ran(out) == before, (folder / "shown").read_text()
     (out / "hang").unlink()
-    assert embodied("study", "study.yaml", "out=out", "seeds=[1]", "workers=1") == 0
+    assert exit_of("study", "study.yaml", "out=out", "seeds=[1]", "workers=1") == 0
     assert ran(out) == [*before, "policy-1", "model-2", "policy-2", "last-1", "data-1"]
     found = json.loads((out / "results.json").read_text())["variants"]
     assert found["last"]["scores"] == pytest.approx([1321.2])
@@ -122,7 +121,7 @@ def test_a_seed_whose_stage_fails_has_no_variants(
     (folder / "study.yaml").write_text(text)
     (folder / "none2").mkdir()
     (folder / "none2" / "value").write_text("0")
-    assert embodied("study", "study.yaml", "out=out") == 2
+    assert exit_of("study", "study.yaml", "out=out") == 2
     assert "stages-1/data" in capsys.readouterr().err
     found = json.loads((folder / "out" / "results.json").read_text())["variants"]
     assert found["last"]["seeds"] == [2] and not (folder / "out" / "last-1.done").exists()
@@ -163,7 +162,7 @@ def test_the_settings_of_trainings_are_checked_first(
 ) -> None:
     text = STUDY.replace("python add.py {work} {out} none {seed}", "env=two_gap learner=sax")
     (folder / "study.yaml").write_text(text)
-    assert embodied("study", "study.yaml", "out=out") == 2
+    assert exit_of("study", "study.yaml", "out=out") == 2
     assert 'stage data: there is no learner "sax"' in capsys.readouterr().err
     assert not (folder / "out" / "log").exists()
 

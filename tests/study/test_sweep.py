@@ -10,7 +10,8 @@ import pytest
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.study.sweep import Here, Searched, searched
-from tests.study.helper import WORDS, Interrupted, embodied, pruned
+from tests.builders import exit_of
+from tests.study.helper import WORDS, Interrupted, pruned
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_trials_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     out = tmp_path / "sweep"
     space = ["learner.critic_lr=log:1e-4..1e-2", "policy.hidden=choice:[8],[16,16]"]
     words = ["sweep", *WORDS, *space, f"out={out}", "workers=2"]
-    assert embodied(*words, "trials=2") == 0
+    assert exit_of(*words, "trials=2") == 0
     assert "best: trial" in capsys.readouterr().out
     found = json.loads((out / "results.json").read_text())
     states = [trial["state"] for trial in found["trials"]]
@@ -62,9 +63,9 @@ def test_trials_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["best"]["state"] == "complete"
     page = (out / "report.html").read_text()
     assert "Best: trial" in page and "policy.hidden" in page and "<svg" in page
-    assert embodied(*words, "trials=3") == 0  # goes on: one more
+    assert exit_of(*words, "trials=3") == 0  # goes on: one more
     assert capsys.readouterr().out.count("embodied train") == 1
-    assert embodied(*words, "learner.gamma=0.9", "trials=3") == 2
+    assert exit_of(*words, "learner.gamma=0.9", "trials=3") == 2
     assert "holds a sweep of other settings" in capsys.readouterr().err
 
 
@@ -72,7 +73,7 @@ def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -
     pytest.importorskip("optuna")
     assert list(pruned(tmp_path, Here()).intermediate_values) == [2_000]
     steps = int(checkpoint.find(tmp_path / "trial-000").name) + 100
-    assert embodied("resume", tmp_path / "trial-000", f"steps={steps}") == 0
+    assert exit_of("resume", tmp_path / "trial-000", f"steps={steps}") == 0
     assert int(checkpoint.find(tmp_path / "trial-000").name) >= steps
 
 
@@ -102,6 +103,6 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 def test_mistakes(
     words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert embodied("sweep", *words, f"out={tmp_path}/out") == 2
+    assert exit_of("sweep", *words, f"out={tmp_path}/out") == 2
     assert line in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -35,8 +35,7 @@ KEYS = {
     "space": (" ", "Space", 32), "left": ("ArrowLeft", "ArrowLeft", 37),
     "right": ("ArrowRight", "ArrowRight", 39), "home": ("Home", "Home", 36),
     "up": ("ArrowUp", "ArrowUp", 38), "down": ("ArrowDown", "ArrowDown", 40),
-    "end": ("End", "End", 35), "r": ("r", "KeyR", 82), "n": ("n", "KeyN", 78),
-    "b": ("b", "KeyB", 66),
+    "end": ("End", "End", 35), "n": ("n", "KeyN", 78),
 }  # fmt: skip
 
 
@@ -111,7 +110,7 @@ class Browser:
             width=width, height=height, deviceScaleFactor=1, mobile=mobile,
         )  # fmt: skip
 
-    def wait(self, code: str, limit: float = LIMIT) -> Any:
+    def wait(self, code: str) -> Any:
         """Until a JavaScript expression is true in the page."""
         found: list[Any] = []
 
@@ -122,7 +121,7 @@ class Browser:
             ]
             return bool(found[0])
 
-        until(happened, limit, lambda: f"{code}: {found}; the page said {self.said}")
+        until(happened, lambda: f"{code}: {found}; the page said {self.said}")
         return found[0]
 
     def press(self, key: str, seconds: float = 0.0) -> None:
@@ -159,11 +158,9 @@ class Browser:
             clickCount=buttons,
         )  # fmt: skip
 
-    def picture(self, file: Path | None = None) -> NDArray[np.uint8]:
+    def picture(self) -> NDArray[np.uint8]:
         """The page as it looks, [H, W, 3]."""
         data = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
-        if file is not None:
-            file.write_bytes(data)
         return np.asarray(imageio.imread(io.BytesIO(data)))[..., :3]
 
     def words(self) -> str:
@@ -184,11 +181,9 @@ class Browser:
         self.close()
 
 
-def until(
-    what: Callable[[], bool], limit: float = LIMIT, why: Callable[[], str] = lambda: ""
-) -> None:
+def until(what: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
     """Wait for `what`; fails with `why` where it does not happen."""
-    end = time.monotonic() + limit
+    end = time.monotonic() + LIMIT
     while not what():
         assert time.monotonic() < end, f"it never happened. {why()}"
         time.sleep(0.05)

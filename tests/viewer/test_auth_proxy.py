@@ -13,10 +13,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
-from embodied.viewer.launch import require_port
-from embodied.viewer.server.auth_proxy import Refused, Request, check, read_head
+from embodied.viewer.server.auth_proxy import read_head
 from tests import toy_envs
 from tests.viewer.browser import until
 from tests.viewer.sessions import alone
@@ -68,17 +66,14 @@ def test_the_page_is_given_here_and_to_nobody_else(local: Viewer) -> None:
     assert status(local, "/", Host="evil.example") == 403
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/..%5c..%5cetc%5cpasswd", "/a%00b"],
-)
-def test_paths_that_lead_out_are_refused(local: Viewer, path: str) -> None:
-    assert status(local, path) == 400
-
-
 def test_what_is_no_request_is_refused_and_the_page_goes_on(local: Viewer) -> None:
-    for words in (b"hello\r\n\r\n", b"\xff\xfe\x00\r\n\r\n", b"GET http://x/ HTTP/1.1\r\n\r\n"):
-        assert said(local, words).startswith(b"HTTP/1.1 400 ")
+    for words in (
+        *(b"hello", b"\xff\xfe\x00", b"GET /", b"GET / HTTP/2", b"GET / HTTP/1.1\r\nnocolon"),
+        b"GET http://x/ HTTP/1.1",
+    ):
+        assert said(local, words + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    outside = ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/..%5c..%5cetc%5cpasswd")
+    assert {status(local, path) for path in (*outside, "/a%00b")} == {400}
     assert said(local, b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 405 ")
     long = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 40_000 + b"\r\n\r\n"
     assert said(local, long).startswith(b"HTTP/1.1 400 ")
@@ -86,6 +81,7 @@ def test_what_is_no_request_is_refused_and_the_page_goes_on(local: Viewer) -> No
 
 
 def test_other_pages_cannot_connect_through_a_browser(local: Viewer) -> None:
+    assert read_head(b"GET / HTTP/1.1\r\nUpgrade: WebSocket\r\n\r\n").upgrades
     address = local.url.replace("http", "ws")
     with pytest.raises(InvalidStatus) as refused:
         connect(address, subprotocols=[VISER], origin="http://evil.example")
@@ -117,27 +113,9 @@ def test_elsewhere_a_token_is_needed(public: Viewer) -> None:
     assert welcome.startswith(b"HTTP/1.1 303 ") and b"\r\nLocation: /\r\n" in welcome
     cookie = re.search(rb"Set-Cookie: ([^;]+); HttpOnly; SameSite=Strict", welcome)
     assert cookie is not None
-    assert status(public, "/", Host="anything", Cookie=cookie[1].decode()) == 200
+    assert status(public, "/", Host="anything", Cookie=f"a=1; {cookie[1].decode()}") == 200
     address = f"ws://127.0.0.1:{public.proxy.port}"
     with pytest.raises(InvalidStatus):
         connect(address, subprotocols=[VISER])
     with connect(address, subprotocols=[VISER], additional_headers={"Cookie": cookie[1].decode()}):
         pass
-
-
-def test_heads_are_read_and_judged() -> None:
-    request = read_head(b"GET /a?b=1 HTTP/1.1\r\nHost: localhost:1\r\nUpgrade: WebSocket\r\n\r\n")
-    assert request == Request("GET", "/a?b=1", {"host": "localhost:1", "upgrade": "WebSocket"})
-    assert request.upgrades
-    check(request, True, None)
-    with pytest.raises(Refused, match="token"):
-        check(request, False, "secret")
-    check(Request("GET", "/", {"cookie": "a=1; embodied_view=secret"}), False, "secret")
-    for head in (b"", b"GET /\r\n\r\n", b"GET / HTTP/2\r\n\r\n", b"GET / HTTP/1.1\r\nnocolon\r\n"):
-        with pytest.raises(Refused, match="not an HTTP"):
-            read_head(head)
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ViewerError, match=r"host=192\.0\.2\.7 is not an address of this machine"):
-        require_port(0, "192.0.2.7")

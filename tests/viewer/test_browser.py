@@ -49,6 +49,11 @@ def box(browser: Browser, what: str) -> tuple[float, float, float, float]:
     return tuple(browser.run(code + "return [b.left, b.top, b.width, b.height]; })()"))
 
 
+def drawn(browser: Browser) -> bool:
+    """Whether the arm is in the middle."""
+    return browser.picture()[100:600, 320:680].std() > 8
+
+
 def settled(browser: Browser) -> None:
     """Until what was asked for is drawn."""
     browser.wait("!replay.state.stale")
@@ -144,12 +149,7 @@ def test_the_page_opens_with_the_scene_and_its_controls(page: Browser, viewer: V
         assert label in words
     _, _, wide, high = box(page, "canvas")
     assert wide > 300 and high > 300
-
-    def drawn() -> bool:
-        picture = page.picture()[100:600, 320:680]
-        return picture.std() > 8
-
-    until(drawn)
+    until(lambda: drawn(page))
 
 
 def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Browser) -> None:
@@ -161,13 +161,7 @@ def test_a_page_opened_before_the_world_is_there_says_what_is_loading(page: Brow
         with Viewer(alone(build(WORLD | {"num_envs": 1}, VecEnv)), page_server=page_server):
             early.wait("document.body.innerText.includes('Policy: ')")
             assert "Loading" not in early.words()
-
-            def drawn() -> bool:
-                # The arm is in the middle: this page looks from where those to come will.
-                picture = early.picture()[100:600, 320:680]
-                return picture.std() > 8
-
-            until(drawn)
+            until(lambda: drawn(early))  # it looks from where those to come will
 
 
 def test_keys_of_the_page_reach_the_session(page: Browser, viewer: Viewer) -> None:

@@ -11,13 +11,13 @@ import torch
 import yaml
 from viser import ViserServer
 
-from embodied.cli import main
 from embodied.evaluation.video import write_mp4
 from embodied.viewer import ViewerError
 from embodied.viewer.export.compare_runs import compare
 from embodied.viewer.launch import Run
 from embodied.viewer.panels.main_view import Checkpoints
 from embodied.viewer.session.episode import density_of, history_of
+from tests.builders import exit_of
 from tests.viewer.browser import Browser, program
 
 
@@ -87,9 +87,8 @@ def test_a_run_on_a_dataset_is_a_level_beside_runs_in_an_environment(runs: list[
 
 def test_from_the_command_line_and_what_is_wrong(runs: list[Path], tmp_path: Path, capsys) -> None:
     file = tmp_path / "out.html"
-    with pytest.raises(SystemExit) as done:
-        raise SystemExit(main(["view", "--compare", *map(str, runs), f"out={file}"]))
-    assert not done.value.code and file.exists() and str(file) in capsys.readouterr().out
+    assert exit_of("view", "--compare", *runs, f"out={file}") == 0
+    assert file.exists() and str(file) in capsys.readouterr().out
     with pytest.raises(ViewerError, match="two or more"):
         compare(runs[:1], file)
     (tmp_path / "empty").mkdir()

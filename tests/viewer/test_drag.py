@@ -225,32 +225,24 @@ def test_gymnasiums_worlds_can_be_pushed_others_not() -> None:
     assert other.names == other.links() == []
 
 
-class Watched:
-    """Notes what it is shown."""
+def test_delay_and_darkness_reach_who_acts_and_nobody_else() -> None:
+    seen: list[torch.Tensor] = []
 
-    explore = False
-
-    def __init__(self) -> None:
-        self.seen: list[torch.Tensor] = []
-
-    def __call__(self, obs, first):
-        self.seen.append(obs["state"].clone())
+    def act(obs, first):
+        seen.append(obs["state"].clone())
         return torch.full((1, 2), 0.5)
 
-
-def test_delay_and_darkness_reach_who_acts_and_nobody_else() -> None:
-    watched = Watched()
-    session = Session(toy_envs.Reach(1), {"watched": lambda: watched}, "watched")
+    act.explore = False
+    session = Session(toy_envs.Reach(1), {"watched": lambda: act}, "watched")
     session.reset(1)
     session.disturbance.late = 2
     for _ in range(5):
         session.advance()
     shown = [moment.obs["state"] for moment in session.episode.moments]
-    late = [0, 0, 0, 1, 2]
-    for seen, at in zip(watched.seen, late, strict=True):
-        assert torch.equal(seen, shown[at])
+    for given, at in zip(seen, [0, 0, 0, 1, 2], strict=True):
+        assert torch.equal(given, shown[at])
     session.disturbance.late, session.disturbance.off = 0, {"state"}
     session.advance()
-    assert not watched.seen[-1].any() and session.now.next_obs["state"].any()
+    assert not seen[-1].any() and session.now.next_obs["state"].any()
     assert session.trial == "state is off"
     session.close()

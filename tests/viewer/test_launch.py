@@ -36,6 +36,8 @@ def test_a_taken_port_is_refused_with_one_that_is_free() -> None:
         require_port(int(str(caught.value).rpartition("=")[2]))
     with pytest.raises(ViewerError, match="between 0 and 65535"):
         require_port(70000)
+    with pytest.raises(ViewerError, match=r"host=192\.0\.2\.7 is not an address of this machine"):
+        require_port(0, "192.0.2.7")
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:

@@ -18,18 +18,15 @@ from embodied.viewer.scene.types import cloud_of, is_picture, picture_of
 from tests import toy_envs
 from tests.viewer.sessions import alone
 
-CHOSEN = ("two_gap", "cartpole", "minigrid_doorkey", "crafter")
-FILES = [file for name in CHOSEN if (file := Path(f"configs/env/{name}.yaml")).exists()]
-
 
 def opened(name: str, **settings: object) -> Viewer:
     node = yaml.safe_load(Path(f"configs/env/{name}.yaml").read_text())
     return Viewer(alone(build(node | {"num_envs": 1} | settings, VecEnv)), port=0, seed=2)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_picture_is_the_worlds_own_and_moves_with_it(file: Path) -> None:
-    with opened(file.stem) as viewer:
+@pytest.mark.parametrize("name", ["two_gap", "cartpole", "minigrid_doorkey", "crafter"])
+def test_the_picture_is_the_worlds_own_and_moves_with_it(name: str) -> None:
+    with opened(name) as viewer:
         stage, env = viewer.page.main_view, viewer.session.env
         assert stage.scene is None and stage.screen is not None
         before = stage.screen.picture.image.copy()

@@ -19,6 +19,7 @@ from embodied.viewer.app import Viewer
 from embodied.viewer.export.export import Lane, charts
 from embodied.viewer.launch import open_session
 from embodied.viewer.session.session import Session
+from tests.builders import node_of, recorded
 from tests.viewer.sessions import LIFT, play
 
 SCRIPT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "lift", "quality": 0.3}
@@ -71,13 +72,8 @@ def test_the_arm_stands_where_it_was_observed(session: Session) -> None:
         out = np.array([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)])
         tool = [state[where[f"tool_{axis}"]] for axis in "xyz"]
         np.testing.assert_allclose(moment.frame.places[hand] + 0.1034 * out, tool, atol=2e-3)
-    np.testing.assert_allclose(
-        session.trail()[-1], [state_of(session, where, f"tool_{axis}") for axis in "xyz"]
-    )
-
-
-def state_of(session: Session, where: dict[str, int], name: str) -> float:
-    return float(session.episode.moments[-1].next_obs["state"][0, where[name]])
+    last = session.episode.moments[-1].next_obs["state"][0]
+    np.testing.assert_allclose(session.trail()[-1], [last[where[f"tool_{axis}"]] for axis in "xyz"])
 
 
 def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
@@ -95,18 +91,10 @@ def test_in_the_page_its_number_is_an_episode(demos: Path) -> None:
 def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
     obs = {"rgb": Leaf((16, 16, 3), "uint8", 0, 255), "state": Leaf((2,))}
     spec = Spec(obs, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
-    episode = {
-        "obs/rgb": torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 16, 16, 3) * 9,
-        "obs/state": torch.rand(5, 2),
-        "next_obs/rgb": torch.full((16, 16, 3), 200, dtype=torch.uint8),
-        "next_obs/state": torch.rand(2),
-        "action": torch.zeros(5, 2),
-        "reward": torch.zeros(5),
-        "terminated": torch.zeros(5, dtype=torch.bool),
-        "truncated": torch.zeros(5, dtype=torch.bool),
-    }
+    shades = torch.tensor([0, 9, 18, 27, 36, 200], dtype=torch.uint8)
+    shown = {"rgb": shades[:, None, None, None].expand(6, 16, 16, 3), "state": torch.rand(6, 2)}
     with EpisodeWriter(tmp_path / "own", spec, images="png") as writer:
-        writer.add(episode, "hold still")
+        writer.add(recorded(shown, torch.zeros(5, 2)), "hold still")
     session = open_session(tmp_path / "own")
     session.reset(0)
     session.advance()
@@ -132,41 +120,24 @@ def test_without_a_world_pictures_and_numbers_are_shown(tmp_path: Path) -> None:
 
 
 def test_another_worlds_robot_is_not_put_there(demos: Path) -> None:
-    session = open_session(
-        demos, {"_target_": "embodied.envs.mujoco.locomotion.Locomotion", "id": "Hopper-v5"}
-    )
+    session = open_session(demos, node_of("envs.mujoco.locomotion.Locomotion", id="Hopper-v5"))
     assert session.recorder.scene is None
     session.close()
 
 
-def deployed(folder: Path) -> Path:
+def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
     """Six steps as `embodied deploy` records them; safety acts in four of them."""
     spec = Spec({"state": Leaf((2,))}, Leaf((2,), low=-1.0, high=1.0), dt=0.1)
     ticks = torch.tensor([[0, 0, 0], [4, 0, 0], [5, 2, 0], [1, 0, 0], [0, 0, 0], [0, 3, 0]])
-    asked = torch.zeros(6, 7, dtype=torch.float64)
-    left = asked.clone()
+    left = torch.zeros(6, 7, dtype=torch.float64)
     left[1, 3] = -0.02
     sent = left.clone()
     sent[2, 0] = 0.005
-    episode = {
-        "obs/state": torch.rand(6, 2),
-        "next_obs/state": torch.rand(2),
-        "action": torch.zeros(6, 2),
-        "reward": torch.zeros(6),
-        "terminated": torch.zeros(6, dtype=torch.bool),
-        "truncated": torch.zeros(6, dtype=torch.bool),
-        "action/proposed": asked,
-        "action/filtered": left,
-        "action/sent": sent,
-        "interventions": ticks,
-    }
-    with EpisodeWriter(folder, spec) as writer:
-        writer.add(episode, info={"stages": ["workspace", "speed", "torque"], "fault": ""})
-    return folder
-
-
-def test_what_safety_did_is_marked_and_plotted(tmp_path: Path) -> None:
-    with Viewer(open_session(deployed(tmp_path / "deployed")), port=0) as viewer:
+    actions = {"action/proposed": 0 * left, "action/filtered": left, "action/sent": sent}
+    with EpisodeWriter(tmp_path / "deployed", spec) as writer:
+        steps = recorded({"state": torch.rand(7, 2)}, torch.zeros(6, 2), interventions=ticks)
+        writer.add(steps | actions, info={"stages": ["workspace", "speed", "torque"], "fault": ""})
+    with Viewer(open_session(tmp_path / "deployed"), port=0) as viewer:
         viewer.step(6)
         viewer.refresh()
         episode = viewer.session.episode

@@ -97,6 +97,8 @@ def test_meshes_are_there_once_and_where_they_were(pair: Session) -> None:
 
 
 def test_plans_lead_where_the_world_would_go(pair: Session) -> None:
+    name, at = tip_of(pair.spec)
+    assert pair.spec.obs[name].names[at : at + 3] == ("tool_x", "tool_y", "tool_z")
     plans = pair.plans()
     # execute=2 of 4: a decision at every second step.
     assert [at for at, _ in plans] == [0, 2, 4, 6, 8, 10]
@@ -114,13 +116,8 @@ def test_plans_lead_where_the_world_would_go(pair: Session) -> None:
     pair.seek(12)
 
 
-def test_the_tool_is_found_by_its_names(pair: Session) -> None:
-    name, at = tip_of(pair.spec)
-    assert pair.spec.obs[name].names[at : at + 3] == ("tool_x", "tool_y", "tool_z")
-    assert tip_of(toy_envs.Reach(1).spec) is None
-
-
 def test_what_is_written_cannot_end_the_script(tmp_path: Path) -> None:
+    assert tip_of(toy_envs.Reach(1).spec) is None
     session = alone(toy_envs.Reach(1))
     session.name = "</script><script>alert(1)</script>"
     page = export(session, tmp_path / "page.html").read_text()

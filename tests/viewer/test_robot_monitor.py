@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.cli import main
 from embodied.core.build import build
 from embodied.embodiments import fr3, so101
 from embodied.embodiments.controller import Controller
@@ -31,6 +30,7 @@ from embodied.viewer.robot.app import (
     plan_joints,
 )
 from embodied.viewer.robot.monitor import ReadOnlyMailbox, RobotMonitor
+from tests.builders import exit_of
 from tests.viewer.browser import Browser, program, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -313,6 +313,4 @@ def test_only_what_can_be_meant_is_taken(capsys: pytest.CaptureFixture[str]) -> 
         (["robot", "seed=3"], "seed= is not a setting of embodied view robot"),
         (["folder=x"], "embodied view robot folder=DIR"),
     ):
-        with pytest.raises(SystemExit) as left:
-            main(["view", *words])
-        assert left.value.code == 2 and reason in capsys.readouterr().err
+        assert exit_of("view", *words) == 2 and reason in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.core.build import build
-from embodied.core.env import VecEnv
+from embodied.core.env import NotSavable, VecEnv
 from embodied.viewer import ViewerError
 from embodied.viewer.app import Viewer
 from embodied.viewer.scene.types import ball, box, lighter
@@ -109,7 +109,7 @@ def test_the_last_moment_is_the_one_that_ended_it(session: Session) -> None:
 
 def test_a_world_that_cannot_be_saved_says_so() -> None:
     env = toy_envs.Reach(1)
-    env.get_state = lambda: (_ for _ in ()).throw(kept_error())
+    env.get_state = lambda: (_ for _ in ()).throw(NotSavable("no"))
     session = alone(env)
     session.reset(0)
     session.advance()
@@ -117,12 +117,6 @@ def test_a_world_that_cannot_be_saved_says_so() -> None:
     session.seek(1)
     with pytest.raises(ViewerError, match="cannot continue from an earlier step"):
         session.branch()
-
-
-def kept_error() -> Exception:
-    from embodied.core.env import NotSavable
-
-    return NotSavable("no")
 
 
 def test_a_very_long_episode_forgets_its_oldest_tenth(monkeypatch) -> None:
