@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from embodied.cli import main
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
-from embodied.core.policy import Policy
 from embodied.embodiments.crazyflie import LIBRARY, PAPER, Vehicle
 from embodied.envs.quadrotor.hover_env import STATE, Config, Quadrotor
 from embodied.export.c_header import FLAGS
 from embodied.export.crazyflie import SEEN, history, trained_on, write_crazyflie
 from embodied.export.decision import Decision, facts
+from tests.builders import make_policy
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="there is no C compiler (cc) on this machine")
@@ -106,9 +106,8 @@ void tick(const float *place, const float *goal, int mode, int step, float *out)
 
 def policy(past: int = 32, **settings: Any) -> tuple[Any, Quadrotor]:
     env = Quadrotor(Config(num_envs=1, history=past, noise=0.0, **settings))
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [64, 64]}
-    made = build({**node, "activation": "tanh"}, Policy, spec=env.spec)
+    how: dict[str, Any] = {"hidden": [64, 64], "activation": "tanh"}
+    made = make_policy("deterministic.Deterministic", env.spec, **how)
     with torch.no_grad():
         for each in made.net.parameters():
             each *= 1.5  # far from doing nothing
@@ -140,16 +139,12 @@ def floats(values: Any) -> Any:
     return (ctypes.c_float * len(listed))(*listed)
 
 
-def test_the_names_are_the_worlds() -> None:
-    assert SEEN == STATE
-    assert history(Decision(policy(7)[0])) == 7 and history(Decision(policy(0)[0])) == 0
-
-
 @needs_cc
 @pytest.mark.parametrize(("past", "vehicle"), [(32, PAPER), (0, LIBRARY)])
 def test_it_sees_and_does_what_the_world_does(tmp_path: Path, past: int, vehicle: Vehicle) -> None:
     """The C code is given the drone's state, and keeps the past actions by itself."""
     made, env = policy(past, vehicle="paper" if vehicle is PAPER else "library")
+    assert SEEN == STATE and history(Decision(made)) == past
     it = compiled(app(tmp_path, made, vehicle), WRAP)
     obs, thrust, action = env.reset(3), Four(), Four()
     it.begin()
@@ -243,11 +238,7 @@ def test_the_firmwares_pid_flies_until_it_is_asked_for(tmp_path: Path, level: st
 def test_who_is_not_of_rotor_speeds_is_refused(tmp_path: Path) -> None:
     spec = Quadrotor(Config(num_envs=1, history=2)).spec
     other = type(spec)({"state": spec.obs["state"]}, spec.act, dt=0.05)
-    made = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": [8]},
-        Policy,
-        spec=other,
-    )
+    made = make_policy("deterministic.Deterministic", other, hidden=[8])
     with pytest.raises(ConfigError, match="by radio"):
         write_crazyflie(Decision(made), {}, PAPER, tmp_path / "app")
     assert not (tmp_path / "app").exists()

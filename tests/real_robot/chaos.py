@@ -230,8 +230,8 @@ def deployment(
     fresh, driver = settings.fresh, sim
     if bus is not None:
         fresh = replace(fresh, frozen=0)  # servos measure whole ticks: one at rest repeats itself
-        wait = {"timeout": settings.timeout, "retries": RETRIES, "watchdog": settings.watchdog}
-        driver = servos(bus.path, **wait)
+        wait = {"timeout": settings.timeout, "watchdog": settings.watchdog}
+        driver = servos(bus.path, "dynamixel", retries=RETRIES, **wait)
     return simulated(
         folder,
         driver=driver,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,20 +28,12 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Command, Mode
 from embodied.real_robot.safety.chain import Chain, Limiter
 from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfig, Tracking
-from tests.builders import wait_until
+from tests.builders import node_of, wait_until
 from tests.fakes.crazyflie import FakeCrazyflie
 
 PATIENT, TICK = 60.0, 0.02
-LIMITS = Limits(
-    low=(-1, -1, -0.2, -7),
-    high=(1, 1, 1.5, 7),
-    margin=(0, 0, 0, 0),
-    velocity=(1.0, 1.0, 1.0, 1.0),
-    acceleration=(4, 4, 4, 4),
-    jerk=(80, 80, 80, 80),
-    torque=(1, 1, 1, 1),
-    tracking=(1.5, 1.5, 1.5, 3),
-)
+ALL = ((value,) * 4 for value in (0.0, 1.0, 4.0, 80.0, 1.0))
+LIMITS = Limits((-1, -1, -0.2, -7), (1, 1, 1.5, 7), *ALL, (1.5, 1.5, 1.5, 3))
 
 
 @pytest.fixture
@@ -156,40 +149,34 @@ def test_a_low_battery_lands_it(fake: FakeCrazyflie) -> None:
             arm.recover()
 
 
-def test_it_refuses_to_arm(fake: FakeCrazyflie) -> None:
+def test_what_does_not_start(fake: FakeCrazyflie) -> None:
     with driver(fake, arming=0.5) as arm:
+        arm.check(LIMITS)
+        with pytest.raises(DriverError, match=r"velocity of y is 1.5 m/s, its own controller"):
+            arm.check(replace(LIMITS, velocity=(1.0, 1.5, 1.0, 1.0)))
         fake.firmware.fit = False
         said = fault(arm)
         assert "refuses to arm" in said and "cannot be armed" in said
         assert fake.height == 0 and arm.phase == Phase.GROUND
-
-
-def test_a_locked_one_does_not_start(fake: FakeCrazyflie) -> None:
     fake.firmware.stopping = True
     until(lambda: fake.firmware.state == State.LOCKED, "it is locked")
     with pytest.raises(DriverError, match="locked, motors off"):
         driver(fake).connect()
-
-
-def test_nobody_there() -> None:
     with pytest.raises(DriverError, match=r"udp://127.0.0.1:9: .*switched on"):
         Crazyflie(Config("udp://127.0.0.1:9", 3.2, patience=5.0)).connect()
+    for wrong in ({"low": 0.0}, {"command": "rpm"}, {"hover": -1.0}):
+        with pytest.raises(ConfigError):
+            parse(Config, {"uri": "udp://127.0.0.1:1", "low": 3.2} | wrong, "driver")
 
 
 def test_a_place_from_outside(tmp_path: Path) -> None:
     """A motion capture system sees it; when nobody does any more, that is a fault."""
     folder = tmp_path / "seen"
     folder.mkdir()
-    seen = {
-        "_target_": "embodied.real_robot.ipc.external_state.ExternalStateReader",
-        "folder": str(folder),
-        "names": PLACES,
-        "age": 2.0,
-    }
-    with (
-        FakeCrazyflie(folder, external=True, place=(0.4, 0.3, 0.0)) as fake,
-        driver(fake, tracker=seen) as arm,
-    ):
+    reader = "real_robot.ipc.external_state.ExternalStateReader"
+    seen = node_of(reader, folder=str(folder), names=PLACES, age=2.0)
+    fake = FakeCrazyflie(folder, external=True, place=(0.4, 0.3, 0.0))
+    with fake, driver(fake, tracker=seen) as arm:
         assert fake.air.server.parameter("stabilizer.estimator") == 2
         assert arm.read().q[:2] == pytest.approx([0.4, 0.3], abs=0.02)
         goal = [0.2, 0.2, 0.4]
@@ -197,20 +184,6 @@ def test_a_place_from_outside(tmp_path: Path) -> None:
         fake.air.writer = None
         assert "last measured" in fault(arm, [*goal, 0.0])
         arm.cut()
-
-
-def test_limits_that_its_own_controller_does_not_keep(fake: FakeCrazyflie) -> None:
-    fast = replace(LIMITS, velocity=(1.0, 1.5, 1.0, 1.0))
-    with driver(fake) as arm:
-        arm.check(LIMITS)
-        with pytest.raises(DriverError, match=r"velocity of y is 1.5 m/s, its own controller"):
-            arm.check(fast)
-
-
-def test_settings_that_make_no_sense() -> None:
-    for wrong in ({"low": 0.0}, {"command": "rpm"}, {"hover": -1.0}):
-        with pytest.raises(ConfigError):
-            parse(Config, {"uri": "udp://127.0.0.1:1", "low": 3.2} | wrong, "driver")
 
 
 class Bench:
@@ -236,55 +209,50 @@ class Bench:
         self.there.request.send()
         self.turn()
 
-    @property
-    def mode(self) -> Mode:
-        return self.control.mode
+    def becomes(self, mode: Mode) -> None:
+        until(lambda: self.control.mode == mode, f"it is {mode.name}", self.turn)
 
     @property
     def fault(self) -> str:
         return self.there.state.fields["fault"][0].decode()
 
 
-def test_nobody_moves_it_so_it_lands_and_that_is_no_fault(
+def test_it_lands_where_nobody_moves_it_and_after_a_fault(
     tmp_path: Path, fake: FakeCrazyflie
 ) -> None:
-    arm = driver(fake, hover=1.5)
-    bench = Bench(tmp_path, arm)
-    try:
-        bench.ask(Command.HOME)
-        assert bench.mode == Mode.HOMING
-        until(lambda: fake.height > 0.1, "it takes off", bench.turn)
-        until(lambda: bench.mode == Mode.IDLE, "it comes home", bench.turn)
+    """Whatever goes wrong with the policy: no motor stops in the air, unless somebody says stop."""
+    with closing(driver(fake, hover=1.0)) as arm:
+        bench = Bench(tmp_path, arm)
+
+        def flies() -> None:
+            bench.ask(Command.HOME)
+            assert bench.control.mode == Mode.HOMING
+            until(lambda: fake.height > 0.1, "it takes off", bench.turn)
+
+        def lands() -> None:
+            until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
+            assert fake.height == 0 and fake.firmware.state != State.LOCKED
+
+        flies()
+        bench.becomes(Mode.IDLE)
         assert arm.phase == Phase.FLYING
-        until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
-        assert bench.mode == Mode.IDLE and not bench.fault and fake.height == 0
+        lands()
+        assert bench.control.mode == Mode.IDLE and not bench.fault
         bench.ask(Command.ARM)
-        assert bench.mode == Mode.ARMED and not fake.firmware.flying, "armed is not in the air"
+        assert bench.control.mode == Mode.ARMED and not fake.firmware.flying, "not in the air"
         bench.ask(Command.STOP)
-        until(lambda: bench.mode == Mode.IDLE, "it rests", bench.turn)
-        bench.ask(Command.HOME)
-        until(lambda: fake.height > 0.1, "it takes off again", bench.turn)
+        bench.becomes(Mode.IDLE)
+        flies()
+        bench.becomes(Mode.IDLE)
+        bench.control.chain.fault = "a test says so"
+        bench.becomes(Mode.ESTOP)
+        lands()
+        assert bench.fault == "a test says so"
+        bench.ask(Command.RESET)
+        assert bench.control.mode == Mode.IDLE and not bench.fault
+        flies()
         bench.ask(Command.ESTOP)
-        assert bench.mode == Mode.ESTOP
+        assert bench.control.mode == Mode.ESTOP
         until(lambda: fake.firmware.state == State.LOCKED, "motors off", bench.turn)
         until(lambda: fake.height == 0, "it falls", bench.turn)
         until(lambda: "operator" in bench.fault, "and says why", bench.turn)
-    finally:
-        arm.close()
-
-
-def test_a_fault_hovers_and_lands(tmp_path: Path, fake: FakeCrazyflie) -> None:
-    """Whatever goes wrong with the policy: no motor stops in the air."""
-    arm = driver(fake, hover=0.5)
-    bench = Bench(tmp_path, arm)
-    try:
-        bench.ask(Command.HOME)
-        until(lambda: bench.mode == Mode.IDLE, "it comes home", bench.turn)
-        bench.control.chain.fault = "a test says so"
-        until(lambda: bench.mode == Mode.ESTOP, "it is latched", bench.turn)
-        until(lambda: arm.phase == Phase.GROUND, "it lands", bench.turn)
-        assert fake.firmware.state != State.LOCKED and bench.fault == "a test says so"
-        bench.ask(Command.RESET)
-        assert bench.mode == Mode.IDLE and not bench.fault
-    finally:
-        arm.close()

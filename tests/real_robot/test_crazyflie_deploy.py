@@ -19,9 +19,7 @@ import torch
 import yaml
 
 from embodied.compose import compose
-from embodied.core.build import build
 from embodied.core.checkpoint import save
-from embodied.core.policy import Policy
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy.site import site
 from embodied.embodiments.crazyflie import PAPER
@@ -33,6 +31,7 @@ from embodied.export.crazyflie import export_app
 from embodied.real_robot.assemble import build_driver
 from embodied.real_robot.drivers.crazyflie.driver import Crazyflie
 from embodied.real_robot.drivers.driver import DriverError
+from tests.builders import make_policy, node_of
 from tests.fakes.crazyflie import FakeCrazyflie
 from tests.real_robot.test_crazyflie import driver, near, take_off, towards, until
 from tests.real_robot.test_deploy import robot, said, start
@@ -55,11 +54,7 @@ def like_the_pilot() -> Any:
 
     slope: Any = torch.autograd.functional.jacobian(commands, still)[:, :, 0]
     weight = torch.zeros(4, 18 + 4 * PAST)
-    weight[:, :3], weight[:, 12:15], weight[:, 15:18] = (
-        slope[:, :3],
-        slope[:, 7:10],
-        slope[:, 10:13],
-    )
+    weight[:, :3], weight[:, 12:18] = slope[:, :3], slope[:, 7:13]
     # A small turn is twice the quaternion's part, and half of what R has across its diagonal.
     for axis, (up, down) in enumerate(((10, 8), (5, 9), (6, 4))):
         weight[:, up], weight[:, down] = slope[:, 4 + axis] / 4, -slope[:, 4 + axis] / 4
@@ -70,11 +65,7 @@ def like_the_pilot() -> Any:
     rest = torch.zeros(18 + 4 * PAST)
     rest[3:12:4], rest[18:] = 1.0, hover
     env = Quadrotor(Config(num_envs=1, history=PAST))
-    policy = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic", "hidden": []},
-        Policy,
-        spec=env.spec,
-    )
+    policy = make_policy("deterministic.Deterministic", env.spec, hidden=[])
     layer = policy.feedforward().net[0]
     with torch.no_grad():
         layer.weight[:] = weight / (1 - hover**2)
@@ -154,14 +145,10 @@ def test_a_policy_of_the_setpoint_world_fits(
 ) -> None:
     """Rate, actions, observations and parity: what it was trained in is what is flown."""
     spec = goto_env.QuadrotorGoto(goto_env.Config(num_envs=1)).spec
-    policy = build(
-        {"_target_": "embodied.policies.diagonal_gaussian.DiagonalGaussian", "hidden": [16]},
-        Policy,
-        spec=spec,
-    )
     run = tmp_path / "run"
+    policy = make_policy("diagonal_gaussian.DiagonalGaussian", spec, hidden=[16])
     save(run / "checkpoints" / "00000000", policy, 0)
-    world = {"_target_": "embodied.envs.quadrotor.goto_env.QuadrotorGoto", "num_envs": 4}
+    world = node_of("envs.quadrotor.goto_env.QuadrotorGoto", num_envs=4)
     (run / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
     code, text = robot(capsys, "check", "robot=crazyflie_sim", f"policy={run}")
     lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}

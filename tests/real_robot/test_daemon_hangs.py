@@ -31,6 +31,7 @@ from embodied.real_robot.ipc.channels import Channels
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.session import RobotSession, RobotSessionError
 from embodied.real_robot.safety.checks import Heartbeat
+from tests.real_robot.operators import in_mode
 from tests.real_robot.test_control import LIMITS
 from tests.real_robot.test_daemon import HERTZ, PATIENT, Bridge, bridging, gone, simulated, until
 from tests.real_robot.test_deploy import CROWDED, SLOW_WIRE, robot, said, start
@@ -163,12 +164,7 @@ def test_an_episode_without_a_limit_ends_with_its_session(
         while time.monotonic() < began + 2.5:  # who looks at it says something
             assert daemon.call(Verb.STATUS, PATIENT).status["mode"] == "RUNNING"
             time.sleep(0.1)
-        status = until(
-            lambda: (
-                s if (s := call(folder, Verb.STATUS, PATIENT).status)["mode"] == "IDLE" else None
-            ),
-            "the arm is at rest",
-        )
+        status = until(lambda: in_mode(folder, "IDLE"), "the arm is at rest")
         assert "was silent for 2 s" in status["stopped"]
         assert status["stopped"] in str(status["notes"])
         started(daemon, 4.0)
@@ -212,9 +208,9 @@ def test_a_deploy_that_hangs_leaves_an_arm_at_rest(tmp_path: Path, folder: Path)
     words = ("robot=so101_sim", *SLOW_WIRE, "robot.goal_within=null", "home=false")
     deploy = start(tmp_path, folder, *words)
     try:
-        until(lambda: mode(folder) == "RUNNING", "it runs")
+        until(lambda: in_mode(folder, "RUNNING"), "it runs")
         os.kill(deploy.pid, signal.SIGSTOP)
-        until(lambda: mode(folder) == "IDLE", "the arm is at rest")
+        until(lambda: in_mode(folder, "IDLE"), "the arm is at rest")
         os.kill(deploy.pid, signal.SIGCONT)
         text = said(deploy)
         assert deploy.returncode == 2 and "was silent for 2 s" in text.splitlines()[-1], text
@@ -228,7 +224,7 @@ def test_a_deploy_whose_daemon_is_killed_says_so(tmp_path: Path, folder: Path) -
     words = ("robot=sim", "demonstrator=reach", "seconds=900", CROWDED)
     deploy = start(tmp_path, folder, *words)
     try:
-        until(lambda: mode(folder) == "RUNNING", "it runs")
+        until(lambda: in_mode(folder, "RUNNING"), "it runs")
         pid = int(Path(f"/proc/{deploy.pid}/task/{deploy.pid}/children").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
         text = said(deploy)
@@ -243,13 +239,6 @@ def test_a_deploy_whose_daemon_is_killed_says_so(tmp_path: Path, folder: Path) -
         deploy.kill()
 
 
-def mode(folder: Path) -> str:
-    try:
-        return str(call(folder, Verb.STATUS, PATIENT).status["mode"])
-    except RuntimeError:
-        return ""
-
-
 def quiet(status: Any, ran: float, success: bool | None) -> None:
     """Nobody watches."""
 
@@ -259,12 +248,22 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return simulated(tmp_path_factory.mktemp("policy"))
 
 
+def folder_of(where: Path) -> Path:
+    where.mkdir()
+    return where
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Deployment:
+    """Another robot's settings in all that could hurt: limits and policy."""
+    fast = replace(LIMITS, velocity=(9.0,) * 7, acceleration=(40.0,) * 7)
+    return simulated(tmp_path / "other", limits=fast, robot="other", records="")
+
+
 @pytest.fixture
 def first(tmp_path: Path, folder: Path, plain: Deployment) -> Iterator[Session]:
     """A session whose arm is held and idle."""
-    out = tmp_path / "first"
-    out.mkdir()
-    with Session(folder, plain, out, quiet) as session:
+    with Session(folder, plain, folder_of(tmp_path / "first"), quiet) as session:
         session.ready()
         yield session
 
@@ -287,9 +286,7 @@ class KilledAtTheStart(Session):
 def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
     tmp_path: Path, folder: Path, plain: Deployment, unheard: bool
 ) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with KilledAtTheStart(folder, plain, out, quiet) as session:
+    with KilledAtTheStart(folder, plain, folder_of(tmp_path / "out"), quiet) as session:
         session.unheard = unheard
         session.ready()
         with pytest.raises(Stopped, match="the daemon died") as stopped:
@@ -300,35 +297,22 @@ def test_an_episode_whose_daemon_dies_at_its_start_is_in_the_summary(
     assert "whether it was recorded" in episode["unkept"]
 
 
-def other(where: Path) -> Deployment:
-    """Another robot's settings in all that could hurt: limits and policy."""
-    fast = replace(LIMITS, velocity=(9.0,) * 7, acceleration=(40.0,) * 7)
-    return simulated(where / "other", limits=fast, robot="other", records="")
-
-
 def asked(folder: Path) -> list[str]:
     """What operators and sessions asked of the daemon in `folder`."""
     return [each for each in call(folder, Verb.STATUS, PATIENT).status["notes"] if "asks" in each]
 
 
-def test_a_second_session_in_the_folder_touches_nothing(
-    first: Session, tmp_path: Path, plain: Deployment
+def test_a_second_session_or_learner_in_the_folder_touches_nothing(
+    first: Session, tmp_path: Path, plain: Deployment, stranger: Deployment
 ) -> None:
-    before = (first.folder / "deployment.json").read_bytes()
-    out = tmp_path / "second"
-    out.mkdir()
-    second = Session(first.folder, other(tmp_path), out, quiet)
+    """Even if a program of before today wrote another deployment there, the first one's limits and
+    policy act after a reset."""
+    before, out = (first.folder / "deployment.json").read_bytes(), folder_of(tmp_path / "second")
+    second = Session(first.folder, stranger, out, quiet)
     with pytest.raises(ConfigError, match="a daemon runs in") as refused, second:
         second.ready()
         second.run(1, 0.5, home=False)
     assert len(str(refused.value).splitlines()) == 1
-    assert (first.folder / "deployment.json").read_bytes() == before
-    assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
-    assert not list(out.glob("*.log")), "the first one's logs are not the second one's"
-
-
-def test_a_learner_in_the_folder_touches_nothing(first: Session, plain: Deployment) -> None:
-    before = (first.folder / "deployment.json").read_bytes()
     with pytest.raises(RobotSessionError, match="a daemon runs in"):
         learner = RobotSession(replace(plain, policy=""), first.folder)
         try:
@@ -337,17 +321,8 @@ def test_a_learner_in_the_folder_touches_nothing(first: Session, plain: Deployme
             learner.close()
     assert (first.folder / "deployment.json").read_bytes() == before
     assert asked(first.folder) == [] and first.status["mode"] == "IDLE"
-
-
-def test_the_first_sessions_limits_and_policy_act_after_a_reset(
-    first: Session, tmp_path: Path, plain: Deployment
-) -> None:
-    stranger = other(tmp_path)
-    out = tmp_path / "second"
-    out.mkdir()
-    with pytest.raises(ConfigError), Session(first.folder, stranger, out, quiet) as second:
-        second.ready()
-    stranger.write(first.folder)  # a program of before today did so
+    assert not list(out.glob("*.log")), "the first one's logs are not the second one's"
+    stranger.write(first.folder)
     os.kill(first.status["control"]["pid"], signal.SIGKILL)
     until(lambda: first.status["mode"] == "DISCONNECTED", "the control process is gone")
     until(lambda: call(first.folder, Verb.RESET, PATIENT).ok, "it is reset")

@@ -1,4 +1,4 @@
-"""One default folder for each robot; without a name, the only daemon there is."""
+"""Parts of the daemon: folders of robots, systemd, what is kept of a log, requests as bytes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embodied.cli import main
+from embodied.commands import view
 from embodied.core.build import ConfigError
 from embodied.deploy.session import Session
 from embodied.real_robot.daemon.child import last_words
@@ -64,30 +65,19 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    return simulated(tmp_path_factory.mktemp("policy"))
-
-
 def test_each_robot_has_its_own(memory: Path) -> None:
     one = default_folder("sim")
     assert one == memory / f"embodied-robot-{os.geteuid()}" / "sim"
-    assert (
-        default_folder("lab/arm").name == "lab.arm" and default_folder("../x").parent == one.parent
-    )
+    assert default_folder("lab/arm").name == "lab.arm"
+    assert default_folder("../x").parent == one.parent
     make_private(one)
     for folder in (one, one.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with pytest.raises(RpcServerError, match="use a shorter one"):
+        RpcServer(make_private(default_folder("x" * 100)))
     one.parent.chmod(0o755)
     with pytest.raises(RpcServerError, match="chmod 700"):
         make_private(default_folder("so101"))
-
-
-def test_a_path_that_is_too_long_is_said(memory: Path) -> None:
-    folder = default_folder("x" * 100)
-    make_private(folder)
-    with pytest.raises(RpcServerError, match="use a shorter one"):
-        RpcServer(folder)
 
 
 def test_only_daemons_that_listen_count(memory: Path) -> None:
@@ -107,9 +97,7 @@ def test_only_daemons_that_listen_count(memory: Path) -> None:
 
 
 def test_operators_and_the_viewer_find_the_only_daemon(
-    memory: Path,
-    deployed: Deployment,
-    capsys: pytest.CaptureFixture[str],
+    memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, text = robot(capsys, "status")
     assert code == 2 and "no daemon runs in" in text and "start one first" in text
@@ -117,7 +105,7 @@ def test_operators_and_the_viewer_find_the_only_daemon(
     assert not seen.poll() and "waiting for one" in seen.condition
     out = memory / "out"
     out.mkdir()
-    with Session(default_folder("sim"), deployed, out, quiet) as session:
+    with Session(default_folder("sim"), simulated(tmp_path), out, quiet) as session:
         session.ready()
         assert robot(capsys, "status")[0] == 0
         assert robot(capsys, "status", "robot=sim")[0] == 0
@@ -133,6 +121,8 @@ def test_operators_and_the_viewer_find_the_only_daemon(
             monitor(block=False, port=0)
         other.close()
     seen.close()
+    with pytest.raises(ConfigError, match="is not a setting of embodied view robot"):
+        view._monitor(dict.fromkeys(view.OWN), ["seed=3"], 8080)
 
 
 def test_a_second_deploy_of_the_same_robot_is_refused(
@@ -149,13 +139,6 @@ def test_a_second_deploy_of_the_same_robot_is_refused(
     one.close()
 
 
-def test_a_wrong_word_for_the_viewer() -> None:
-    from embodied.commands import view
-
-    with pytest.raises(ConfigError, match="is not a setting of embodied view robot"):
-        view._monitor(dict.fromkeys(view.OWN), ["seed=3"], 8080)
-
-
 __all__ = ["deployment"]
 
 
@@ -168,6 +151,7 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_four_times_in_the_time_that_it_waits(systemd: socket.socket) -> None:
+    """Another process and a socket that is gone are no trouble."""
     now = 50.0
     about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "2000000"}
     notifier = Notifier(about, lambda: now)
@@ -178,15 +162,10 @@ def test_four_times_in_the_time_that_it_waits(systemd: socket.socket) -> None:
     notifier.ending()
     said = [systemd.recv(100).decode() for _ in range(6)]
     assert said == ["READY=1", *["WATCHDOG=1"] * 4, "STOPPING=1"]
-
-
-def test_another_process_and_a_socket_that_is_gone_are_no_trouble(systemd: socket.socket) -> None:
-    about = {"NOTIFY_SOCKET": str(systemd.getsockname()), "WATCHDOG_USEC": "1000000"}
     assert Notifier({**about, "WATCHDOG_PID": "1"}).period is None
     Notifier({}).ready()
     Notifier({**about, "NOTIFY_SOCKET": "/nowhere/at/all"}).ready()
-    abstract = Notifier({"NOTIFY_SOCKET": "@embodied"})
-    assert abstract.place == "\0embodied"
+    assert Notifier({"NOTIFY_SOCKET": "@embodied"}).place == "\0embodied"
 
 
 def test_a_daemon_tells(systemd: socket.socket, folder: Path, deployment: Deployment) -> None:
@@ -215,16 +194,11 @@ See https://nanobind.readthedocs.io/en/latest/refleaks.html
 
 def test_what_a_library_prints_at_exit_does_not_hide_the_reason(tmp_path: Path) -> None:
     log = tmp_path / "control.log"
-    log.write_text("starting\ncontrol: wrist_roll: make limits.low narrower\n" + LEAKS)
-    assert last_words(log) == "control: wrist_roll: make limits.low narrower"
-
-
-def test_without_such_lines_it_is_the_last_one(tmp_path: Path) -> None:
-    log = tmp_path / "control.log"
-    log.write_text("one\ntwo\n\n")
-    assert last_words(log) == "two"
-    log.write_text(LEAKS)
-    assert last_words(log) == ""
+    reason = "control: wrist_roll: make limits.low narrower"
+    texts = (f"starting\n{reason}\n{LEAKS}", reason), ("one\ntwo\n\n", "two"), (LEAKS, "")
+    for text, words in texts:
+        log.write_text(text)
+        assert last_words(log) == words
 
 
 GOOD: dict[str, Any] = {"version": 1, "number": 7, "time": 12.5, "verb": "stop"}
@@ -245,16 +219,14 @@ def line(**changed: Any) -> bytes:
 def test_a_request_comes_back_as_it_was(number: int, time: float, verb: Verb) -> None:
     request = Request(number, time, verb)
     assert parse(request.line()) == request
-
-
-def test_what_a_verb_takes_comes_back_as_it_was() -> None:
-    for request in (
-        Request(1, 0.5, Verb.START, seconds=2.5, session="abc"),
-        Request(2, 0.5, Verb.LOAD, policy="/a b"),
-        Request(3, 0.5, Verb.ESTOP, session="abc"),
-        Request(4, 0.5, Verb.RELEASE, supported=True),
-    ):
-        assert parse(request.line()) == request
+    about: dict[Verb, dict[str, Any]] = {
+        Verb.START: {"seconds": 2.5, "session": "abc"},
+        Verb.LOAD: {"policy": "/a b"},
+        Verb.ESTOP: {"session": "abc"},
+        Verb.RELEASE: {"supported": True},
+    }
+    more = Request(number, time, verb, **about.get(verb, {}))
+    assert parse(more.line()) == more
 
 
 def test_an_arm_that_falls_is_released_only_by_who_says_that_it_is_held() -> None:
@@ -265,12 +237,6 @@ def test_an_arm_that_falls_is_released_only_by_who_says_that_it_is_held() -> Non
         parse(line(verb="release", supported=1))
     with pytest.raises(RequestError, match="wrong: "):
         parse(line(verb="reset", supported=True))
-
-
-def test_a_session_is_known_by_its_token() -> None:
-    for token, foreign in (("abc", False), ("abd", True), ("", True)):
-        assert Request(1, 0.5, Verb.STATUS, session="abc").foreign(token) == foreign
-        assert not Request(1, 0.5, Verb.STATUS).foreign(token), "an operator's"
 
 
 @calmly
@@ -318,35 +284,22 @@ def test_a_changed_byte_never_does_more_than_be_refused(at: int, byte: int) -> N
         (line(version=2), "version 2 is not supported, only 1"),
         (line(version=True), "version True"),
         (line(version=1.0), "version 1.0"),
-        (line(number=0), "count up from 1"),
-        (line(number=True), "count up from 1"),
-        (line(number=2**53 + 1), "count up from 1"),
-        (line(number=1.5), "count up from 1"),
-        (line(time="now"), "should be s"),
-        (line(time=10**400), "should be s"),
+        *((line(number=wrong), "count up from 1") for wrong in (0, True, 2**53 + 1, 1.5)),
+        *((line(time=wrong), "should be s") for wrong in ("now", 10**400)),
         (line(time=float("nan")), "NaN is no number"),
         (line(time=float("inf")), "Infinity is no number"),
         (line(wish=1), "'wish'"),
         (line(seconds=3), "'seconds'"),
-        (line(verb="start", seconds=0), "above 0"),
-        (line(verb="start", seconds=None), "above 0"),
-        (line(verb="start", seconds="3"), "above 0"),
-        (line(verb="start", seconds=True), "above 0"),
+        *((line(verb="start", seconds=wrong), "above 0") for wrong in (0, None, "3", True)),
         (line(verb="start", seconds=1e400), "Infinity is no number"),
-        (line(session=3), "should be a token"),
-        (line(session="x" * 65), "should be a token"),
-        (line(session="\ud800"), "should be a token"),
+        *((line(session=wrong), "should be a token") for wrong in (3, "x" * 65, "\ud800")),
         (line(verb="load"), "'policy'"),
-        (line(verb="load", policy="a\0b"), "a folder's name"),
-        (line(verb="load", policy="\ud800"), "a folder's name"),
+        *((line(verb="load", policy=no), "a folder's name") for no in ("a\0b", "\ud800")),
         (b'{"version": 1, "number": 1, "time": 0}', "'verb'"),
         (b'{"version": 1, "version": 1}', "twice"),
-        (b"[" * 4000, "the line is not JSON"),
         (b"{" + b" " * MOST_BYTES + b"}", "too long"),
         (b"[]", "not a JSON object"),
-        (b"", "the line is not JSON"),
-        (b"\xff\xfe", "the line is not JSON"),
-        (b"\x80\x04\x95\x05", "the line is not JSON"),
+        *((data, "not JSON") for data in (b"", b"[" * 4000, b"\xff\xfe", b"\x80\x04\x95\x05")),
     ],
 )
 def test_the_reason_says_what_was_wrong(data: bytes, reason: str) -> None:
@@ -363,6 +316,12 @@ def test_what_makes_an_arm_move_is_not_obeyed_late() -> None:
         assert request.late(97.0), "nor from a clock that is ahead"
     for verb in (Verb.STOP, Verb.ESTOP, Verb.STATUS):
         assert not Request(1, 100.0, verb).late(900.0)
+
+
+def test_a_session_is_known_by_its_token() -> None:
+    for token, foreign in (("abc", False), ("abd", True), ("", True)):
+        assert Request(1, 0.5, Verb.STATUS, session="abc").foreign(token) == foreign
+        assert not Request(1, 0.5, Verb.STATUS).foreign(token), "an operator's"
 
 
 def test_a_reply_comes_back_as_it_was() -> None:

@@ -29,6 +29,7 @@ from embodied.envs.hardware_sim.fr3_task import Config as TaskWorldConfig
 from embodied.envs.hardware_sim.fr3_task import TaskWorld
 from embodied.real_robot.drivers.sim import Config as SimConfig
 from embodied.real_robot.drivers.sim import Sim
+from tests.builders import make_policy, node_of
 from tests.real_robot.test_daemon import PATIENT, gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,13 +187,9 @@ def test_who_kills_deploy_leaves_an_arm_at_rest(
 
 def trained(folder: Path, **env: Any) -> Path:
     """A run folder of a policy (for the simulated FR3), as `embodied train` leaves it."""
-    world = env or {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach", "num_envs": 4}
+    world = env or node_of("envs.fr3.env.Fr3", task="reach", num_envs=4)
     spec = build({**world, "num_envs": 1}, VecEnv).spec
-    policy = build(
-        {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 2},
-        Policy,
-        spec=spec,
-    )
+    policy = make_policy("generative.flow.Flow", spec, width=32, chunk=2)
     save(folder / "checkpoints" / "00000000", policy, 0)
     (folder / "run.yaml").write_text(yaml.safe_dump({"env": world, "data": {"normalize": False}}))
     return folder
@@ -207,33 +204,25 @@ def test_a_check_says_what_fits_and_what_does_not(
     lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if line[:2] == "  "}
     fine = ("policy", "rate", "actions", "observations", "parity", "limits", "workspace", "arm")
     assert {lines[name] for name in fine} == {"ok"}, text
-    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.step=0.1")
-    assert code == 1 and "FAIL rate" in text and "every 0.05 s" in text
-    turned = "robot.controller.turning=yaw"
-    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", turned)
-    assert code == 1 and "FAIL actions" in text
-    nothing = "robot.driver.world=null"
-    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", nothing)
-    assert code == 1 and "FAIL observations" in text and "goal_x" in text
-    code, text = robot(capsys, "check", "robot=so101_sim", f"policy={run}")
-    assert code == 1 and "q6" in text, "another robot's policy"
     its_own = trained(tmp_path / "small", _target_="embodied.envs.so101.So101", num_envs=4)
     code, text = robot(capsys, "check", "robot=so101_sim", f"policy={its_own}")
     assert code == 0 and "ok   parity" in text and "not of the arm: goal_x" in text, text
-    code, text = robot(capsys, "check", "robot=sim", f"policy={run}", "robot.fresh.hold=0.06")
-    assert code == 1 and "FAIL freshness" in text
+    wide = "robot.limits.high=[1.9, 1.7, 2.4, 1.6, 2.7]"
+    for words, *says in (
+        (["robot=sim", "robot.step=0.1"], "FAIL rate", "every 0.05 s"),
+        (["robot=sim", "robot.controller.turning=yaw"], "FAIL actions"),
+        (["robot=sim", "robot.driver.world=null"], "FAIL observations", "goal_x"),
+        (["robot=so101_sim"], "q6"),  # another robot's policy
+        (["robot=sim", "robot.fresh.hold=0.06"], "FAIL freshness"),
+        (["robot=so101_sim", "demonstrator=reach", wide], "FAIL range", "elbow_flex"),
+    ):
+        policy = [] if wide in words else [f"policy={run}"]
+        code, text = robot(capsys, "check", *policy, *words)
+        assert code == 1 and all(each in text for each in says), text
     weights = run / "checkpoints" / "00000000" / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\1\0")
     code, text = robot(capsys, "check", "robot=sim", f"policy={run}")
     assert code == 1 and "FAIL policy" in text and "was changed after it was saved" in text
-
-
-def test_limits_that_do_not_fit_the_calibration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wide = "robot.limits.high=[1.9, 1.7, 2.4, 1.6, 2.7]"
-    code, text = robot(capsys, "check", "robot=so101_sim", "demonstrator=reach", wide)
-    assert code == 1 and "FAIL range" in text and "elbow_flex" in text
 
 
 @pytest.mark.parametrize(
@@ -256,21 +245,18 @@ def test_mistakes_are_one_line(
     assert code == 2 and reason in text and len(text.strip().splitlines()) == 1, text
 
 
-def test_nobody_moves_an_arm_without_a_yes(
+def test_robots_are_listed_and_nobody_moves_one_without_a_yes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        main(["deploy", "robot=so101_sim", "demonstrator=reach"])
-    assert left.value.code == 2 and "yes=true" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir()), "nothing was begun"
-
-
-def test_robots_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["list", "robots"])
     text = capsys.readouterr().out
     assert "sim " in text and "so101_sim" in text and "that is not there" in text
+    with pytest.raises(SystemExit) as left:
+        main(["deploy", "robot=so101_sim", "demonstrator=reach"])
+    assert left.value.code == 2 and "yes=true" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
 def test_the_wired_world_is_the_simulations() -> None:
@@ -313,7 +299,5 @@ def test_ranges_that_a_robot_names_for_itself_count() -> None:
     assert world == {"task": "reach", "ranges": {"goal_x": [0.9, 0.91], "goal_y": [0, 0.5]}}
     wrapped = {"env": {"_target_": "embodied.envs.wrappers.stack.Wrapped", **trained}}
     assert site.as_trained(robot, wrapped)["driver"]["world"] == world
-    on_robot = {
-        "env": {"_target_": "embodied.real_robot.rl.robot_env.RealEnv", "world": trained["env"]}
-    }
+    on_robot = {"env": node_of("real_robot.rl.robot_env.RealEnv", world=trained["env"])}
     assert site.as_trained(robot, on_robot)["driver"]["world"] == world

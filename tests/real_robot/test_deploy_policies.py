@@ -7,16 +7,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from embodied.compose import compose
 from embodied.core import build as core_build
 from embodied.core import checkpoint
 from embodied.core.affine import Affine
-from embodied.core.build import ConfigError, build
+from embodied.core.build import ConfigError
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
@@ -24,11 +24,11 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.deploy.site import mapped_checkpoint, trained_with
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
-from embodied.policies.wrappers.physical_units import PhysicalUnits
 from embodied.real_robot.deployment import Deployment, controller_settings, with_allowed
 from embodied.real_robot.policy.observer import observer, require_actions, require_rate
 from tests.adopt.checkpoints import ENV as OBJECTS
 from tests.adopt.checkpoints import STATE, adopted, random_weights, resized
+from tests.builders import make_policy, node_of
 from tests.real_robot.test_deploy import CROWDED, ENV, said, start
 from tests.tiers import only_all
 
@@ -85,13 +85,19 @@ def exported(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
 
 
-def test_an_arm_is_moved_by_a_policy_of_my_lab(where: Path, folder: Path) -> None:
+def test_an_arm_is_moved_by_a_policy_of_my_lab_which_is_exported(where: Path, folder: Path) -> None:
     deploy = start(where, folder, "robot=sim", "policy=run", "seconds=1", "allow=[my_lab]")
     text = said(deploy)
     assert deploy.returncode == 0, text
     summary = json.loads((where / "out" / "summary.json").read_text())
     assert [each["end"] for each in summary["episodes"]] == ["time"], text
     assert json.loads((where / "out" / "deployment.json").read_text())["allow"] == ["my_lab"]
+    done = exported(where, "allow=[my_lab]")
+    assert done.returncode == 0, done.stderr
+    assert (where / "made" / "policy.onnx").exists()
+    done = exported(where, "steps=3")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and "steps=3 has no place" in done.stderr
 
 
 def test_without_the_word_nothing_of_my_lab_is_imported(where: Path, folder: Path) -> None:
@@ -104,30 +110,12 @@ def test_without_the_word_nothing_of_my_lab_is_imported(where: Path, folder: Pat
     assert "Traceback" not in text + done.stderr
 
 
-def test_a_policy_of_my_lab_is_exported(where: Path) -> None:
-    done = exported(where, "allow=[my_lab]")
-    assert done.returncode == 0, done.stderr
-    assert (where / "made" / "policy.onnx").exists()
-
-
-def test_another_word_has_no_place_in_export(where: Path) -> None:
-    done = exported(where, "steps=3")
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1 and "steps=3 has no place" in done.stderr
-
-
 def test_a_robots_own_settings_allow_nothing() -> None:
     with pytest.raises(ConfigError, match="command line"):
         with_allowed({"allow": ["my_lab"]})
-
-
-def test_packages_are_dotted_names() -> None:
-    robots = Path(__file__).resolve().parents[2] / "configs" / "robot"
-    node = yaml.safe_load((robots / "sim.yaml").read_text())
-    node.pop("_target_")
     with pytest.raises(ConfigError, match="no dotted name"):
-        Deployment.parse({**node, "policy": "", "allow": ["os; import"]})
-    assert Deployment.parse({**node, "policy": "", "allow": ["my_lab.arms"]}).allow
+        Deployment.parse({**robot(), "policy": "", "allow": ["os; import"]})
+    assert Deployment.parse({**robot(), "policy": "", "allow": ["my_lab.arms"]}).allow
 
 
 def reaching(where: Path, case: str) -> Path:
@@ -179,27 +167,19 @@ def robot() -> dict:
 
 def cloned(folder: Path, spec: Spec = THERE) -> Path:
     """A run without an environment: joints in degrees, actions in millimetres."""
-    node = {
-        "_target_": "embodied.policies.wrappers.physical_units.PhysicalUnits",
-        "base": {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": 4},
-        "action": Affine((-20.0, -20.0, -20.0, 0.0), (20.0, 20.0, 20.0, 1.0)).to_json(),
-        "reach": 2.0,
-    }
-    policy = build(node, PhysicalUnits, spec=spec)
+    base = node_of("policies.generative.flow.Flow", width=16, chunk=4)
+    action = Affine((-20.0, -20.0, -20.0, 0.0), (20.0, 20.0, 20.0, 1.0)).to_json()
+    how: dict[str, Any] = {"base": base, "action": action, "reach": 2.0}
+    policy = make_policy("wrappers.physical_units.PhysicalUnits", spec, **how)
     checkpoint.save(folder / "run" / "checkpoints" / "00000001", policy, 1)
     (folder / "run" / "run.yaml").write_text("env: null\ndemos: their_arm\n")
     return folder / "run"
 
 
-def written(folder: Path, text: str) -> str:
-    file = folder / "map.yaml"
-    file.write_text(text)
-    return str(file)
-
-
 def test_the_robot_measures_and_moves_what_the_policy_means(tmp_path: Path) -> None:
-    run = cloned(tmp_path)
-    saved = mapped_checkpoint(run, written(tmp_path, MAPPING), robot(), tmp_path)
+    run, file = cloned(tmp_path), tmp_path / "map.yaml"
+    file.write_text(MAPPING)
+    saved = mapped_checkpoint(run, str(file), robot(), tmp_path)
     policy = checkpoint.load_policy(saved)
     deployment = Deployment.parse({**robot(), "policy": saved})
     require_rate(policy.spec, deployment)
@@ -214,19 +194,18 @@ def test_the_robot_measures_and_moves_what_the_policy_means(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("before", "after", "dt", "says"),
     [
-        (MAPPING.replace(", q7]", "]"), r"robot's names of its 7 elements \(joint_1.pos"),
-        (MAPPING.replace(", 0], high: [20, 20, 20, 1]", "], high: [20, 20, 20]"), "have 4 numbers"),
+        (", q7]", "]", 0.05, r"robot's names of its 7 elements \(joint_1.pos"),
+        (", 0], high: [20, 20, 20, 1]", "], high: [20, 20, 20]", 0.05, "have 4 numbers"),
+        ("", "", 0.1, "20 steps a second here and 10 there"),
     ],
 )
-def test_what_does_not_fit_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_line(
+    before: str, after: str, dt: float, says: str, tmp_path: Path
+) -> None:
+    run, file = cloned(tmp_path, Spec(THERE.obs, THERE.act, dt=dt)), tmp_path / "map.yaml"
+    file.write_text(MAPPING.replace(before, after))
     with pytest.raises(ConfigError, match=says) as caught:
-        mapped_checkpoint(cloned(tmp_path), written(tmp_path, text), robot(), tmp_path)
+        mapped_checkpoint(run, str(file), robot(), tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_another_rate_is_one_line(tmp_path: Path) -> None:
-    slow = Spec(THERE.obs, THERE.act, dt=0.1)
-    with pytest.raises(ConfigError, match="20 steps a second here and 10 there"):
-        mapped_checkpoint(cloned(tmp_path, slow), written(tmp_path, MAPPING), robot(), tmp_path)

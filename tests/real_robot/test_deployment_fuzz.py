@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,10 @@ NAN, INF = float("nan"), float("inf")
 
 
 def test_files_of_all_kinds_are_accepted_or_refused_in_a_line() -> None:
+    for settings in bases():  # what is not changed is accepted
+        assert Deployment.parse(settings).joints == len(settings["limits"]["low"])
     found = fuzz(500, seed=20)
     assert found.total() == 500 and min(found["accepted"], found["refused"]) > 10
-
-
-def test_what_is_not_changed_is_accepted() -> None:
-    for settings in bases():
-        assert Deployment.parse(settings).joints == len(settings["limits"]["low"])
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e300])
@@ -77,28 +75,21 @@ def test_bytes_that_are_no_deployment(tmp_path: Path, data: bytes) -> None:
 
 
 def test_configs_refuse_what_is_not_a_number_by_themselves() -> None:
-    with pytest.raises(ConfigError):
-        FreshConfig(0.2, 1.0, NAN)
-    with pytest.raises(ConfigError):
-        FreshConfig(0.2, 1.0, 0.2, pause=NAN)
-    with pytest.raises(ConfigError):
-        FreshConfig(0.2, INF, 0.2)
-    energy = dict(start=2.0, most=4.0, least=0.5, power=20.0)
-    springs = dict(stiffness=(1.0,), damping=(1.0,))
-    for name in energy:
+    energy: dict[str, Any] = {"start": 2.0, "most": 4.0, "least": 0.5, "power": 20.0}
+    springs: dict[str, Any] = {"stiffness": (1.0,), "damping": (1.0,)}
+    EnergyConfig(**energy, **springs)
+    wrong = [{**energy, name: NAN, **springs} for name in energy]
+    wrong += [{**energy, **springs, name: (no,)} for name in springs for no in (NAN, -1.0, INF)]
+    tried: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+        (FreshConfig, {"hold": 0.2, "stop": 1.0, "state": NAN}),
+        (FreshConfig, {"hold": 0.2, "stop": 1.0, "state": 0.2, "pause": NAN}),
+        (FreshConfig, {"hold": 0.2, "stop": INF, "state": 0.2}),
+        (WorkspaceConfig, {"low": (0, 0, 0), "high": (1, 1, 1), "planes": ((0, 0, 1, NAN),)}),
+        (WorkspaceConfig, {"low": (0, 0, 0), "high": (1, NAN, 1)}),
+    ]
+    for kind, settings in [*tried, *((EnergyConfig, each) for each in wrong)]:
         with pytest.raises(ConfigError):
-            EnergyConfig(**{**energy, name: NAN}, **springs)
-    for name in springs:
-        for wrong in (NAN, -1.0, INF):
-            with pytest.raises(ConfigError):
-                EnergyConfig(**energy, **{**springs, name: (wrong,)})
-    with pytest.raises(ConfigError):
-        WorkspaceConfig((0, 0, 0), (1, 1, 1), ((0, 0, 1, NAN),))
-    with pytest.raises(ConfigError):
-        WorkspaceConfig((0, 0, 0), (1, NAN, 1))
-
-
-def test_limits_that_nobody_can_plan_with_are_refused() -> None:
+            kind(**settings)
     for name, value in (("velocity", 1e-12), ("jerk", 1e11), ("acceleration", 1e-9)):
         with pytest.raises(ConfigError, match="from 1e-07 to 1000 s"):
-            replace(LIMITS, **{name: (value,) * 7})
+            replace(LIMITS, **{name: (value,) * 7})  # nobody can plan with them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,7 @@ import torch
 import yaml
 
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build
-from embodied.core.policy import Policy
+from embodied.core.build import ConfigError
 from embodied.core.spec import require_same
 from embodied.envs.fr3.env import Config as Fr3Config
 from embodied.envs.fr3.env import Fr3
@@ -24,8 +24,11 @@ from embodied.real_robot.emulators.process import SharedEmulator
 from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.real_robot.rl.session import RobotSessionError
+from tests.builders import make_policy, node_of, wait_until
 
 PATIENT = 90.0  # s
+WORLD = node_of("envs.fr3.env.Fr3", task="reach")
+PUSH = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
 
 
 def robot() -> dict[str, Any]:
@@ -37,8 +40,7 @@ def robot() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}
-    made = RealEnv(Config(robot(), world, horizon=60, patience=PATIENT))
+    made = RealEnv(Config(robot(), WORLD, horizon=60, patience=PATIENT))
     yield made
     made.close()
     assert made.session.daemon.returncode == 0 and not made.session.folder_path.exists()
@@ -46,9 +48,7 @@ def env() -> Iterator[RealEnv]:
 
 def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: RealEnv) -> None:
     require_same(Fr3(Fr3Config(task="reach", num_envs=1)).spec, env.spec, "simulation", "arm")
-    torch.manual_seed(0)
-    node = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "reach", "quality": 1.0}
-    actor = Actor(build(node, Policy, spec=env.spec), 1)
+    actor = Actor(make_policy("scripted.fr3.Scripted", env.spec, task="reach", quality=1.0), 1)
     obs, first = env.reset(), torch.tensor([True])
     goals, ends = [], []
     left: list[torch.Tensor] = []
@@ -70,23 +70,22 @@ def test_a_scripted_policy_reaches_as_in_simulation_and_episodes_follow(env: Rea
 
 def test_nobody_steps_and_the_arm_rests_and_goes_on(env: RealEnv) -> None:
     env.reset()
-    push = torch.tensor([[0.0, 1.0, 0.0, 1.0]])
-    env.step(push)
-    deadline = time.monotonic() + PATIENT
-    while env.session.mode != Mode.IDLE:  # somebody updates a network
+    env.step(PUSH)
+
+    def rests() -> bool:  # while somebody updates a network
         env.session.update()
-        assert env.session.mode != Mode.ESTOP and time.monotonic() < deadline
-        time.sleep(0.05)
+        assert env.session.mode != Mode.ESTOP
+        return env.session.mode == Mode.IDLE
+
+    wait_until(rests, "the arm is idle", PATIENT, 0.05)
     before = env.session.state["sent"].copy()
     for _ in range(8):
-        step = env.step(push)
+        step = env.step(PUSH)
     assert env.session.mode == Mode.RUNNING and not step.ended.item()
     assert abs(env.session.state["sent"] - before).max() > 0.01
 
 
 def test_a_stop_ends_the_episode_and_waits_for_the_operator(env: RealEnv) -> None:
-    import threading
-
     env.reset()
     assert env.session.request(Verb.ESTOP)
 
@@ -115,14 +114,13 @@ def test_two_may_share_an_arm_one_after_the_other(env: RealEnv) -> None:
 
 
 def test_what_an_arm_cannot_be(env: RealEnv) -> None:
-    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}
     with pytest.raises(ConfigError, match="one arm"):
-        RealEnv(Config(robot(), world, num_envs=2))
+        RealEnv(Config(robot(), WORLD, num_envs=2))
     with pytest.raises(ConfigError, match="can't be set"):
         env.reset(task=torch.zeros(1, 3))
     turned = {**robot(), "controller": {**robot()["controller"], "turning": "yaw"}}
     with pytest.raises(ConfigError, match="turning="):
-        RealEnv(Config(turned, world))
+        RealEnv(Config(turned, WORLD))
 
 
 def test_an_emulated_robot_is_started_and_shared() -> None:
@@ -130,9 +128,7 @@ def test_an_emulated_robot_is_started_and_shared() -> None:
     pytest.importorskip("franky")
     node = yaml.safe_load(Path("configs/robot/franka_sim.yaml").read_text())
     node["fresh"] = robot()["fresh"]
-    config = Config(
-        node, {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}, patience=PATIENT
-    )
+    config = Config(node, WORLD, patience=PATIENT)
     one = RealEnv(config)
     try:
         other = RealEnv(config)
@@ -140,7 +136,7 @@ def test_an_emulated_robot_is_started_and_shared() -> None:
         other.close()
         before = one.reset()["state"]
         for _ in range(5):
-            step = one.step(torch.tensor([[0.0, 1.0, 0.0, 1.0]]))
+            step = one.step(PUSH)
         assert not step.log["stopped"].item() and (step.next_obs["state"] - before).abs().max() > 0
         assert one.emulator is not None and SharedEmulator.known
     finally:
@@ -150,7 +146,7 @@ def test_an_emulated_robot_is_started_and_shared() -> None:
 
 def test_a_daemon_that_dies_is_told_of(env: RealEnv) -> None:
     node = {**robot(), "seconds": 5.0}  # not the other tests' arm
-    other = RealEnv(Config(node, {"_target_": "embodied.envs.fr3.env.Fr3", "task": "reach"}))
+    other = RealEnv(Config(node, WORLD))
     assert other.session is not env.session
     other.reset()
     os.kill(other.session.daemon.pid, signal.SIGKILL)

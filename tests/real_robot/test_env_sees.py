@@ -29,30 +29,15 @@ from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.rl.robot_env import Config, RealEnv
 from embodied.rewards.success.classifier import Classifier
 from embodied.rewards.wrappers.added_observations import PICTURE
+from tests.builders import make_policy, make_reward, node_of, rendered
 from tests.real_robot.test_env import PATIENT, robot
 from tests.real_robot.trouble import Trouble
 
 pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE = 32
-WORLD: dict[str, Any] = {
-    "_target_": "embodied.envs.fr3.env.Fr3",
-    "task": "reach",
-    "cameras": ["front"],
-    "image_size": SIZE,
-    "drawing": "light",
-    "threads": 1,
-}
-FRONT = {
-    "_target_": "embodied.real_robot.cameras.sources.Rendered",
-    "fps": 100.0,
-    "scene": {
-        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
-        "task": "reach",
-        "size": SIZE,
-    },
-}
-FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 1, "steps": 2, "width": 32}
-FLOW |= {"images": {"channels": [8, 16], "features": 16}}
+LIGHT = {"drawing": "light", "threads": 1}
+WORLD = node_of("envs.fr3.env.Fr3", task="reach", cameras=["front"], image_size=SIZE, **LIGHT)
+LIFT = node_of("policies.scripted.fr3.Scripted", task="lift", quality=1.0)
 
 
 def seeing(**cameras: Any) -> dict[str, Any]:
@@ -61,10 +46,9 @@ def seeing(**cameras: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[RealEnv]:
-    config = Config(
-        seeing(front=FRONT), WORLD, horizon=400, patience=PATIENT, age=30.0, camera=FRONT
-    )
-    made = RealEnv(config)
+    front = rendered("reach", SIZE, 100.0)
+    more: dict[str, Any] = {"horizon": 400, "patience": PATIENT, "age": 30.0, "camera": front}
+    made = RealEnv(Config(seeing(front=front), WORLD, **more))
     yield made
     made.close()
     assert made.session.daemon.returncode == 0
@@ -89,8 +73,9 @@ def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
     inner = Fr3(Fr3Config("reach", 1, cameras=("front",), image_size=SIZE))
     require_same(inner.spec, env.spec, "simulation", "arm")
     inner.close()
-    torch.manual_seed(0)
-    actor = Actor(build(FLOW, Policy, spec=env.spec), 1)
+    images = {"channels": [8, 16], "features": 16}
+    flow = make_policy("generative.flow.Flow", env.spec, chunk=1, steps=2, width=32, images=images)
+    actor = Actor(flow, 1)
     first = env.reset()
     assert first["front"].shape == (1, SIZE, SIZE, 3) and first["front"].dtype == torch.uint8
     obs, begins, shown = first, torch.tensor([True]), []
@@ -114,15 +99,17 @@ def test_pictures_follow_the_arm_that_a_policy_moves(env: RealEnv) -> None:
 
 def test_rewards_look_through_the_same_device(env: RealEnv) -> None:
     env.reset()
-    assert env.images.reward_camera is env.images.images.local_cameras[0], (
-        "it can be opened once only"
-    )
+    assert env.images.reward_camera is env.images.images.local_cameras[0], "opened once"
     assert env.render_batch(torch.tensor([0]), 16).shape == (1, 16, 16, 3)
     other = RealEnv(env.config)
     other.reset()
     assert other.images.reward_camera is env.images.reward_camera
     other.close()
     assert env.reset()["front"].float().std() > 10, "it is still open"
+    env.images.images.age = -1.0
+    with pytest.raises(CameraError, match="has shown nothing new"):
+        env.images.read()
+    env.images.images.age = 30.0
 
 
 def test_a_camera_that_fails_is_waited_for(
@@ -164,19 +151,10 @@ def test_a_camera_that_fails_is_waited_for(
         made.close()
 
 
-def test_a_picture_that_is_too_old_is_none(env: RealEnv) -> None:
-    env.reset()
-    env.images.images.age = -1.0
-    with pytest.raises(CameraError, match="has shown nothing new"):
-        env.images.read()
-    env.images.images.age = 30.0
-
-
 def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    node = {
-        "_target_": "embodied.real_robot.cameras.sources.Folder",
-        "path": str(tmp_path / "nowhere"),
-    }
+    node = node_of("real_robot.cameras.sources.Folder", path=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"observations \(front\): name a camera .*cameras.fro"):
+        RealEnv(Config(seeing(wrist=node), WORLD))
     made = RealEnv(Config(seeing(front=node), WORLD, patience=PATIENT))
     try:
         with pytest.raises(ConfigError, match="no PNG or JPEG files"):
@@ -185,69 +163,28 @@ def test_a_camera_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         made.close()
 
 
-def test_a_picture_without_a_camera_is_one_line() -> None:
-    with pytest.raises(
-        ConfigError, match=r"observations \(front\): name a camera .*robot.cameras.fro"
-    ):
-        RealEnv(Config(seeing(wrist=FRONT), WORLD))
-
-
-LIFT = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "lift", "quality": 1.0}
-CAMERA = {
-    "_target_": "embodied.real_robot.cameras.sources.Rendered",
-    "fps": 100.0,
-    "scene": {
-        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
-        "task": "lift",
-        "size": SIZE,
-    },
-}
-
-
 @pytest.fixture(scope="module")
 def lifting() -> Iterator[RealEnv]:
-    world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "lift"}
-    made = RealEnv(Config(robot(), world, horizon=200, patience=PATIENT, camera=CAMERA, age=30.0))
+    world, camera = node_of("envs.fr3.env.Fr3", task="lift"), rendered("lift", SIZE, 100.0)
+    made = RealEnv(Config(robot(), world, horizon=200, patience=PATIENT, camera=camera, age=30.0))
     yield made
     made.close()
 
 
 def test_success_is_seen_on_the_arm(lifting: RealEnv, tmp_path: Path) -> None:
     """What a run does with reward=classifier, which has learned from pictures of the simulation."""
-    world = {
-        "_target_": "embodied.envs.fr3.env.Fr3",
-        "task": "lift",
-        "drawing": "light",
-        "threads": 1,
-    }
-    photographed = {
-        "_target_": "embodied.rewards.wrappers.added_observations.AddRenderObservation",
-        "size": SIZE,
-    }
-    pictured = {
-        "_target_": "embodied.envs.wrappers.stack.Wrapped",
-        "env": world,
-        "wrappers": [photographed],
-    }
+    world = node_of("envs.fr3.env.Fr3", task="lift", **LIGHT)
+    photographed = "rewards.wrappers.added_observations.AddRenderObservation"
+    wrappers = [node_of(photographed, size=SIZE)]
+    pictured = node_of("envs.wrappers.stack.Wrapped", env=world, wrappers=wrappers)
     config = CollectConfig(pictured, LIFT, 60, str(tmp_path / "won"), num_envs=12, images="png")
     collect(config, lambda kept, played: None)
     # The arm is told to stop within some steps of where the simulation was: all of these look won.
     how = {"views": [PICTURE], "channels": [16, 32], "hidden": [32], "lr": 0.003}
-    how |= {"last": 3, "margin": 4}
-    node: dict[str, Any] = {
-        "_target_": "embodied.rewards.success.classifier.Classifier",
-        "data": str(tmp_path / "won"),
-        "training": {**how, "updates": 500, "batch_size": 64},
-        "refit_every": 0,
-    }
-    made: Classifier = build(
-        node,
-        Classifier,
-        spec=lifting.spec,
-        device=torch.device("cpu"),
-        seed=0,
-        folder=tmp_path / "reward",
-    )
+    how |= {"last": 3, "margin": 4, "updates": 500, "batch_size": 64}
+    learnt = {"data": str(tmp_path / "won"), "training": how, "refit_every": 0}
+    node = node_of("rewards.success.classifier.Classifier", **learnt)
+    made: Classifier = make_reward(node, lifting.spec, tmp_path / "reward")
     watched: VecEnv = made.augment_env(lifting)
     assert watched is not lifting and watched.spec.obs[PICTURE].shape == (SIZE, SIZE, 3)
     torch.manual_seed(0)

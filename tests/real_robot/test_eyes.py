@@ -11,11 +11,14 @@ import pytest
 from embodied.core.build import ConfigError, allow, build
 from embodied.core.policy import Policy
 from embodied.core.spec import Leaf
+from embodied.envs.fr3.env import Config as Fr3Config
+from embodied.envs.fr3.env import Fr3
 from embodied.real_robot.cameras.policy_images import PolicyImages
 from embodied.real_robot.cameras.sources import CameraError
 from embodied.real_robot.policy.decider import Decider
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.recorder import recorded_spec
+from tests.builders import rendered
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.trouble import Trouble
@@ -56,21 +59,12 @@ def test_pictures_reach_the_policy_as_large_as_it_wants_them(
 
 def test_rendered_scenes_show_what_was_measured() -> None:
     """The same picture as the world draws of itself, with the same joints and the same cube."""
-    from embodied.envs.fr3.env import Config as Fr3Config
-    from embodied.envs.fr3.env import Fr3
-
     settings = {"objects": "privileged", "cameras": ("front",), "image_size": 32, "threads": 1}
     world = Fr3(Fr3Config("lift", 1, drawing="light", **settings))  # pyright: ignore[reportArgumentType]
     obs = world.reset(4)
     names = world.spec.obs["privileged/state"].names
     values = dict(zip(names, obs["privileged/state"][0].double().tolist(), strict=True))
-    scene = {
-        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
-        "task": "lift",
-        "size": 32,
-    }
-    drawn = {"_target_": "embodied.real_robot.cameras.sources.Rendered", "scene": scene}
-    with PolicyImages(world.spec, {"front": drawn}, PATIENT) as eyes:
+    with PolicyImages(world.spec, {"front": rendered("lift", 32, 30.0)}, PATIENT) as eyes:
         assert len(eyes.scenes) == 1
         with pytest.raises(RuntimeError, match="show"):
             eyes.scenes[0].picture()
@@ -87,12 +81,7 @@ def test_what_no_camera_takes_is_one_line(camera: dict[str, Any]) -> None:
     stack = SPEC.with_obs(front=Leaf((4, 6, 9), "uint8", 0, 255))
     with pytest.raises(ConfigError, match="9 channels"):
         PolicyImages(stack, {"front": camera}, 1.0)
-    assert PolicyImages(SPEC, {"front": camera}, 1.0).read() == {}, (
-        "nobody wants it: it stays closed"
-    )
-    assert [*recorded_spec(SEEING, {"side": (6, 4), "front": (9, 9)}).obs] == [
-        "state",
-        "front",
-        "side",
-    ]
-    assert recorded_spec(SEEING, {"front": (9, 9)}).obs["front"].shape == (4, 6, 3), "as it is seen"
+    assert PolicyImages(SPEC, {"front": camera}, 1.0).read() == {}, "nobody wants it: closed"
+    recorded = recorded_spec(SEEING, {"side": (6, 4), "front": (9, 9)}).obs
+    assert [*recorded] == ["state", "front", "side"]
+    assert recorded["front"].shape == (4, 6, 3), "as it is seen"

@@ -36,13 +36,14 @@ from embodied.real_robot.ipc.messages import Mode
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.recording.recorder import EpisodeBuilder, recorded_spec
 from embodied.real_robot.safety.checks import FreshConfig
+from tests.builders import node_of, rendered
 from tests.real_robot.test_daemon import Bridge, bridging, simulated, until
 from tests.real_robot.test_decide import GOAL, SPEC, tool
 from tests.real_robot.test_deploy import robot, said, start
 from tests.real_robot.test_record import FLOW as PLAIN
 from tests.real_robot.test_record import recorded, ticks
 
-pytest.importorskip("cv2", reason="OpenCV is not installed")
+cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 FRAME = (4, 6)
 
 
@@ -149,20 +150,10 @@ def test_a_view_sees_what_is_shown(tmp_path: Path) -> None:
     assert (tmp_path / "frames.front").stat().st_mode & 0o777 == 0o600
 
 
-cv2: Any = pytest.importorskip("cv2", reason="OpenCV is not installed")
 SIZE, SMALL = 32, (12, 16)
 SEEING = SPEC.with_obs(front=Leaf((SIZE, SIZE, 3), "uint8", 0, 255))
 FLOW = {**PLAIN, "images": {"channels": [8, 16], "features": 16}}
 FILES = 40
-FRONT = {
-    "_target_": "embodied.real_robot.cameras.sources.Rendered",
-    "fps": 30.0,
-    "scene": {
-        "_target_": "embodied.envs.fr3.rendered_camera.RenderedCamera",
-        "task": "reach",
-        "size": SIZE,
-    },
-}
 
 
 def files(folder: Path) -> dict[str, Any]:
@@ -170,11 +161,7 @@ def files(folder: Path) -> dict[str, Any]:
     folder.mkdir()
     for k in range(FILES):
         cv2.imwrite(str(folder / f"{k:03d}.png"), np.full((24, 32, 3), 6 * k, np.uint8))
-    return {
-        "_target_": "embodied.real_robot.cameras.sources.Folder",
-        "path": str(folder),
-        "fps": 30.0,
-    }
+    return node_of("real_robot.cameras.sources.Folder", path=str(folder), fps=30.0)
 
 
 def policy(folder: Path, spec: Spec = SEEING) -> str:
@@ -193,7 +180,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
         seconds=60.0,
         records="",
         recording=str(place / "episodes"),
-        cameras={"front": FRONT, "side": files(place / "files")},
+        cameras={"front": rendered("reach", SIZE, 30.0), "side": files(place / "files")},
         filmed={"side": SMALL},
         picture=4.0,  # of a machine that does much else
     )
@@ -216,13 +203,6 @@ def in_time(rows: Tensors, names: tuple[str, ...] = ("front", "side")) -> None:
         assert (rows[f"stamp/{name}"].diff() >= 0).all()
 
 
-def number(pictures: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Which of the files each of them is; it has to be one of them, to the last bit."""
-    shown = pictures.flatten(1).numpy()
-    assert (shown == shown[:, :1]).all() and (shown[:, 0] % 6 == 0).all()
-    return shown[:, 0] // 6
-
-
 def test_rows_have_their_pictures(bridge: Bridge, deployment: Deployment) -> None:
     told = recorded(bridge)
     assert told["episodes"] == 1 and not told["problem"] and told["steps"] > 10
@@ -231,20 +211,12 @@ def test_rows_have_their_pictures(bridge: Bridge, deployment: Deployment) -> Non
     assert episodes.spec.obs["front"].shape == (SIZE, SIZE, 3)
     assert rows["obs/side"].shape[1:] == (*SMALL, 3) == episodes.final["side"].shape[1:]
     in_time(rows)
-    shown, taken = number(rows["obs/side"]), rows["stamp/side"].numpy()
-    steps = np.diff(shown) % FILES
+    shown, taken = rows["obs/side"].flatten(1).numpy(), rows["stamp/side"].numpy()
+    assert (shown == shown[:, :1]).all() and (shown[:, 0] % 6 == 0).all(), "to the last bit"
+    steps = np.diff(shown[:, 0] // 6) % FILES
     assert ((steps == 0) == (np.diff(taken) == 0)).all(), "one stamp, one picture"
     assert steps.sum() > 10, "they go on"
     assert len(rows["obs/front"].flatten(1).unique(dim=0)) > 3, "the arm is seen to move"
-
-
-def replayed(rows: Tensors, path: str, front: torch.Tensor) -> torch.Tensor:
-    """How far each action is from those that the policy decides on with these pictures."""
-    made = load_policy(path)
-    noise = rows["noise"].reshape(made.sample_noise(len(front)).shape)
-    with torch.inference_mode():
-        plan, _ = made.act({"state": rows["decided/state"], "front": front}, {}, noise)
-    return (plan - rows["action"][:, None]).abs().amax(2).amin(1)
 
 
 def test_what_the_policy_saw_is_kept_to_the_last_bit(
@@ -254,11 +226,14 @@ def test_what_the_policy_saw_is_kept_to_the_last_bit(
     rows = read_episodes(deployment.recording).steps
     known = (rows["stamp/decided/front"] > 0) & (rows["noise"].abs().sum(1) > 0)
     assert known.float().mean() > 0.5, "the recorder missed most of it"
-    seen = rows["decided/front"]
-    apart = replayed(rows, deployment.policy, seen)[known]
-    assert float(apart.max()) < 1e-5, "each action is one of the plan's"
-    other = replayed(rows, deployment.policy, 255 - seen)[known]
-    assert float(other.median()) > 1e-3, "with other pictures it is not"
+    made, seen, apart = load_policy(deployment.policy), rows["decided/front"], []
+    noise = rows["noise"].reshape(made.sample_noise(len(seen)).shape)
+    for front in (seen, 255 - seen):
+        with torch.inference_mode():
+            plan, _ = made.act({"state": rows["decided/state"], "front": front}, {}, noise)
+        apart.append((plan - rows["action"][:, None]).abs().amax(2).amin(1)[known])
+    assert float(apart[0].max()) < 1e-5, "each action is one of the plan's"
+    assert float(apart[1].median()) > 1e-3, "with other pictures it is not"
     assert (rows["stamp/decided/front"] <= rows["stamp/sent"]).all()
 
 

@@ -1,7 +1,5 @@
 """The Franka's driver: the maker's library as a client, franky-sim as the arm, in its process.
-
-What waits here waits for something to be so; nothing is timed.
-"""
+What waits here waits for something to be so; nothing is timed."""
 
 from __future__ import annotations
 
@@ -44,7 +42,6 @@ from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 
 PATIENT = 90.0  # s for something to become so, on a machine that does much else
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
-FILES = ("franka", "franka_sim")
 OWN = Own(fr3.LOWER, fr3.UPPER, fr3.VELOCITY, fr3.TORQUE)
 
 
@@ -92,41 +89,29 @@ def test_reads_and_knows_what_stands_there(arm: Franka) -> None:
     # Its own torques carry it: joint 2 and 4 bear the weight of the arm.
     assert abs(here.tau[3]) > 5
     assert arm.read().t <= time.monotonic()
-
-
-def test_things_are_laid_out_again(arm: Franka) -> None:
-    before = arm.sense().copy()
     arm.renew()
-    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - before[0]) > 1e-3)[1], "another cube")
-
-
-def robot_time(arm: Franka) -> float:
-    """The robot's own clock at the last `read`, s: a simulated one may go slower than ours."""
-    return arm._tick / 1000
+    place = seen["cube_x"]
+    wait_until(lambda: (arm.read(), abs(arm.sense()[0] - place) > 1e-3)[1], "another cube")
 
 
 def later(arm: Franka, seconds: float) -> None:
-    """Read on until that much of the robot's time is over."""
-    began = robot_time(arm)
-    wait_until(lambda: (arm.read(), robot_time(arm) > began + seconds)[1], "later")
-
-
-def tool_of(q: Any) -> Any:
-    return fr3.forward(q[None])[0][0]
+    """Read on until that much of the robot's own time is over: a simulated one may go slower."""
+    began = arm._tick / 1000
+    wait_until(lambda: (arm.read(), arm._tick / 1000 > began + seconds)[1], "later")
 
 
 def away(arm: Franka, place: Any) -> float:
     """How far the tool is from `place`, m."""
-    return float(np.linalg.norm(tool_of(arm.read().q) - place))
+    return float(np.linalg.norm(fr3.forward(arm.read().q[None])[0][0] - place))
 
 
 def follow(arm: Franka, to: Any, seconds: float, until: float = 1.0) -> None:
     """Lead the arm to `to`, `until` a share of the way, in time of its own."""
     start = arm.read().q
-    began, share = robot_time(arm), 0.0
+    began, share = arm._tick / 1000, 0.0
     while share < until:
         arm.read()
-        share = min(1.0, (robot_time(arm) - began) / seconds)
+        share = min(1.0, (arm._tick / 1000 - began) / seconds)
         arm.write(start + share * (to - start), arm.width)
         time.sleep(0.002)
 
@@ -137,18 +122,21 @@ def test_follows_a_move(arm: Franka) -> None:
     wait_until(lambda: np.abs(arm.read().q - to).max() < 0.01, "0.1 rad away")
 
 
+SPRINGS = pytest.mark.parametrize("tool", [None, {"stiffness": 800.0, "turning": 40.0}])
+
+
 def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
     """It comes to where the joints' targets put the tool, gives way to no more than `force`, and
     holds where it is told to stop."""
     with build(node(**settings, tool={"stiffness": 800.0, "force": 40.0}), Driver) as arm:
         to = arm.read().q + 0.1 * np.array([1, 1, -1, 1, -1, 1, 1])
-        place = tool_of(to)
+        place = fr3.forward(to[None])[0][0]
         follow(arm, to, 0.5)
         wait_until(lambda: away(arm, place) < 0.01, "the tool there")
         follow(arm, to - 0.2, 1.0, until=0.4)
         arm.stop()
         wait_until(lambda: np.abs(arm.read().dq).max() < 0.02, "at rest")
-        place = tool_of(arm.read().q)
+        place = fr3.forward(arm.read().q[None])[0][0]
         later(arm, 0.2)
         assert away(arm, place) < 0.01
     with pytest.raises(ConfigError) as error:
@@ -156,7 +144,7 @@ def test_springs_on_the_tool(settings: dict[str, Any]) -> None:
     assert error.value.key == "stiffness"
 
 
-@pytest.mark.parametrize("tool", [None, {"stiffness": 600.0, "turning": 40.0}])
+@SPRINGS
 def test_becomes_softer_while_it_holds(
     settings: dict[str, Any], tool: dict[str, float] | None
 ) -> None:
@@ -175,7 +163,7 @@ def test_becomes_softer_while_it_holds(
         assert (low < 0.3 * high).all()
 
 
-@pytest.mark.parametrize("tool", [None, {"stiffness": 800.0}])
+@SPRINGS
 def test_released_it_carries_its_weight_and_follows_nothing(
     settings: dict[str, Any], tool: dict[str, float] | None
 ) -> None:
@@ -191,7 +179,7 @@ def test_released_it_carries_its_weight_and_follows_nothing(
         arm.engage()
         to = here + 0.05
         follow(arm, to, 0.5)
-        wait_until(lambda: away(arm, tool_of(to)) < 0.01, "it follows again")
+        wait_until(lambda: away(arm, fr3.forward(to[None])[0][0]) < 0.01, "it follows again")
 
 
 @pytest.fixture
@@ -273,17 +261,13 @@ def test_a_jerk_does_not_swing_it_up(arm: Franka) -> None:
     wait_until(there, "0.3 rad away, at once")
 
 
-def test_hand_follows_its_wish(arm: Franka) -> None:
+def test_the_hand_follows_and_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
+    """Each thread that waits for an answer that never comes would make all later commands later."""
     q = arm.read().q
     for width in (0.08, 0.03, 0.0):
         arm.write(q, width)
         wait_until(lambda width=width: abs(arm.width - width) < 0.008, f"a hand {width} m open")
-    arm.read()
-
-
-def test_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
-    """Each thread that waits for an answer that never comes would make all later commands later."""
-    q, threads = arm.read().q, threading.active_count()
+    threads = threading.active_count()
     for width, past in 2 * [(0.0, 0.055), (0.08, 0.065)]:  # turned round half-way
         wait_until(
             lambda width=width, past=past: (
@@ -296,33 +280,23 @@ def test_nobody_waits_for_a_motion_that_was_broken_off(arm: Franka) -> None:
     arm.read()
 
 
-def test_outside_of_its_own_limits(arm: Franka) -> None:
-    q = arm.read().q.copy()
-    q[3] = 0.0
-    with pytest.raises(DriverError, match="outside of its own limits"):
-        arm.write(q, 0.04)
-    with pytest.raises(DriverError, match="outside of its own limits"):
-        arm.write(np.full(7, np.nan), 0.04)
-
-
 def test_check_asks_the_arm(arm: Franka) -> None:
     limits = limits_of("franka")
     arm.check(limits)
     fast = replace(limits, velocity=(*limits.velocity[:6], 5.5))
     with pytest.raises(DriverError, match=r"limits.velocity of joint 7 .* own 5.26"):
         arm.check(fast)
+    q = arm.read().q.copy()
+    q[3] = 0.0
+    for outside in (q, np.full(7, np.nan)):
+        with pytest.raises(DriverError, match="outside of its own limits"):
+            arm.write(outside, 0.04)
 
 
 def control(driver: Franka, folder: Path) -> Control:
-    limits, dt = limits_of("franka_sim"), 0.01
-    stages = [
-        Finite(),
-        Fresh(FreshConfig(hold=30, stop=60, state=30)),
-        Enabled(),
-        Torque(limits),
-        Tracking(limits),
-    ]
-    chain = Chain(stages, Limiter(limits, dt))
+    limits, fresh = limits_of("franka_sim"), Fresh(FreshConfig(hold=30, stop=60, state=30))
+    stages = [Finite(), fresh, Enabled(), Torque(limits), Tracking(limits)]
+    chain = Chain(stages, Limiter(limits, 0.01))
     follower = ChunkFollower(CartesianDelta(CartesianConfig()), 0.05)
     return Control(driver, chain, follower, Channels.make(folder, 7, len(chain.names)))
 
@@ -426,30 +400,27 @@ def test_an_arm_that_has_stopped_itself_does_not_start() -> None:
 
 
 def test_nobody_there() -> None:
+    said = explain("h", 'libfranka: Move command aborted: aborted by reflex! ["joint_reflex"]')
+    assert said.startswith("the Franka at h: Move command aborted") and "clear the way" in said
+    assert "\n" not in explain("h", "two\nlines")
     with pytest.raises(DriverError, match=r"127\.9\.9\.9: .*FCI activated in Desk"):
         build(node(host="127.9.9.9"), Driver).connect()
 
 
-@pytest.mark.parametrize("key", ["collision_torque", "contact_force", "payload"])
-def test_what_is_not_set_does_not_start(key: str) -> None:
-    settings = node()
-    del settings[key]
-    with pytest.raises(ConfigError, match=key):
-        build(settings, Driver)
-
-
-def test_thresholds_that_are_none() -> None:
+def test_what_is_not_set_or_no_threshold_does_not_start() -> None:
+    for key in ("collision_torque", "contact_force", "payload"):
+        with pytest.raises(ConfigError, match=key):
+            build({name: value for name, value in node().items() if name != key}, Driver)
     for bad in ([30.0] * 4 + [20.0] * 3, [5.0] * 7, [30.0] * 6):
         with pytest.raises(ConfigError):
             build(node(collision_torque=bad), Driver)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["franka", "franka_sim"])
 def test_limits_of_the_files_fit_an_fr3(name: str) -> None:
     assert misfit(limits_of(name), OWN) == ""
-    assert misfit(replace(limits_of(name), margin=(0.05,) * 7), OWN).startswith(
-        "joint 3 may arrive"
-    )
+    near = replace(limits_of(name), margin=(0.05,) * 7)
+    assert misfit(near, OWN).startswith("joint 3 may arrive")
 
 
 def test_speeds_near_an_end() -> None:
@@ -464,20 +435,11 @@ def test_speeds_near_an_end() -> None:
 
 
 def test_the_arms_own_model() -> None:
-    joint = (
-        '<joint type="revolute"><limit lower="-1" upper="0.5" velocity="9" effort="40"/></joint>'
-    )
+    limit = '<limit lower="-1" upper="0.5" velocity="9" effort="40"/>'
+    joint = f'<joint type="revolute">{limit}</joint>'
     said = own(f"<robot>{joint * 7}<joint type='fixed'/></robot>")
     assert said.high.tolist()[:2] == [0.5, 0.5] and said.low[5] == 0.5445  # the narrower
     assert said.velocity[0] == 2.62 and said.torque.tolist() == [40.0] * 4 + [12.0] * 3
     for bad in ("<robot/>", "no model", f"<robot>{joint * 6}</robot>"):
         with pytest.raises(ValueError, match="own model"):
             own(bad)
-
-
-def test_one_line_that_says_what_to_do() -> None:
-    said = explain(
-        "h", 'libfranka: Move command aborted: motion aborted by reflex! ["joint_reflex"]'
-    )
-    assert said.startswith("the Franka at h: Move command aborted") and "clear the way" in said
-    assert "\n" not in explain("h", "two\nlines")

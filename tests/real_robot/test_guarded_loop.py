@@ -32,11 +32,6 @@ def bench(tmp_path: Path) -> Bench:
     return bench
 
 
-@pytest.fixture
-def control(bench: Bench) -> Any:
-    return bench.control
-
-
 class Broken:
     """Raises whenever it is called."""
 
@@ -48,9 +43,8 @@ class Broken:
         raise self.error
 
 
-def short(bench: Bench) -> Callable[[], ArmState]:
+def short(read: Callable[[], ArmState]) -> Callable[[], ArmState]:
     """A driver that measures a joint too few."""
-    read = bench.driver.read
 
     def wrong() -> ArmState:
         arm = read()
@@ -71,18 +65,15 @@ PARTS: dict[str, tuple[str, str]] = {
 }
 
 
-def breaks(bench: Bench, where: str) -> None:
-    owner, name = PARTS[where]
-    broken: Any = Broken(ValueError("operands could not\nbe broadcast"))
-    broken = {"stage": [broken], "shape": short(bench)}.get(where, broken)
-    setattr(attrgetter(owner)(bench.control) if owner else bench.control, name, broken)
-
-
 @pytest.mark.parametrize("where", PARTS)
 def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
     bench: Bench, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    breaks(bench, where)
+    """What raised is not run again before a reset, also not a stage, which runs in every mode."""
+    path, name = PARTS[where]
+    owner = attrgetter(path)(bench.control) if path else bench.control
+    whole, broken = getattr(owner, name), Broken(ValueError("operands could not\nbe broadcast"))
+    setattr(owner, name, {"stage": [broken], "shape": short(whole)}.get(where, broken))
     bench.run(6)
     assert bench.mode == Mode.ESTOP
     assert bench.fault.startswith("internal error in the control loop: ")
@@ -94,31 +85,20 @@ def test_a_tick_that_raises_is_a_latched_stop_within_the_limits(
     said = [line for line in capfd.readouterr().err.splitlines() if "internal error" in line]
     assert len(said) == (2 if where == "write" else 1), "logged once"
     assert bench.ask(Command.START) == Mode.ESTOP and bench.refused, "it answers"
+    if where in ("controller", "stage"):
+        assert broken.calls == 1
+        setattr(owner, name, whole)
+        assert bench.ask(Command.RESET) == Mode.IDLE and not bench.fault
+        bench.moving()
+        assert bench.mode == Mode.RUNNING
+        bench.ask(Command.ESTOP)
+        bench.run(100)
     bench.ask(Command.QUIT)
     assert bench.control.quit
 
 
-@pytest.mark.parametrize("where", ["controller", "stage"])
-def test_what_raised_is_not_run_again_before_a_reset(
-    bench: Bench, control: Any, where: str
-) -> None:
-    """Also not a stage, which runs in every mode."""
-    broken: Any = Broken(IndexError("bug"))
-    controller, stages = control.follower.controller, control.chain.stages
-    if where == "controller":
-        control.follower.controller = broken
-    else:
-        control.chain.stages = [broken]
-    bench.run(100)
-    assert broken.calls == 1 and "IndexError: bug" in bench.fault
-    control.follower.controller, control.chain.stages = controller, stages
-    assert bench.ask(Command.RESET) == Mode.IDLE and not bench.fault
-    bench.moving()
-    assert bench.mode == Mode.RUNNING
-    within(bench.sent)
-
-
-def test_a_reset_that_raises_is_latched_again(bench: Bench, control: Any) -> None:
+def test_a_reset_that_raises_is_latched_again(bench: Bench) -> None:
+    control: Any = bench.control
     whole, control.follower.controller = control.follower.controller, Broken(IndexError("bug"))
     bench.run(100)
     recover, control.driver.recover = control.driver.recover, Broken(KeyError("again"))
@@ -128,7 +108,8 @@ def test_a_reset_that_raises_is_latched_again(bench: Bench, control: Any) -> Non
     assert bench.ask(Command.RESET) == Mode.IDLE
 
 
-def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(bench: Bench, control: Any) -> None:
+def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(bench: Bench) -> None:
+    control: Any = bench.control
     stop, stopped = control.driver.stop, []
     control.driver.stop = lambda: stopped.append(stop())
     control.driver.write = Broken(TypeError("bug"))
@@ -141,24 +122,21 @@ def test_a_driver_that_cannot_be_braked_either_is_told_to_stop(bench: Bench, con
     assert bench.sent[-1] == pytest.approx(control.arm.q, abs=0.02), "from where the arm stands"
 
 
-def test_a_driver_error_anywhere_is_the_drivers_fault(bench: Bench, control: Any) -> None:
+def test_a_driver_error_anywhere_is_the_drivers_fault(bench: Bench) -> None:
+    bench.ask(1_000_000)  # pyright: ignore[reportArgumentType]
+    assert bench.mode == Mode.RUNNING and bench.refused, "a command that nobody knows"
+    control: Any = bench.control
     control.driver.stiffen = control.driver.write = Broken(DriverError("the cable is gone"))
     bench.run(3)
     assert bench.mode == Mode.ESTOP and bench.fault == "the cable is gone"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_process_ends_it(
-    bench: Bench, control: Any, error: type[BaseException]
-) -> None:
+def test_what_ends_a_process_ends_it(bench: Bench, error: type[BaseException]) -> None:
+    control: Any = bench.control
     control.follower = Broken(error())
     with pytest.raises(error):
         bench.run(2)
-
-
-def test_a_command_that_nobody_knows_is_refused(bench: Bench) -> None:
-    bench.ask(1_000_000)  # pyright: ignore[reportArgumentType]
-    assert bench.mode == Mode.RUNNING and bench.refused
 
 
 @pytest.mark.parametrize("mode", [Mode.IDLE, Mode.ARMED, Mode.RUNNING, Mode.HOMING, Mode.STOPPING])
@@ -168,12 +146,8 @@ def test_an_emergency_stop_needs_no_daemon(tmp_path: Path, mode: Mode) -> None:
     if mode in (Mode.RUNNING, Mode.STOPPING):
         bench.moving()
     bench.run(2)
-    wish = {
-        Mode.ARMED: Command.ARM,
-        Mode.HOMING: Command.HOME,
-        Mode.STOPPING: Command.STOP,
-    }.get(mode, Command.NOTHING)
-    bench.ask(wish)
+    wishes = {Mode.ARMED: Command.ARM, Mode.HOMING: Command.HOME, Mode.STOPPING: Command.STOP}
+    bench.ask(wishes.get(mode, Command.NOTHING))
     bench.run(5)
     assert bench.mode == mode
     button = EmergencyStop(tmp_path / "estop")
@@ -372,11 +346,15 @@ def test_a_malformed_chunk_is_dropped_or_a_latched_fault_in_one_line(
 
 
 def test_stamps_of_long_ago_are_stale_and_no_other_fault(tmp_path: Path) -> None:
+    """Where no stamp is a number, freshness is not switched off either."""
     for long_ago in (-1.7e308, -1e9, 0.0):
         folder = tmp_path / str(long_ago)
         folder.mkdir()
         bench = Bench(folder)
         bench.moving()
+        bench.there.chunk.fields["number"] = -5  # a policy that is started again counts from 1
+        bench.run(50)
+        assert bench.mode == Mode.RUNNING
         bench.action = None
         speak(bench, {"seen": long_ago, "start": long_ago})
         bench.run(1)
@@ -386,10 +364,9 @@ def test_stamps_of_long_ago_are_stale_and_no_other_fault(tmp_path: Path) -> None
         assert bench.mode == Mode.RUNNING and bench.there.state.fields["starved"][0]
         bench.run(100)
         assert bench.mode == Mode.ESTOP and "s old" in bench.fault
-
-
-def test_stamps_that_are_no_numbers_do_not_switch_freshness_off(bench: Bench) -> None:
-    """Every chunk says NaN, and then nothing comes for 3 s."""
+    bench.run(100)
+    assert bench.ask(Command.RESET) == Mode.IDLE
+    bench.moving()
     bench.action = None
     for _ in range(5):
         speak(bench, {"seen": NAN, "start": NAN})
@@ -397,13 +374,6 @@ def test_stamps_that_are_no_numbers_do_not_switch_freshness_off(bench: Bench) ->
     bench.run(round(3.0 / DT))
     assert bench.mode == Mode.ESTOP and bench.fault
     within(bench.sent)
-
-
-def test_numbers_may_begin_anew(bench: Bench) -> None:
-    """A policy that is started again counts from 1."""
-    bench.there.chunk.fields["number"] = -5
-    bench.run(50)
-    assert bench.mode == Mode.RUNNING
 
 
 def test_random_chunk_records_neither_end_nor_fool_the_loop() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +12,16 @@ import yaml
 
 from embodied.embodiments import fr3
 from embodied.real_robot.assemble import build_chain
-from embodied.real_robot.control.arm_state import ArmState
 from embodied.real_robot.deployment import Deployment
 from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.sim import Config, Sim
 from embodied.real_robot.drivers.springs import Tool
 from embodied.real_robot.ipc.messages import Command, Mode
-from embodied.real_robot.safety.chain import Tick
+from embodied.real_robot.safety.checks import Enabled
 from tests.builders import Clock
 from tests.real_robot.test_control import Bench
 from tests.real_robot.test_deploy import said, start
+from tests.real_robot.test_stiffness import Softens
 
 pytest.importorskip("franky_sim", reason="franky-sim is not installed")
 
@@ -35,10 +35,6 @@ def settings() -> dict[str, Any]:
     return node | {"policy": "nobody"}
 
 
-def made(node: dict[str, Any]) -> Deployment:
-    return Deployment.parse(node)
-
-
 def test_a_pressed_tool_takes_no_more_than_the_tank_has() -> None:
     """The tool is blocked by a stiff hand while its set-point is led 20 cm away: what the springs
     hold in the end is what the tank has paid; without the tank it would be several times that."""
@@ -48,16 +44,14 @@ def test_a_pressed_tool_takes_no_more_than_the_tank_has() -> None:
         # No bound of the pull, and none of tracking: what bounds the energy here is the tank.
         node["limits"]["tracking"] = [2.0] * 7
         node["energy"] = {**node["energy"], "stretch": []} if tank else None
-        chain, clock = build_chain(made(node)), Clock(0.0)
+        chain, clock = build_chain(Deployment.parse(node)), Clock(0.0)
         tool = Tool(**{**node["driver"]["tool"], "force": 3000.0, "torque": 3000.0})
         with Sim(Config(tool=tool), clock) as driver:
             arm = driver.read()
             chain.begin(arm)
             place, _, jacobian = fr3.forward(arm.q[None])
             towards = arm.q + jacobian[0].T @ np.array([0, 0, 0.7, 0, 0, 0])
-            for stage in chain.stages:
-                if stage.name == "enabled":
-                    stage.on = True  # pyright: ignore[reportAttributeAccessIssue]
+            chain.required(Enabled).on = True
             for _ in range(100):
                 clock.now += 0.01
                 arm = driver.read()
@@ -77,39 +71,31 @@ def test_a_stage_softens_the_springs_of_the_driver_and_they_stay_what_they_were_
     """What the chain says reaches the driver; a stiffness that it does not have is a fault."""
     bench = Bench(tmp_path)
     bench.run(2)
-    wanted = 0.4 * np.asarray(fr3.STIFFNESS)
-
-    class Softens:
-        name: ClassVar[str] = "reflex"
-
-        def begin(self, arm: ArmState) -> None: ...
-
-        def __call__(self, tick: Tick) -> None:
-            tick.stiffness = wanted
-
-    bench.control.chain.stages.append(Softens())
+    stage = Softens(0.4 * np.asarray(fr3.STIFFNESS))
+    bench.control.chain.stages.append(stage)
     bench.ask(Command.ARM)
     bench.run(2)
     driver = bench.control.driver
     assert isinstance(driver, Sim)
-    assert driver.model.actuator_gainprm[driver.servos, 0] == pytest.approx(wanted)
-    wanted = 5.0 * wanted
+    assert driver.model.actuator_gainprm[driver.servos, 0] == pytest.approx(stage.wanted)
+    stage.wanted = 5.0 * stage.wanted
     bench.run(2)
     assert bench.mode == Mode.ESTOP and "was asked for a stiffness" in bench.fault
 
 
 def test_the_yaml_of_the_tank_is_that_of_its_springs() -> None:
     node = settings()
-    driver, chain = Sim(Config(tool=Tool(**node["driver"]["tool"]))), build_chain(made(node))
+    driver, chain = (
+        Sim(Config(tool=Tool(**node["driver"]["tool"]))),
+        build_chain(Deployment.parse(node)),
+    )
     with driver:
         chain.check(driver.springs)
         with pytest.raises(DriverError, match="was asked for a stiffness"):
             driver.stiffen(np.full(6, 1e4))
 
 
-def test_the_reach_demonstrator_gets_there(tmp_path: Path) -> None:
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
+def test_the_reach_demonstrator_gets_there(tmp_path: Path, folder: Path) -> None:
     deploy = start(tmp_path, folder, "robot=sim_impedance", "demonstrator=reach", "episodes=2")
     text = said(deploy)
     assert deploy.returncode == 0, text

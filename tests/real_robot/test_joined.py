@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.core.checkpoint import save
-from embodied.core.policy import Policy
 from embodied.core.spec import Leaf, Spec
 from embodied.datasets.lerobot.reader import read_episodes
 from embodied.embodiments import so101
@@ -27,6 +24,7 @@ from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.joined import Config, JoinedDriver, Part
 from embodied.real_robot.emulators.process import Emulator, JoinedEmulators, Process
 from embodied.real_robot.safety.checks import Enabled
+from tests.builders import make_policy
 from tests.real_robot.test_deploy import said, start
 
 YAML = Path(__file__).resolve().parents[2] / "configs" / "robot" / "two_so101_sim.yaml"
@@ -106,6 +104,10 @@ def test_joints_and_hands_are_one_vector_on_one_clock() -> None:
     assert right.q.tolist() == [3.0, 4.0] and right.width == 0.02
     left.t = right.t = 7.5
     assert arm.read().dq[[2, 5]] == pytest.approx([-0.04, -0.02])
+    arm.write(np.array([0.1, 0.2, 0.0, 0.6, 0.7, 0.0]), 0.0)
+    # A hand that holds something keeps what it was sent.
+    droop = arm.droop(np.array([0.1, 0.2, 0.03, 0.6, 0.7, 0.0]))
+    assert droop == pytest.approx([0, 0, -0.03, 0, 0, 0])
 
 
 def test_one_broken_wire_is_a_fault_and_the_other_arm_is_still_braked() -> None:
@@ -124,14 +126,11 @@ def test_one_broken_wire_is_a_fault_and_the_other_arm_is_still_braked() -> None:
     arm.recover()
     arm.stop()
     assert (left.stopped, right.stopped) == (2, 1)
-
-
-def test_where_one_does_not_connect_none_stays_connected() -> None:
     arm, left, right = joined()
     right.broken = "not there"
     with pytest.raises(DriverError, match="right: not there"):
         arm.connect()
-    assert left.stopped == 1
+    assert left.stopped == 1, "where one does not connect, none stays connected"
 
 
 def test_each_arm_checks_its_own_limits() -> None:
@@ -141,13 +140,6 @@ def test_each_arm_checks_its_own_limits() -> None:
     rows: list[tuple[float, ...]] = [tuple(np.arange(6.0) - 9), tuple(np.arange(6.0) + 9)]
     arm.check(Limits(*rows, *((0.1,) * 6,), *((1.0 + k,) * 6 for k in range(5))))
     assert seen[0].low == (-6.0, -5.0) and len(seen[0]) == 2
-
-
-def test_a_hand_that_holds_something_keeps_what_it_was_sent() -> None:
-    arm, _, _ = joined()
-    arm.write(np.array([0.1, 0.2, 0.0, 0.6, 0.7, 0.0]), 0.0)
-    droop = arm.droop(np.array([0.1, 0.2, 0.03, 0.6, 0.7, 0.0]))
-    assert droop == pytest.approx([0, 0, -0.03, 0, 0, 0])
 
 
 def test_the_controller_is_each_arms_own() -> None:
@@ -162,14 +154,17 @@ def test_the_controller_is_each_arms_own() -> None:
     assert q[0, :5] == pytest.approx(goal[0, :5] * upper)
     assert q[0, 6:11] == pytest.approx(goal[0, 6:11] * upper)
     assert q[0, [5, 11]] == pytest.approx([so101.OPEN, 0.0], abs=1e-9) and width[0] == 0.0
-    with pytest.raises(ConfigError, match=r"left\.dt=0\.1 should be dt=0\.05"):
-        build(
-            {**made.controller, "controllers": {"left": POSITIONS | {"dt": 0.1}, "right": {}}},
-            Controller,
-        )
-    wrong = {**made.controller, "controllers": {"right": {}, "left": {}}}
-    with pytest.raises(ConfigError, match="left, right, in this order"):
-        build(wrong, Controller)
+    for controllers, says in (
+        ({"left": POSITIONS | {"dt": 0.1}, "right": {}}, r"left\.dt=0\.1 should be dt=0\.05"),
+        ({"right": {}, "left": {}}, "left, right, in this order"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            build({**made.controller, "controllers": controllers}, Controller)
+    node = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
+    with pytest.raises(ConfigError, match="two robots or more"):
+        Config({"left": node})
+    with pytest.raises(ConfigError, match="there is no robot rihgt"):
+        Config({"left": node, "right": node}, hands=("rihgt",))
 
 
 def test_the_first_arms_tool_is_in_the_common_frame() -> None:
@@ -199,14 +194,6 @@ def test_the_arms_are_kept_off_each_other() -> None:
         sent = chain(meeting.copy(), tick * 0.02, arm, tick * 0.02).copy()
         least = min(least, float(geometry.depths(sent[None])[0]))
     assert least > -2e-3 and np.abs(sent - HOME).max() > 0.2, "they went, and stopped short"
-
-
-def test_bad_settings_are_one_line() -> None:
-    node = {"_target_": "embodied.real_robot.drivers.sim.Sim"}
-    with pytest.raises(ConfigError, match="two robots or more"):
-        Config({"left": node})
-    with pytest.raises(ConfigError, match="there is no robot rihgt"):
-        Config({"left": node, "right": node}, hands=("rihgt",))
 
 
 def test_two_buses_one_of_which_breaks() -> None:
@@ -247,19 +234,14 @@ def test_two_buses_one_of_which_breaks() -> None:
         emulators.stop()
 
 
-def test_a_policy_of_both_arms_is_deployed(tmp_path: Path) -> None:
+def test_a_policy_of_both_arms_is_deployed(tmp_path: Path, folder: Path) -> None:
     """Two emulated buses, the joined controller, one recording; how far apart they are measured."""
     names = tuple(build(deployment().controller, Controller).names)
     seen = tuple(f"q{i}" for i in range(1, 13))
     act = Leaf((12,), low=-1.0, high=1.0, names=names)
     spec = Spec({"state": Leaf((12,), names=seen)}, act, dt=0.05)
-    torch.manual_seed(0)
-    policy: Any = build(
-        {"_target_": "embodied.policies.deterministic.Deterministic"}, Policy, spec=spec
-    )
+    policy = make_policy("deterministic.Deterministic", spec)
     save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0)
-    folder = tmp_path / "d"
-    folder.mkdir(mode=0o700)
     words = ["robot=two_so101_sim", f"policy={tmp_path / 'run'}", "seconds=3"]
     node = "{_target_: embodied.embodiments.joint_position.JointPosition, arm: so101}"
     words += [f"robot.controller.controllers.{side}={node}" for side in ("left", "right")]

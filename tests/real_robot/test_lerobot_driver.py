@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ import yaml
 
 from embodied.core.build import ConfigError, build
 from embodied.deploy.check import calibration
+from embodied.embodiments import so101
 from embodied.real_robot.control.arm_state import Limits
 from embodied.real_robot.drivers.driver import Driver, DriverError
 from embodied.real_robot.drivers.lerobot.driver import Hand, Joint, LeRobotDriver, Units
-from tests.builders import wait_until
+from embodied.real_robot.teleop.teleop import Device
+from tests.builders import node_of, wait_until
 
 INTERFACE = Path(__file__).parents[1] / "fakes" / "lerobot_interface"
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
@@ -34,8 +37,6 @@ TURN = np.array([0.3, -0.2, 0.1, 0.2, -0.1])
 
 @pytest.fixture(autouse=True)
 def interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setenv("PYTHONPATH", f"{INTERFACE}:{os.environ.get('PYTHONPATH', '')}")
 
 
@@ -102,28 +103,19 @@ def test_lost_packets_are_borne_and_silence_is_not(made: Any) -> None:
         wait_until(lambda: lossy.read() is None)
 
 
-def test_what_cannot_be_connected_is_one_line(made: Any) -> None:
-    with pytest.raises(DriverError, match="embodied robot calibrate"):
-        made(calibrated=False).connect()
-    with pytest.raises(DriverError, match=r"LeRobot knows no nothing .known: stand_in"):
-        made(type="nothing").connect()
-    with pytest.raises(DriverError, match=r"cameras belong into robot.cameras"):
-        made(cameras={"front": {}}).connect()
-    wrong = [{"key": "hip.pos"}]
-    with pytest.raises(DriverError, match=r"does not measure hip.pos"):
-        made(joints=wrong).connect()
+def test_what_cannot_be_connected_is_one_line(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(match: str, **settings: Any) -> None:
+        with pytest.raises(DriverError, match=match):
+            made(**settings).connect()
 
-
-def test_a_damaged_reply_while_it_connects_is_borne_a_few_times(made: Any) -> None:
+    refused("embodied robot calibrate", calibrated=False)
+    refused(r"LeRobot knows no nothing .known: stand_in", type="nothing")
+    refused(r"cameras belong into robot.cameras", cameras={"front": {}})
+    refused(r"does not measure hip.pos", joints=[{"key": "hip.pos"}])
     made(damaged=4).connect()
-    with pytest.raises(DriverError, match=r"in 5 attempts .*IndexError.*: look at its cable"):
-        made(damaged=5).connect()
-
-
-def test_without_lerobot_it_says_what_to_type(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(r"in 5 attempts .*IndexError.*: look at its cable", damaged=5)
     monkeypatch.setenv("PYTHONPATH", "")
-    with pytest.raises(DriverError, match="pip install lerobot"):
-        made().connect()
+    refused("pip install lerobot")
     with pytest.raises(DriverError, match="nowhere/python does not start"):
         build({**NODE, "python": "/nowhere/python"}, LeRobotDriver).connect()
 
@@ -134,16 +126,16 @@ def test_limits_beyond_its_calibration_are_refused(made: Any) -> None:
     reach = driver.reach()
     assert reach is not None
     np.testing.assert_allclose(reach[1], np.radians(180 * 2300 / 4095), atol=1e-9)
-    ones = (1.0,) * 5
 
     def limits(most: float) -> Limits:
-        return Limits(
-            (-most,) * 5, (most,) * 5, (0.05,) * 5, ones, (6.0,) * 5, (150.0,) * 5, ones, ones
-        )
+        return Limits(*((v,) * 5 for v in (-most, most, 0.05, 1.0, 6.0, 150.0, 1.0, 1.0)))
 
     driver.check(limits(1.5))
     with pytest.raises(DriverError, match=r"shoulder_pan: the limits ask for -1.9"):
         driver.check(limits(2.0))
+    for q, width in ((np.full(5, np.nan), 0.0), (np.zeros(5), float("inf"))):
+        with pytest.raises(DriverError, match="no numbers"):
+            driver.write(q, width)
 
 
 @pytest.mark.parametrize("file", sorted(Path("configs/robot").glob("*.yaml")), ids=lambda f: f.stem)
@@ -157,15 +149,6 @@ def test_the_calibration_of_every_driver_can_be_remembered(file: Path) -> None:
     assert len(signs) == sum("sign" in row for row in rows)
 
 
-def test_not_a_number_is_never_sent(made: Any) -> None:
-    driver = made()
-    driver.connect()
-    with pytest.raises(DriverError, match="no numbers"):
-        driver.write(np.full(5, np.nan), 0.0)
-    with pytest.raises(DriverError, match="no numbers"):
-        driver.write(np.zeros(5), float("inf"))
-
-
 def test_ranges_become_rad_by_the_calibration() -> None:
     ready = {"ranges": {"elbow_flex": [1024, 3071.5]}}
     units = Units([Joint("elbow_flex.pos", "range", sign=-1)], ready)
@@ -173,9 +156,8 @@ def test_ranges_become_rad_by_the_calibration() -> None:
     np.testing.assert_allclose(units.values(np.array([np.pi / 2])), [-100.0])
     with pytest.raises(ConfigError, match="give span"):
         Units([Joint("hip.pos", "range")], ready)
-    np.testing.assert_allclose(
-        Units([Joint("hip.pos", "range", span=2.0, zero=50.0)], {}).rad(np.array([100.0])), [0.5]
-    )
+    known = Units([Joint("hip.pos", "range", span=2.0, zero=50.0)], {})
+    np.testing.assert_allclose(known.rad(np.array([100.0])), [0.5])
     hand = Hand(closed=10, open=90, width=0.08)
     assert hand.opening(50) == pytest.approx(0.04) and hand.value(0.2) == 90
 
@@ -193,15 +175,10 @@ def test_a_dead_process_is_a_fault_and_a_reset_starts_it_again(made: Any) -> Non
 
 
 def device(folder: Path, **about: Any) -> Any:
-    node: dict[str, Any] = {
-        "_target_": "embodied.real_robot.teleop.lerobot_device.LeRobotDevice",
-        "type": "stand_in_leader",
-        "silence": 1.0,
-        "settings": {"file": str(folder / "action.json")},
-    }
-    from embodied.real_robot.teleop.teleop import Device
-
-    return build({**node, **about}, Device, clock=lambda: 0.0)
+    settings = {"file": str(folder / "action.json")}
+    how = {"type": "stand_in_leader", "silence": 1.0, "settings": settings, **about}
+    node = node_of("real_robot.teleop.lerobot_device.LeRobotDevice", **how)
+    return build(node, Device, clock=lambda: 0.0)
 
 
 def wait_for(made: Any, so: Any, tool: Any = None) -> Any:
@@ -235,8 +212,6 @@ def test_a_teleoperator_of_motions(tmp_path: Path) -> None:
 
 
 def test_a_leader_arm_leads_the_tool(tmp_path: Path) -> None:
-    from embodied.embodiments import so101
-
     at = {f"{name}.pos": 0.0 for name in JOINTS} | {"gripper.pos": 80.0}
     say(tmp_path, at)
     joints = [{"key": f"{name}.pos"} for name in JOINTS]

@@ -65,16 +65,6 @@ def worst(sent: np.ndarray, limits: Limits, dt: float) -> float:
     return max(float(share.max()) for share in shares)
 
 
-def test_what_a_share_of_a_limit_is() -> None:
-    ones = (1.0,)
-    limits = Limits((-1.0,), ones, (0.0,), ones, (10.0,), (100.0,), ones, ones)
-    assert worst(np.full((9, 1), 0.5), limits, 0.1) == pytest.approx(0.5)
-    # 0.3 t, in steps of 0.1 s, is 0.3 a second; 5 t^2 is 10 a second squared.
-    t = 0.1 * np.arange(9)[:, None]
-    assert worst(0.3 * t, limits, 0.1) == pytest.approx(0.3)
-    assert worst(5 * t[:4] ** 2 - 0.1, limits, 0.1) == pytest.approx(2.5)  # 0.25 in 0.1 s
-
-
 def test_a_run_in_a_wrapped_world_fits_the_wire(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,24 +15,20 @@ from embodied.core.actor import Actor
 from embodied.core.build import ConfigError, build
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
+from embodied.core.spec import Leaf, Spec
 from embodied.real_robot.policy.observer import Observer
 from embodied.real_robot.rl.reset_free import Config, lasting
 from tests.real_robot.test_env import PATIENT, robot
 
 PUSH = {"_target_": "embodied.policies.scripted.fr3.Scripted", "task": "push", "quality": 1.0}
-GOALS = [{"goal_x": 0.44, "goal_y": -0.08, "goal_z": 0.025}] * 2
-
-
-def node(**more: Any) -> dict[str, Any]:
-    made = compose("train", ["env=robot_shuttle", "policy=gaussian", "learner=sac"]).node["env"]
-    made["env"] |= {"robot": robot(), "patience": PATIENT}
-    made["wrappers"][0] |= more
-    return made
 
 
 @pytest.fixture
 def shuttle() -> Iterator[VecEnv]:
-    made = build(node(played={"1": PUSH}), VecEnv)
+    node = compose("train", ["env=robot_shuttle", "policy=gaussian", "learner=sac"]).node["env"]
+    node["env"] |= {"robot": robot(), "patience": PATIENT}
+    node["wrappers"][0] |= {"played": {"1": PUSH}}
+    made = build(node, VecEnv)
     yield made
     made.close()
     assert made.session.daemon.returncode == 0
@@ -68,10 +63,13 @@ def test_the_learner_pushes_there_and_a_script_pushes_back(shuttle: VecEnv) -> N
 
 def test_what_practising_needs() -> None:
     world = {"_target_": "embodied.envs.fr3.env.Fr3", "task": "push"}
-    with pytest.raises(ConfigError, match="two goals or more"):
-        Config(robot(), world, goals=({"goal_x": 0.4},))
-    with pytest.raises(ConfigError, match="the same names"):
-        Config(robot(), world, goals=(GOALS[0], {**GOALS[0], "more": 1.0}))
+    goal = {"goal_x": 0.44, "goal_y": -0.08, "goal_z": 0.025}
+    for goals, match in (
+        (({"goal_x": 0.4},), "two goals or more"),
+        ((goal, {**goal, "more": 1.0}), "the same names"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            Config(robot(), world, goals=goals)
     arm = {"driver": {"world": {"task": "push"}}}
     assert lasting(arm)["driver"]["world"] == {"task": "push", "lasting": True}
     assert lasting({"driver": {"host": "x"}}) == {"driver": {"host": "x"}}
@@ -81,19 +79,11 @@ def test_what_practising_needs() -> None:
 
 def test_what_is_given_counts_before_what_is_sensed() -> None:
     """The goal is given; how far the cube is from it is made anew."""
-    from embodied.core.spec import Leaf, Spec
-
     names = ("goal_x", "cube_x", "goal_from_cube_x", "cube_from_tool_x")
     act = Leaf((1,), low=-1.0, high=1.0)
     spec = Spec({"state": Leaf((4,), names=names)}, act, dt=0.05)
-
-    def forward(q: Any) -> Any:
-        return np.zeros((len(q), 3))
-
-    sensed = ("goal_x", "cube_x", "goal_from_cube_x", "cube_from_tool_x")
     values = np.array([9.0, 2.0, 7.0, 5.0])
     still = np.zeros(1), np.zeros(1), np.zeros(3), 0.0
-    plain = Observer(spec, 1, forward, {}, sensed)
-    assert plain(*still, values)["state"].tolist() == [9.0, 2.0, 7.0, 5.0]
-    given = Observer(spec, 1, forward, {"goal_x": 3.0}, sensed)
-    assert given(*still, values)["state"].tolist() == [3.0, 2.0, 1.0, 5.0]
+    for given, seen in (({}, values.tolist()), ({"goal_x": 3.0}, [3.0, 2.0, 1.0, 5.0])):
+        observer = Observer(spec, 1, lambda q: np.zeros((len(q), 3)), given, names)
+        assert observer(*still, values)["state"].tolist() == seen

@@ -88,26 +88,19 @@ def test_rows_are_the_followers_steps() -> None:
 
 
 def test_an_episode_that_is_cut_off_is_kept_as_far_as_it_went() -> None:
-    scribe = recording(0)
-    runs = {"mode": Mode.RUNNING, "size": 4}
-    for tick in ticks({"mode": Mode.ARMED}, {**runs, "step": 0}, {**runs, "step": 1}):
-        assert scribe.add_tick(tick) is None
-    episode = scribe.finish()
-    assert episode is not None and len(episode.steps["action"]) == 2
-    assert "success" not in episode.steps and episode.success is None
-    assert not episode.steps["terminated"].any(), "nobody knows how it would have ended"
-
-
-def test_a_row_whose_decision_was_made_upon_an_unseen_tick_has_no_noise() -> None:
+    """A row whose decision was made upon a tick that was not seen has no noise."""
     scribe = recording(2)
     runs = {"mode": Mode.RUNNING, "size": 4}
     steps = [{**runs, "step": 0, "followed": 9.5}, {**runs, "step": 1, "followed": 10.0}]
-    scribe.add_decision(9.5, np.ones(2, np.float32))
-    scribe.add_decision(10.0, np.ones(2, np.float32))
+    for seen in (9.5, 10.0):
+        scribe.add_decision(seen, np.ones(2, np.float32))
     for tick in ticks({"mode": Mode.ARMED}, *steps):
         assert scribe.add_tick(tick) is None
     episode = scribe.finish()
-    assert episode is not None and episode.steps["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert episode is not None and len(episode.steps["action"]) == 2
+    assert episode.steps["noise"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert "success" not in episode.steps and episode.success is None
+    assert not episode.steps["terminated"].any(), "nobody knows how it would have ended"
 
 
 @pytest.fixture(scope="module")
@@ -143,13 +136,9 @@ def test_a_first_decision_takes_longer_than_a_look(deployment: Deployment, tmp_p
     heard = open_channels(deployment, tmp_path).chunk
     recorder = Recorder(tmp_path, ring, heard, tell, discard)
     runs = {"mode": Mode.RUNNING, "size": 4, "followed": 10.0}
-    made = ticks(
-        {"mode": Mode.ARMED, "q": fr3.HOME + 0.2},
-        {"mode": Mode.ARMED},
-        {**runs, "step": 0},
-        {**runs, "step": 1},
-        stages=stages,
-    )
+    armed = {"mode": Mode.ARMED}
+    steps = [{**armed, "q": fr3.HOME + 0.2}, armed, {**runs, "step": 0}, {**runs, "step": 1}]
+    made = ticks(*steps, stages=stages)
     for k in range(len(made)):
         ring.add(made[k : k + 1])
         if k == 2:

@@ -31,8 +31,9 @@ FITS: dict[str, Any] = {"stride": STRIDE, "stiffness": (0.4,), "springs": (50.0,
 
 
 def policy(armed: bool = True) -> ReflexOverride:
-    about = {"decision_steps": 1, "threshold": 0.5, "release_ratio": 0.9, "min_duration_steps": 1}
-    about |= {"base": node_of("policies.gaussian.Gaussian", hidden=[8]), "hidden": [16, 16]}
+    steps = {"decision_steps": 1, "min_duration_steps": 1, "threshold": 0.5, "release_ratio": 0.9}
+    base = node_of("policies.gaussian.Gaussian", hidden=[8])
+    about: dict[str, Any] = {**steps, "base": base, "hidden": [16, 16]}
     made: ReflexOverride = make_policy("wrappers.reflex_override.ReflexOverride", SPEC, 2, **about)
     made.fit({"obs/state": torch.randn(500, 8) * torch.linspace(0.1, 2, 8) + 0.3})
     for weight in [*made.risks.parameters(), *made.recovery.parameters()]:

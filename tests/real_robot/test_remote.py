@@ -1,8 +1,5 @@
-"""Operators over TCP: who has a key is heard as at the Unix socket, and nobody else.
-
-A real daemon with its processes, and real sockets on this machine. Nothing here is timed: a test
-waits for what has to be so.
-"""
+"""Operators over TCP: who has a key is heard as at the Unix socket, and nobody else. A real daemon
+with its processes, and real sockets on this machine; nothing here is timed."""
 
 from __future__ import annotations
 
@@ -93,13 +90,6 @@ def test_it_listens_on_loopback_unless_an_address_is_given(tmp_path: Path) -> No
         relay.close()
 
 
-@pytest.fixture
-def strange(tmp_path: Path) -> Path:
-    """Keys of another robot."""
-    make(tmp_path / "strange")
-    return tmp_path / "strange"
-
-
 def test_an_operator_with_a_key_moves_and_stops_the_arm(afar: Afar) -> None:
     afar.idle()
     assert afar.call(Verb.STATUS).status["mode"] == "IDLE"
@@ -114,15 +104,11 @@ def test_an_operator_with_a_key_moves_and_stops_the_arm(afar: Afar) -> None:
     afar.logged("is admitted (key client)")
 
 
-def test_an_arm_is_not_released_from_another_machine(afar: Afar) -> None:
+def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
+    """Nor is it released from another machine."""
     afar.idle()
     refused = afar.call(Verb.RELEASE)
     assert not refused.ok and "stands beside it" in refused.reason
-    assert afar.status["mode"] == "IDLE"
-
-
-def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
-    afar.idle()
     with afar.caller() as caller:
         now = caller.now()
         late = caller.call(Verb.ARM, now - 60.0)
@@ -133,7 +119,8 @@ def test_what_moves_an_arm_is_not_obeyed_late(afar: Afar) -> None:
     assert afar.status["mode"] == "IDLE"
 
 
-def test_who_has_no_key_or_a_wrong_one_is_not_heard(afar: Afar, strange: Path) -> None:
+def test_who_has_no_key_or_a_wrong_one_is_not_heard(afar: Afar, tmp_path: Path) -> None:
+    make(strange := tmp_path / "strange")  # keys of another robot
     before = afar.running()
     own = secret_of(strange / f"{CLIENT}.key_secret")
     with pytest.raises(ClientError, match="does not know this key"), afar.caller(own=own) as caller:
@@ -161,9 +148,6 @@ def test_who_has_no_key_or_a_wrong_one_is_not_heard(afar: Afar, strange: Path) -
     assert after["mode"] == "RUNNING" and after["refused"] == before["refused"]
     assert afar.call(Verb.STOP).ok, "the right one is heard"
     afar.mode("IDLE")
-
-
-def test_a_key_that_is_taken_away_opens_nothing(afar: Afar) -> None:
     make(afar.keys, "guest")
     assert call_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest").ok
     (afar.keys / "clients" / "guest.key").unlink()
@@ -171,35 +155,24 @@ def test_a_key_that_is_taken_away_opens_nothing(afar: Afar) -> None:
         call_remote(afar.host, afar.keys, Verb.STATUS, PATIENT, name="guest")
 
 
-@pytest.mark.parametrize(
-    ("junk", "reason"),
-    [
-        ([b'{"version": 1, "number": 1, "time": 0, "verb": "stpo"}'], 'did you mean "stop"'),
-        ([b"\x80\x04\x95\x05"], "the line is not JSON"),
-        ([b"x" * (MOST_BYTES + 1)], "at most 4096"),
-        ([b"a", b"b"], ""),
-    ],
-)
-def test_what_is_no_request_is_refused_with_the_desks_reason(
-    afar: Afar, junk: list[bytes], reason: str
-) -> None:
-    with afar.caller() as caller:
-        caller.line.send_multipart(junk)
-        assert caller.line.poll(round(1e3 * PATIENT))
-        answer = caller.line.recv()
-        if reason:
-            reply = parse_reply(answer)
-            assert not reply.ok and reason in reply.reason
-        else:
-            assert answer == b"", "the line is closed"
-            afar.logged("sends more than is read")
-    if reason:
-        log = afar.folder / "daemon.log"
-        until(lambda: reason in log.read_text(), f"the daemon's log says: {reason}")
-    assert afar.call(Verb.STATUS).ok
+def test_what_is_no_request_is_refused_with_the_desks_reason(afar: Afar) -> None:
+    def answer(*junk: bytes) -> bytes:
+        with afar.caller() as caller:
+            caller.line.send_multipart(junk)
+            assert caller.line.poll(round(1e3 * PATIENT))
+            return caller.line.recv()
 
-
-def test_a_message_that_is_far_too_large_ends_its_connection(afar: Afar) -> None:
+    log = afar.folder / "daemon.log"
+    for junk, reason in (
+        (b'{"version": 1, "number": 1, "time": 0, "verb": "stpo"}', 'did you mean "stop"'),
+        (b"\x80\x04\x95\x05", "the line is not JSON"),
+        (b"x" * (MOST_BYTES + 1), "at most 4096"),
+    ):
+        reply = parse_reply(answer(junk))
+        assert not reply.ok and reason in reply.reason
+        until(lambda reason=reason: reason in log.read_text(), f"the daemon's log says: {reason}")
+    assert answer(b"a", b"b") == b"", "the line is closed"
+    afar.logged("sends more than is read")
     ended = afar.log.count("far too large")
     with afar.caller() as caller:
         assert caller.call(Verb.STATUS).ok
@@ -291,20 +264,19 @@ def test_the_command_line_asks_with_keys(
     afar: Afar, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     afar.idle()
-    code, text = robot(capsys, "status", f"host={afar.host}", f"keys={afar.keys}")
-    assert code == 0 and "arm is IDLE" in text
-    code, text = robot(capsys, "load", "/nowhere", f"host={afar.host}", f"keys={afar.keys}")
-    assert code == 2 and "/nowhere" in text and "the one before goes on" in text
-    code, text = robot(capsys, "load", "runs/1", f"host={afar.host}", f"keys={afar.keys}")
-    assert code == 2 and "whole path" in text
-    code, text = robot(capsys, "status", f"host={afar.host}")
-    assert code == 2 and "keys=DIR" in text
-    code, text = robot(capsys, "status", f"host={afar.host}", f"keys={tmp_path}")
-    assert code == 2 and "client.key_secret cannot be read as a key" in text
-    code, text = robot(capsys, "keys", f"folder={tmp_path / 'new'}")
-    assert code == 0 and "client.key_secret" in text
-    code, text = robot(capsys, "keys", f"folder={tmp_path / 'new'}")
-    assert code == 2 and "exists already" in text
+    host, keys, new = f"host={afar.host}", f"keys={afar.keys}", f"folder={tmp_path / 'new'}"
+    for words, exits, says in (
+        (("status", host, keys), 0, "arm is IDLE"),
+        (("load", "/nowhere", host, keys), 2, "/nowhere"),
+        (("load", "/nowhere", host, keys), 2, "the one before goes on"),
+        (("load", "runs/1", host, keys), 2, "whole path"),
+        (("status", host), 2, "keys=DIR"),
+        (("status", host, f"keys={tmp_path}"), 2, "client.key_secret cannot be read as a key"),
+        (("keys", new), 0, "client.key_secret"),
+        (("keys", new), 2, "exists already"),
+    ):
+        code, text = robot(capsys, *words)
+        assert code == exits and says in text, text
 
 
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:

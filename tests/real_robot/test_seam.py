@@ -20,11 +20,10 @@ from embodied.core.build import ConfigError, allow, build
 from embodied.core.checkpoint import save
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors
-from embodied.embodiments.joint_position import JointDelta, JointDeltaConfig
 from embodied.policies.remote.address import PACKAGE, remote_policy
 from embodied.policies.wrappers.real_time_chunking import RealTimeChunking
 from embodied.real_robot.control.arm_state import Floats
-from embodied.real_robot.control.chunk_follower import Chunk, ChunkCheck, ChunkFollower
+from embodied.real_robot.control.chunk_follower import ChunkCheck, ChunkFollower
 from embodied.real_robot.daemon.requests import Verb
 from embodied.real_robot.drivers.replay import Config as ReplayConfig
 from embodied.real_robot.drivers.replay import Replay
@@ -34,21 +33,24 @@ from embodied.real_robot.policy.decider import Decider, RtcAlignment
 from embodied.real_robot.policy.observer import with_real_time_chunking
 from embodied.serve.policy_service import PolicyService
 from embodied.serve.server import Server
+from tests.builders import make_policy, node_of
 from tests.policies.remote.servers import Process, free_port
 from tests.real_robot.test_control import DT, STEP, Bench
 from tests.real_robot.test_daemon import SCRIPT, bridging, simulated, until
 from tests.real_robot.test_decide import SPEC, Arm, decider_of, tool
 from tests.real_robot.test_deploy import said, start
-from tests.real_robot.test_record import recording
 
-BASE = {"_target_": "embodied.policies.generative.flow.Flow", "width": 32, "chunk": 12}
-REALTIME = {
-    "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
-    "base": BASE,
-}
+BASE = node_of("policies.generative.flow.Flow", width=32, chunk=12)
+REALTIME = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=BASE)
+CHUNKING = {**REALTIME, "base": {**BASE, "chunk": 8, "width": 8}, "delay": 0}
 BOX = torch.tensor([[-0.3], [0.3]]).expand(2, SPEC.act.size)
 LATE = (2, 6, 5, 4)
 """Ticks of 10 ms that each decision takes, in turn."""
+
+
+def made(node: dict[str, Any]) -> Policy:
+    torch.manual_seed(0)
+    return build(node, Policy, spec=SPEC).eval()
 
 
 @dataclass(eq=False)
@@ -85,8 +87,7 @@ class Slow:
         self.actions.append(follower.action.copy())
         middle = follower.origin + (follower.step + 0.5) * follower.dt
         new, old = (
-            follower._action_of(follower.chunk, middle),
-            follower._action_of(follower.previous, middle),
+            follower._action_of(chunk, middle) for chunk in (follower.chunk, follower.previous)
         )
         if follower.chunk is not self.chunk and new is not None and old is not None:
             self.apart.append(float(np.abs(new - old).max()))
@@ -96,13 +97,12 @@ class Slow:
 def moved(folder: Path, mode: str) -> Slow:
     """Some seconds of an arm under a policy that is only noise, the worst that can join; without
     `mode` it continues nothing."""
-    torch.manual_seed(0)
     folder.mkdir()
     bench = Bench(folder, noise=1e-4)
-    policy: Policy = build({**REALTIME, "mode": mode} if mode else BASE, Policy, spec=SPEC)
+    policy = made({**REALTIME, "mode": mode} if mode else BASE)
     actions: Any = policy.get_submodule("base.range" if mode else "range")
     actions.fit(BOX)
-    slow = Slow(bench, policy.eval())
+    slow = Slow(bench, policy)
     decider = decider_of(bench, policy)
     slow.ticks(5)
 
@@ -151,24 +151,17 @@ def test_the_clock_says_where_a_plan_is() -> None:
     assert seam.start == 101.5
 
 
-def test_policies_that_do_not_continue_have_no_seam(tmp_path: Path) -> None:
-    assert decider_of(Bench(tmp_path), build(BASE, Policy, spec=SPEC)).alignment is None
-
-
 def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> None:
     """In its own process: it decides on, and the arm runs."""
-    torch.manual_seed(0)
-    policy = build(BASE, Policy, spec=SPEC)
+    policy: Any = made(BASE)
     policy.range.fit(BOX)
     plain = simulated(tmp_path, policy=str(save(tmp_path / "0", policy, 0)))
     deployment = replace(plain, chunks="guided")
-    made = with_real_time_chunking(policy, deployment)
-    assert isinstance(made, RealTimeChunking) and made.config.mode == "guided"
-    assert with_real_time_chunking(made, deployment) is made
+    continues = with_real_time_chunking(policy, deployment)
+    assert isinstance(continues, RealTimeChunking) and continues.config.mode == "guided"
+    assert with_real_time_chunking(continues, deployment) is continues
     assert with_real_time_chunking(policy, plain) is policy
-    gaussian = build(
-        {"_target_": "embodied.policies.gaussian.Gaussian", "chunk": 4}, Policy, spec=SPEC
-    )
+    gaussian = make_policy("gaussian.Gaussian", SPEC, chunk=4)
     with pytest.raises(ConfigError, match="Gaussian has no sampler that could be guided"):
         with_real_time_chunking(gaussian, deployment)
     with bridging(folder, deployment) as bridge:
@@ -181,12 +174,6 @@ def test_a_deployed_policy_continues_its_plans(tmp_path: Path, folder: Path) -> 
 LONG = 128
 
 
-def flow(chunk: int) -> Policy:
-    node = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": chunk}
-    torch.manual_seed(0)
-    return build(node, Policy, spec=SPEC).eval()
-
-
 class DecidesAtRest(Arm):
     def decides(self) -> bool:
         return self.bench.control.mode != Mode.RUNNING
@@ -194,7 +181,7 @@ class DecidesAtRest(Arm):
 
 def test_a_plan_of_128_steps_arrives_whole_and_is_followed(tmp_path: Path) -> None:
     """The policy decides once a second; what the arm does is the plan's, step by step."""
-    arm = DecidesAtRest(tmp_path, flow(LONG))
+    arm = DecidesAtRest(tmp_path, made({**BASE, "chunk": LONG}))
     bench, decider = arm.bench, arm.decider
     arm.runs()
     chunk = bench.control.follower.chunk
@@ -211,57 +198,12 @@ def test_a_plan_of_128_steps_arrives_whole_and_is_followed(tmp_path: Path) -> No
 def test_longer_ones_are_refused_where_they_are_made_and_where_they_are_received() -> None:
     assert MOST_STEPS == LONG
     with pytest.raises(ConfigError, match=r"chunk of 129 x 4 is larger than a message \(128 x 32"):
-        Decider(flow(129), None, None, None, tool)  # type: ignore[arg-type]
+        Decider(made({**BASE, "chunk": 129}), None, None, None, tool)  # type: ignore[arg-type]
     check, record = ChunkCheck(("x",) * 4, 0.05, 1.0), np.zeros(1, CHUNK)
     record["steps"], record["size"], record["noise_size"] = 128, 4, 4096
     assert check(record[0], 0.0) == ""
     record["steps"] = 129
     assert "1 to 128" in check(record[0], 0.0)
-
-
-def test_the_last_step_of_128_is_followed_at_its_time() -> None:
-    follower = ChunkFollower(JointDelta(JointDeltaConfig()), 0.1)
-    follower.begin(np.zeros(7), 0.0, 0.0)
-    actions = np.tile(np.arange(LONG)[:, None] / LONG, (1, 7))
-    follower.take(Chunk(actions, 0.0, 0.0))
-    out = np.zeros(7)
-    for k in (0, 63, 64, 127):
-        follower(np.zeros(7), (k + 0.5) * 0.1, out)
-        assert not follower.starved and follower.action[0] == pytest.approx(k / LONG)
-    follower(np.zeros(7), 13.5, out)
-    assert follower.starved
-
-
-def test_alignment_joins_a_chunk_of_128_after_100_steps() -> None:
-    now = [0.0]
-    base = {"_target_": "embodied.policies.generative.flow.Flow", "width": 16, "chunk": LONG}
-    target = "embodied.policies.wrappers.real_time_chunking.RealTimeChunking"
-    policy = build({"_target_": target, "base": base}, Policy, spec=SPEC)
-    actor = Actor(policy, 1, execute=1)
-    actor({"state": torch.zeros(1, SPEC.obs["state"].size)}, torch.tensor([True]))
-    alignment = RtcAlignment(0.1, LONG, lambda: now[0])
-    assert not alignment.align(actor, 0.0, moves=False)
-    now[0] = 3.0
-    alignment.chunk_posted()
-    assert alignment.align(actor, 10.0, moves=True)
-    assert actor.cursor.tolist() == [100] and alignment.delay == 31
-    assert alignment.start == pytest.approx(10.0)
-
-
-def test_noise_of_a_long_chunk_is_recorded(tmp_path: Path) -> None:
-    size = LONG * 32
-    builder = recording(size)
-    noise = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    ticks = np.zeros(4, state_record(7, 2))
-    ticks["mode"], ticks["size"], ticks["action"] = Mode.RUNNING, 4, 0.5
-    ticks["measured"] = np.arange(4) / 100
-    builder.add_decision(0.0, noise)
-    for tick, step in zip(ticks, (0, 0, 1, 1), strict=True):
-        tick["step"] = step
-        builder.add_tick(tick)
-    made = builder.finish()
-    assert made is not None
-    assert np.array_equal(made.steps["noise"][0].numpy(), noise)
 
 
 def test_flight_records_of_the_version_before_are_read(tmp_path: Path) -> None:
@@ -279,23 +221,10 @@ def test_flight_records_of_the_version_before_are_read(tmp_path: Path) -> None:
     assert driver.read().q.tolist() == [0.25] * 7
 
 
-FLOW = {"_target_": "embodied.policies.generative.flow.Flow", "chunk": 8, "width": 8}
-CHUNKING = {
-    "_target_": "embodied.policies.wrappers.real_time_chunking.RealTimeChunking",
-    "base": FLOW,
-    "delay": 0,
-}
-
-
 @pytest.fixture(autouse=True)
 def typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_build, "ASKED", [])
     allow(PACKAGE)
-
-
-def made(node: dict[str, Any]) -> Policy:
-    torch.manual_seed(0)
-    return build(node, Policy, spec=SPEC).eval()
 
 
 @pytest.mark.parametrize("node", [SCRIPT, CHUNKING], ids=["script", "real-time chunking"])

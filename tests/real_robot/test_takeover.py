@@ -18,6 +18,7 @@ from embodied.embodiments import fr3
 from embodied.real_robot.ipc.mailbox import Mailbox
 from embodied.real_robot.ipc.messages import PERSON, TAKEOVER, VERSION, Command, Mode
 from embodied.real_robot.teleop.takeover import Takeover
+from tests.builders import node_of
 from tests.real_robot.operators import Hand
 from tests.real_robot.test_control import DOWN, DT, STEP, Bench, within
 from tests.real_robot.test_daemon import until
@@ -71,8 +72,11 @@ def test_a_person_is_followed_in_place_of_the_policy(bench: Bedside) -> None:
     bench.run(10)
     before = bench.height
     assert not bench.intervened
-    bench.theirs = UP
-    bench.run(60)
+    bench.theirs, actions = UP, list[float]()
+    for _ in range(60):
+        bench.run(1)
+        actions.append(bench.there.state.fields["action"][0][2].item())
+    assert set(actions) <= {-1.0, 1.0} and actions[10] == 1.0, "one or the other, not blended"
     assert bench.intervened and bench.height > before + 0.02, "up, though the policy says down"
     assert bench.there.state.fields["action"][0][:4].tolist() == UP.tolist()
     assert bench.control.follower.width < 0.04, "they close the hand"
@@ -83,16 +87,6 @@ def test_a_person_is_followed_in_place_of_the_policy(bench: Bedside) -> None:
     assert not bench.intervened and bench.height < high - 0.02, "the policy goes on"
     assert bench.mode == Mode.RUNNING and not bench.fault
     within(bench.sent)
-
-
-def test_a_persons_action_is_not_blended_with_the_policys(bench: Bedside) -> None:
-    bench.moving()
-    bench.theirs = UP
-    actions = []
-    for _ in range(round(2 * STEP / DT)):
-        bench.run(1)
-        actions.append(bench.there.state.fields["action"][0][2].item())
-    assert set(actions) <= {-1.0, 1.0} and actions[-1] == 1.0, "one or the other"
 
 
 def test_what_the_policy_decided_before_the_arm_was_given_back_is_not_followed(
@@ -170,12 +164,8 @@ def test_what_no_terminal_should_say_is_a_fault(
 def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -> None:
     """Taking over neither opens nor closes it; a button does."""
     hand = Hand(tmp_path / "hidraw0")
-    device = {"_target_": "embodied.real_robot.teleop.devices.SpaceMouse", "path": str(hand.path)}
-    node = {
-        "_target_": "embodied.real_robot.teleop.teleop.Teleoperator",
-        "device": device,
-        "linger": 0.0,
-    }
+    device = node_of("real_robot.teleop.devices.SpaceMouse", path=str(hand.path))
+    node = node_of("real_robot.teleop.teleop.Teleoperator", device=device, linger=0.0)
     with Takeover(node, deployment) as takeover:
         state = Mailbox(tmp_path / "state", takeover.record, VERSION, create=True)
         there = Mailbox(tmp_path / TAKEOVER, PERSON, VERSION, create=True)
@@ -201,11 +191,7 @@ def test_the_hand_stays_as_the_policy_left_it(deployment: Any, tmp_path: Path) -
         hand.press(0)
         until(lambda: says(False), "let go")
     os.close(hand.pipe)
-
-
-def test_an_arm_without_tool_motions_is_refused(deployment: Any) -> None:
-    joints = {"_target_": "embodied.embodiments.joint_position.JointPosition"}
-    node = {"_target_": "embodied.real_robot.teleop.teleop.Teleoperator", "device": {}}
+    joints = node_of("embodiments.joint_position.JointPosition")
     with pytest.raises(ConfigError, match="cannot be teleoperated"):
         Takeover(node, deployment.parse({**vars(deployment), "controller": joints}))
 

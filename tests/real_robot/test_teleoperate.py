@@ -22,6 +22,7 @@ from embodied.datasets.lerobot.reader import EpisodeWriter, read_episodes
 from embodied.datasets.lerobot.schema import DatasetError
 from embodied.embodiments import fr3
 from embodied.real_robot.teleop.terminal import EpisodeKeys, keys
+from tests.builders import recorded
 from tests.real_robot.operators import Hand, Operator, in_mode
 from tests.real_robot.test_daemon import PATIENT, until
 from tests.real_robot.test_deploy import CROWDED, ENV, PATIENTLY, robot, said
@@ -37,11 +38,6 @@ def hand(tmp_path: Path) -> Iterator[Hand]:
     os.close(made.pipe)
 
 
-def height(operator: Operator) -> float:
-    """Of the tool, m."""
-    return float(fr3.forward(np.array([operator.mode("RUNNING")["q"]]))[0][0, 2])
-
-
 def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
     tmp_path: Path, folder: Path, hand: Hand, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,18 +47,23 @@ def test_episodes_are_recorded_kept_discarded_and_gone_on_with(
     words += [f"out={tmp_path / 'demos'}"]
     more = ("episodes=2", f"logs={tmp_path / 'o'}", "yes=true")
     operator = Operator(tmp_path, folder, "robot", *words, *more)
+
+    def height() -> float:
+        """Of the tool, m."""
+        return float(fr3.forward(np.array([operator.mode("RUNNING")["q"]]))[0][0, 2])
+
     try:
         operator.says("episode 1 of 2")
-        began = height(operator)
+        began = height()
         hand.push(0, 0, -350)
-        until(lambda: height(operator) > began + 0.05, "it is led up")
+        until(lambda: height() > began + 0.05, "it is led up")
         operator.types(RIGHT)
         operator.says("put the scene back")
         operator.types(LEFT)
         operator.says("discarded\r\n")
         operator.types(RIGHT)
         operator.says("episode 1 of 2", times=2)
-        until(lambda: height(operator) > began + 0.05, "once more")
+        until(lambda: height() > began + 0.05, "once more")
         operator.types(RIGHT)
         operator.says("put the scene back", times=2)
         operator.types(RIGHT)
@@ -222,12 +223,7 @@ def test_the_newest_episode_is_removed(tmp_path: Path) -> None:
     spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), dt=0.1)
 
     def episode(value: float) -> dict[str, torch.Tensor]:
-        ones, no = torch.full((3, 1), value), torch.zeros(3, dtype=torch.bool)
-        flags = {"terminated": no, "truncated": no.clone()}
-        return {"obs/state": ones, "next_obs/state": ones[-1], "action": ones * 0} | {
-            "reward": torch.zeros(3),
-            **flags,
-        }
+        return recorded({"state": torch.full((4, 1), value)}, torch.zeros(3, 1))
 
     with EpisodeWriter(tmp_path, spec) as writer:
         for value in (1.0, 2.0):

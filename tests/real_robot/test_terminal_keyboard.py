@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import sys
 import termios
 import time
@@ -53,17 +54,11 @@ def test_a_typed_key_is_held_for_a_moment(typist: Typist) -> None:
     assert typist.after(0.15) is None
     assert typist.after(0.05, b"az") == (0, 1, 0, -1), "two at once"
     assert typist.after(0.3, b"q") is None, "no key of the arm"
-
-
-def test_keys_of_the_episode_are_no_motion(typist: Typist) -> None:
-    assert typist.after(0.1, b"\x1b[C") is None and typist.keyboard.pressed() == "next"
-    assert typist.keyboard.pressed() == "", "once"
-    assert typist.after(0.1, b"\x1b[A") is None and typist.keyboard.pressed() == ""
-
-
-def test_what_was_typed_while_nobody_looked_is_old(typist: Typist) -> None:
+    for key, pressed in ((b"\x1b[C", "next"), (b"\x1b[A", "")):  # nor are those of the episode
+        assert typist.after(0.1, key) is None and typist.keyboard.pressed() == pressed
+        assert typist.keyboard.pressed() == "", "once"
     typist.after(0.0, b"w")
-    assert typist.after(5.0, b"dddd") is None, "the arm went home meanwhile"
+    assert typist.after(5.0, b"dddd") is None, "old: nobody looked while the arm went home"
     assert typist.after(0.1) is None
 
 
@@ -107,7 +102,8 @@ def test_a_person_takes_over_in_an_actor_process(tmp_path: Path) -> None:
     end, typing = time.monotonic() + 300, False
     while time.monotonic() < end:
         try:
-            said += os.read(terminal, 65536) if ready(terminal) else b""
+            ready = select.select([terminal], [], [], 0.03)[0]
+            said += os.read(terminal, 65536) if ready else b""
         except OSError:  # the program ended
             break
         typing = typing or b"keys of this terminal" in said
@@ -117,12 +113,6 @@ def test_a_person_takes_over_in_an_actor_process(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0, said.decode()
     assert taken(tmp_path / "run") >= 3, said.decode()
     assert echo and b"wwwww" not in said, "what is typed is not shown"
-
-
-def ready(file: int) -> bool:
-    import select
-
-    return bool(select.select([file], [], [], 0.03)[0])
 
 
 def taken(folder: Path) -> int:

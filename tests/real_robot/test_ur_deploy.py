@@ -15,8 +15,9 @@ from embodied.datasets.lerobot.reader import read_episodes
 from embodied.real_robot.drivers.ur.driver import UR
 from embodied.real_robot.drivers.ur.driver import Config as DriverConfig
 from embodied.real_robot.emulators.ur.controller import SPEED, Config, UrArm, UrJoints
+from tests.real_robot.operators import in_mode
 from tests.real_robot.test_daemon import until
-from tests.real_robot.test_deploy import said, start, status
+from tests.real_robot.test_deploy import said, start
 
 HOME = (0.0, -1.5708, 1.5708, -1.5708, -1.5708, 0.0)
 # For a machine that does much else at the same time.
@@ -45,19 +46,13 @@ def test_it_reaches_over_rtde_and_it_is_recorded(tmp_path: Path, folder: Path, d
     assert np.abs(np.diff(sent, axis=0)).max() <= 1.5 * 0.05 * 4, "within its speed"
 
 
-def test_ctrl_c_leaves_the_arm_at_rest(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    deploy = start(
-        tmp_path, folder, "robot=ur_sim", "demonstrator=reach", *SLOW_WIRE, FAR, "seconds=900"
-    )
+def test_ctrl_c_leaves_the_arm_at_rest(tmp_path: Path, folder: Path) -> None:
+    words = ("robot=ur_sim", "demonstrator=reach", *SLOW_WIRE, FAR, "seconds=900")
+    deploy = start(tmp_path, folder, *words)
     try:
-        began = until(
-            lambda: s if (s := status(capsys, folder)) and s["mode"] == "RUNNING" else None,
-            "it runs",
-        )
+        tick = until(lambda: in_mode(folder, "RUNNING"), "it runs")["control"]["tick"]
         until(
-            lambda: status(capsys, folder)["control"]["tick"] > began["control"]["tick"] + 100,
+            lambda: (s := in_mode(folder, "RUNNING")) and s["control"]["tick"] > tick + 100,
             "the episode goes on",
         )
         deploy.send_signal(signal.SIGINT)
