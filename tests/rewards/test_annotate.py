@@ -124,10 +124,15 @@ def test_counts_begin_again_with_an_episode() -> None:
     assert not env.memory["counts"].any()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_world_without_events_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MiniGrid, "event_captions", None)
+class Silent(MiniGrid):
+    """An environment without event captions."""
+
+    event_captions = None  # pyright: ignore[reportAssignmentType]
+
+
+def test_a_world_without_events_is_described() -> None:
     captions = CaptionVocabulary()
-    world = MiniGrid(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2))
+    world = Silent(Config("MiniGrid-DoorKey-5x5-v0", "gymnasium", num_envs=2))
     env = with_event_captions(world, captions)
     env.reset(0)
     step = env.step(torch.tensor([0, 6]))
