@@ -1,6 +1,7 @@
 """Runs steps of a page in a folder: commands as the terminal does, Python in one namespace.
 
-Processes are forked from one that has imported PyTorch already, which saves two seconds each.
+Processes are forked from one that has imported what most of them need (not MuJoCo, which
+opens a display), which saves two seconds each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from tests.docs import small
 from tests.docs.blocks import ROOT, Step
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "embodied.commands.train", "embodied.training.trainer"])
+FORKS.set_forkserver_preload(
+    [
+        *("torch", "gymnasium", "hydra.compose", "embodied.compose", "embodied.training.trainer"),
+        *("embodied.commands.train", "embodied.commands.eval", "embodied.commands.demos"),
+        *("embodied.teachers.teacher", "embodied.reports.run_report"),
+    ]
+)
 LIMIT = 900.0  # s of one step, on a busy machine too
 TRIES = 3  # with a robot: a busy machine makes a simulated one late, which stops it
 READY = re.compile(r"\b(?:http|ws)://127\.0\.0\.1:\d+")
