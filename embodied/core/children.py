@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def module_command(module: str, *words: str) -> list[str]:
@@ -38,3 +42,20 @@ def import_from_here() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
+
+
+def interrupt_with_parent() -> None:
+    """In a new process before it begins: it hears SIGINT, which the thread that starts it may
+    block, and on Linux is sent one when that thread or its process dies."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _at_parents_death(signal.SIGINT)
+
+
+def outlive_parent() -> None:
+    """No more signals come from a parent that dies, which sends one for each of its threads."""
+    _at_parents_death(0)
+
+
+def _at_parents_death(number: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from embodied.core.build import ConfigError
+from embodied.core.children import interrupt_with_parent
 from embodied.study.study import program
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-LIBC = ctypes.CDLL(None)
 SHARED = 10.0  # s for a file to be found on another machine
 
 
@@ -38,7 +35,7 @@ class Runner:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is the sweep's, which interrupts
-                    preexec_fn=hear_interrupts,
+                    preexec_fn=interrupt_with_parent,
                 )
         except (ConfigError, OSError) as error:
             return f"{socket.gethostname()}: {error}"
@@ -63,11 +60,3 @@ def require_shared(file: Path, mark: str) -> None:
                 "out=DIR should be a folder that all machines of the cluster share"
             )
         time.sleep(0.1)
-
-
-def hear_interrupts() -> None:
-    """In the training's process before it begins: it hears SIGINT, which the threads of an actor
-    block, and is sent one when its actor crashes."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if sys.platform == "linux":
-        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGINT))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.core import distributed
+from embodied.core.children import outlive_parent
 from embodied.core.env import Step
 from embodied.evaluation.episode_stats import EpisodeMeans
 from embodied.training.logger import Log
@@ -95,7 +96,7 @@ class Throughput:
         return rates
 
 
-ECHO = 0.5  # s in which the same signal comes again: one for each thread of a parent that dies
+ECHO = 0.5  # s in which the same signal may have been sent again already
 
 
 class Trainer:
@@ -187,5 +188,6 @@ class Trainer:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self.interrupted:
             self.interrupted, self.heard = True, time.monotonic()
+            outlive_parent()
         elif distributed.world() == 1 and time.monotonic() - self.heard > ECHO:
             raise KeyboardInterrupt  # with torchrun not: it forwards the signal to all

@@ -73,3 +73,36 @@ def test_every_module_is_started_by_module_command() -> None:
         for found in re.finditer(r'executable, "-m"', file.read_text())
     ]
     assert started == []
+
+
+PARENT = """
+import subprocess, sys, threading, time
+from embodied.core.children import interrupt_with_parent
+
+def start():
+    words, pipe = [sys.executable, "-c", sys.argv[1]], subprocess.PIPE
+    child = subprocess.Popen(words, stdout=pipe, preexec_fn=interrupt_with_parent)
+    child.stdout.readline()  # it trains
+
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+time.sleep(1)  # longer than a signal of the same moment
+"""
+CHILD = """
+import os, sys, time
+from embodied.training.trainer import Trainer
+parent = os.getppid()
+with Trainer(None, 1, None, None, None) as trainer:
+    print("trains", flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    time.sleep(0.2)
+print("saved" if trainer.interrupted else "heard nothing", file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a parent's death is told on Linux only")
+def test_a_parent_that_dies_thread_by_thread_interrupts_a_training_once() -> None:
+    done = python("-c", PARENT, CHILD)
+    assert done.stderr.split() == ["saved"], done.stderr
