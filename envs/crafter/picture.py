@@ -175,8 +175,7 @@ def _item_tiles(unit: int) -> Pixels:
         for count in range(1, 1 + rules.MOST[item]):
             tile = tiles[item, count]
             tile[icon_at, icon_at] = _over(_texture(name, icon), tile[icon_at, icon_at])
-            number = _texture(str(count), digit)
-            tile[digit_at, digit_at] = _over(number, tile[digit_at, digit_at])
+            tile[digit_at, digit_at] = _over(_texture(str(count), digit), tile[digit_at, digit_at])
     return tiles
 
 

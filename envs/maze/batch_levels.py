@@ -40,11 +40,9 @@ class BatchLevels:
         self.lots = levels.lots
         self.device = device
         self.shortest = levels.shortest
-        random = np.random.default_rng(HASH)
-        marks = random.integers(1 << 62, size=self.cells * 3 + 4)
+        marks = np.random.default_rng(HASH).integers(1 << 62, size=self.cells * 3 + 4)
         self._marks = torch.from_numpy(marks).to(device)
-        held_out = torch.from_numpy(levels.held_out).to(device)
-        self._secret = self.keys(self.decode(held_out))
+        self._secret = self.keys(self.decode(torch.from_numpy(levels.held_out).to(device)))
 
     def decode(self, task: Tensor) -> Plans:
         """As `MazeLevels.decode`; ValueError if a value is not in [0, 1]."""

@@ -95,8 +95,7 @@ class Replay:
     def split(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """[..., P] by name."""
         ends = np.cumsum([n for _, n in self.sizes])[:-1]
-        parts = np.split(values, ends, axis=-1)
-        return dict(zip(BOUNDS, parts, strict=True))
+        return dict(zip(BOUNDS, np.split(values, ends, axis=-1), strict=True))
 
     def rms(self, x: Floats) -> float:
         return float(np.sqrt(np.mean(self(x[None]) ** 2)))
@@ -271,8 +270,7 @@ def _dataset(path: Path) -> list[Trace]:
         if len(at) < 3:
             continue
         grid = np.arange(at[0], at[-1], GRID)
-        sent = part["action/sent"][:-1]
-        fine = np.stack([np.interp(grid, at, each) for each in sent.T], 1)
+        fine = np.stack([np.interp(grid, at, each) for each in part["action/sent"][:-1].T], 1)
         inside = part["stamp/measured"] < grid[-1]
         made.append(Trace(part["stamp/measured"][inside], q[inside], dq[inside], grid, fine))
     return made

@@ -223,7 +223,6 @@ def _shown(
     below: float,
     rgba: Rgba,
 ) -> None:
-    body = spec.worldbody.add_body(name=name, mocap=True)
-    body.add_geom(
+    spec.worldbody.add_body(name=name, mocap=True).add_geom(
         name=name, type=kind, size=size, pos=[0, 0, below], rgba=rgba, contype=0, conaffinity=0
     )
