@@ -117,8 +117,7 @@ class Scripted(Policy):
         carry = self._begin_episode(carry, noise)
         state = self.state(obs)
         traits = carry["traits"]
-        sides = self.config.sides
-        seen = Seen(state, traits, carry["miss"], carry["clock"], sides)
+        seen = Seen(state, traits, carry["miss"], carry["clock"], self.config.sides)
         plan = self.plan(seen)
         tool = seen.point("tool")
         carry = self._advanced(plan, tool, carry, noise)
@@ -217,14 +216,13 @@ def reach(seen: Seen) -> Plan:
     goal = seen.point("goal")
     aside = _side(seen, 0.08) + _up(seen.trait(2, 0.0, 0.05))
     place = torch.stack([goal + aside, goal + seen.miss], 1)
-    never = torch.zeros(len(goal), 2, dtype=torch.bool)
     return Plan(
         place=place,
         hand=_each(goal, [CLOSED, CLOSED]),
         close=goal.new_tensor([0.05, 0.0]),
         least=torch.tensor([0, 0]),
         most=torch.tensor([25, 999]),
-        lost=never,
+        lost=torch.zeros(len(goal), 2, dtype=torch.bool),
     )
 
 
@@ -273,14 +271,13 @@ def insert(seen: Seen) -> Plan:
     # Sideways the reference is moved, not the tool: the push grows until the tip gives way.
     gain = seen.trait(3, 0.3, 0.6)[:, None]
     down = tool + seen.point("lead") * held.new_tensor([1.0, 1.0, 0.0]) - gain * flat - _up(press)
-    never = torch.zeros(len(tip), 3, dtype=torch.bool)
     return Plan(
         place=torch.stack([ready + side, ready + _up(seen.trait(4, 0.003, 0.006)), down], 1),
         hand=_each(tip, [CLOSED, CLOSED, CLOSED]),
         close=tip.new_tensor([0.012, 0.003, 0.0]),
         least=torch.tensor([0, 0, 0]),
         most=torch.tensor([30, 25, 999]),
-        lost=never,
+        lost=torch.zeros(len(tip), 3, dtype=torch.bool),
     )
 
 
