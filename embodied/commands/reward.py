@@ -122,8 +122,7 @@ def score_command(args: argparse.Namespace) -> None:
         facts = scoring.summary(rows, settings["threshold"])
         about = scoring.provenance(source, node, origin, settings["gamma"])
         folder.mkdir(parents=True, exist_ok=True)
-        report = {"about": about, "summary": facts, "episodes": rows}
-        write_json(folder / "score.json", report)
+        write_json(folder / "score.json", {"about": about, "summary": facts, "episodes": rows})
         scoring.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
         show_scores(rows, facts)

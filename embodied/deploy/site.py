@@ -172,8 +172,7 @@ def mapped_checkpoint(policy: Path, file: str, robot: Node, output: Path) -> str
 
 def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
     """What the policy of `there` needs of a robot, in the robot's names and at its rate."""
-    controller = build(robot["controller"], Controller)
-    names = tuple(controller.names)
+    names = tuple(build(robot["controller"], Controller).names)
     here = {source.name: name for name, source in mapping.obs.items()}
     obs: dict[str, Leaf] = {}
     for name, leaf in there.obs.items():

@@ -103,8 +103,7 @@ class JointPosition(Controller):
         target = within_lead(target, q, constant(np.full(n, config.lead), q))
         target = xp.clip(target, constant(arm.lower, q), constant(arm.upper, q))
         width = self._width(action, reference["width"])
-        place = arm.forward(target)[0]
-        return target, width, {"place": place, "q": target, "width": width}
+        return target, width, {"place": arm.forward(target)[0], "q": target, "width": width}
 
     def _width(self, action: Floats, before: Floats) -> Floats:
         """The hand's next opening [B] (m)."""

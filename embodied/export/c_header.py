@@ -69,10 +69,9 @@ def header(layers: Feedforward, decision: Decision, facts: dict[str, Any]) -> st
     """The text of the C header."""
     spec, chunk = decision.policy.spec, decision.policy.chunk
     inputs = len(layers.norm.mean)
-    leaves = [(name, spec.obs[name]) for name in layers.leaves]
     return "\n".join(
         [
-            _about(facts, leaves, spec.act, chunk),
+            _about(facts, [(name, spec.obs[name]) for name in layers.leaves], spec.act, chunk),
             "#ifndef POLICY_H",
             "#define POLICY_H",
             "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n",

@@ -91,14 +91,13 @@ def answer_from(record: Record) -> Answer:
     """A cached answer; ChatError if the record is of a failure."""
     if record.get("error"):
         raise ChatError(f"{record['error']} (cached)")
-    usage = record.get("usage") or {}
     return Answer(
         record["text"],
         record.get("data"),
         record.get("served") or record["request"]["model"],
         record["key"],
         cached=True,
-        tokens=int(usage.get("total_tokens", 0)),
+        tokens=int((record.get("usage") or {}).get("total_tokens", 0)),
         seconds=float(record.get("seconds", 0.0)),
         logprobs=tuple(record.get("logprobs") or ()),
     )

@@ -109,7 +109,6 @@ class NativePpo:
         learner = self.learner
         adam = next(iter(learner.optims.values()))
         group = adam.param_groups[0]
-        rates = learner.lr.base_lrs.tolist()
         return Settings(
             (*group["betas"], group["eps"], group["weight_decay"]),
             clip=config.clip,
@@ -119,7 +118,7 @@ class NativePpo:
             grad_clip=config.grad_clip,
             step=adam.count,
             target_kl=config.target_kl if config.schedule == "adaptive" else 0.0,
-            rates=tuple(rates),
+            rates=tuple(learner.lr.base_lrs.tolist()),
             normalize=config.advantage == "minibatch",
             size=size,
             count=count,

@@ -235,8 +235,7 @@ def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str
     folder = board.run(candidate)
     if not any(folder.glob("checkpoints/[0-9]*")):
         return ""
-    node = read_run_settings(folder / "run.yaml")
-    env = build(node["env"] | {"num_envs": 2 * episodes}, VecEnv)
+    env = build(read_run_settings(folder / "run.yaml")["env"] | {"num_envs": 2 * episodes}, VecEnv)
     policy = checkpoint.load_policy(folder, env.spec).eval()
     failed = _failures(Actor(policy, env.num_envs), env, board.seed, last)
     env.close()
