@@ -51,7 +51,7 @@ def read(env: Env, name: str) -> Arrays:
     return {
         **physics,
         "generator": pack(world.np_random),
-        "elapsed": np.array(0 if clock is None else _at(clock)),
+        "elapsed": np.array(0 if clock is None else clock._elapsed_steps or 0),
     }
 
 
@@ -91,10 +91,6 @@ def _clock(env: Env, name: str) -> TimeLimit | None:
             )
         env = env.env
     return clock
-
-
-def _at(clock: TimeLimit) -> int:
-    return 0 if clock._elapsed_steps is None else int(clock._elapsed_steps)
 
 
 def _read_mujoco(world: Any) -> Arrays:
