@@ -124,9 +124,8 @@ class So101(MujocoVecEnv):
         return {"state": np.concatenate(parts, 1).astype(np.float32)}
 
     def outcome(self, action: Floats) -> Outcome:
-        every = np.arange(self.num_envs)
         tool = so101.forward(self.batch.qpos[:, :JOINTS])[0]
-        far = np.linalg.norm(tool - self.goals(every), axis=1)
+        far = np.linalg.norm(tool - self.goals(np.arange(self.num_envs)), axis=1)
         won = far < NEAR
         reward = won * 1.0
         if self.config.reward == "shaped":

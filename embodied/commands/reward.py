@@ -45,12 +45,11 @@ def label_command(args: argparse.Namespace) -> None:
     from embodied.reports.datasets import label, means
 
     settings, state, origin = chosen(name, words, args.config_dir, "label")
-    source = Path(sources[0])
     try:
         with Bar() as bar:
             task = bar.add_task("episodes", total=None)
             about = label(
-                source,
+                Path(sources[0]),
                 Path(out),
                 settings["reward"],
                 state,

@@ -162,13 +162,12 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """The summary that is written to summary.json."""
-        rows = [asdict(each) for each in self.episodes]
         known = [each.success for each in self.episodes if each.success is not None]
         return {
             "robot": self.deployment.robot,
             "policy": self.deployment.policy,
             "dry": self.deployment.dry,
-            "episodes": rows,
+            "episodes": [asdict(each) for each in self.episodes],
             "successes": sum(known) if known else None,
         }
 

@@ -153,9 +153,8 @@ def _scripted(node: Node, robot: Node, output: Path) -> str:
     # All observations that the robot can provide, by name.
     names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])
     act = Leaf((len(controller.names),), low=-1.0, high=1.0, names=tuple(controller.names))
-    text = node.get("task") or ""
     obs = {"state": Leaf((len(names),), names=names)}
-    spec = Spec(obs=obs, act=act, dt=robot["step"], text=text)
+    spec = Spec(obs=obs, act=act, dt=robot["step"], text=node.get("task") or "")
     policy = build(node["demonstrator"], Policy, spec=spec)
     return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", policy, 0))
 

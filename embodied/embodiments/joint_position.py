@@ -160,10 +160,9 @@ class JointDelta(Controller):
         """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
         [B, n] in [-1, 1] and measured joint positions `q` [B, n]."""
         config = self.config
-        xp = namespace(q)
         target = reference["q"] + config.dt * constant(config.speed, q) * action
         target = within_lead(target, q, constant(config.lead, q))
-        target = xp.clip(target, constant(config.low, q), constant(config.high, q))
+        target = namespace(q).clip(target, constant(config.low, q), constant(config.high, q))
         return target, reference["width"], {"q": target, "width": reference["width"]}
 
 

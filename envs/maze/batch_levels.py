@@ -53,9 +53,8 @@ class BatchLevels:
         cells = (task[:, self.cells : self.cells + 2] * self.cells + 1e-3).long()
         start, goal = cells.clamp(max=self.cells - 1).unbind(1)
         goal = torch.where(goal == start, (goal + 1) % self.cells, goal)
-        facing = (task[:, -1] * 4 + 1e-3).long().clamp(max=3)
         walls.scatter_(1, torch.stack([start, goal], 1), False)
-        return Plans(walls, start, goal, facing)
+        return Plans(walls, start, goal, (task[:, -1] * 4 + 1e-3).long().clamp(max=3))
 
     def encode(self, plans: Plans) -> Tensor:
         """[n, S^2 + 3]; the inverse of `decode`."""

@@ -417,9 +417,8 @@ class MazeLevels:
     def ways(self, levels: Floats) -> NDArray[np.int64]:
         """[n]: length of the shortest path from start to goal in cells; -1 if there is none."""
         plans = self.decode(levels)
-        rows = np.arange(len(levels))
         steps = distances(plans.walls, plans.start, plans.goal).reshape(len(levels), -1)
-        return steps[rows, plans.goal]
+        return steps[np.arange(len(levels)), plans.goal]
 
     def picture(self, level: Floats) -> NDArray[np.uint8]:
         """Image [h, w, 3] of one level [S^2 + 3], with the agent at its start."""

@@ -103,9 +103,8 @@ class Replay:
     def __call__(self, x: Floats) -> Floats:
         """Errors [C, N, 7] (rad) of candidates [C, P], at all measurements of all windows."""
         values = self.split(self.native(x))
-        total = len(x) * len(self.windows)
         many = len(self.windows)
-        batch = Batch(self.model, total, self.threads)
+        batch = Batch(self.model, len(x) * len(self.windows), self.threads)
         value = {k: np.repeat(v, many, 0) for k, v in values.items()}
         batch.expand("actuator_gainprm")[:, self.servo, 0] = value["stiffness"]
         bias = batch.expand("actuator_biasprm")

@@ -115,9 +115,8 @@ class Scripted(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         carry = self._begin_episode(carry, noise)
-        state = self.state(obs)
         traits = carry["traits"]
-        seen = Seen(state, traits, carry["miss"], carry["clock"], self.config.sides)
+        seen = Seen(self.state(obs), traits, carry["miss"], carry["clock"], self.config.sides)
         plan = self.plan(seen)
         tool = seen.point("tool")
         carry = self._advanced(plan, tool, carry, noise)
@@ -256,12 +255,11 @@ def push(seen: Seen) -> Plan:
 
 def insert(seen: Seen) -> Plan:
     """Above where the hole seems to be, down to its rim, then press and correct by what is felt."""
-    hole = seen.point("hole_seen")
     tool = seen.point("tool")
     tip = seen.point("tip_from_hole")
     held = seen.point("peg_from_tool")
     length = held.new_tensor([0.0, 0.0, 0.055])
-    ready = hole - held + length + seen.miss
+    ready = seen.point("hole_seen") - held + length + seen.miss
     side = _side(seen, 0.02) + _up(seen.trait(2, 0.015, 0.03))
     flat = torch.cat([tip[:, :2], torch.zeros_like(tip[:, :1])], 1)
     # Press lightly on the rim, more once the tip is in, and let go a little now and then: a wedged

@@ -206,12 +206,11 @@ class SelfPaced(teacher.Teacher):
 
     def metrics(self) -> dict[str, float]:
         now = self.now()
-        deviation = now.root().norm(dim=1)
         return {
             "target_kl": kl(now, self.target).item(),
             "alpha": self.alpha,
             "step_kl": self.step_kl,
-            "deviation": deviation.mean().item(),
+            "deviation": now.root().norm(dim=1).mean().item(),
             "updates": float(self.updates),
         }
 
