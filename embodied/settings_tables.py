@@ -176,5 +176,4 @@ def _first_line(module: str) -> str:
         return ""
     if found is None or found.origin is None:
         return ""
-    tree = ast.parse(Path(found.origin).read_text())
-    return (ast.get_docstring(tree) or "").split("\n")[0]
+    return (ast.get_docstring(ast.parse(Path(found.origin).read_text())) or "").split("\n")[0]

@@ -228,11 +228,9 @@ class Gym(VecEnv):
             if not self._dtypes_checked:
                 # The first only: conversions cost little, but a wrong type may lose digits.
                 self._dtypes_checked = True
-                space = self.envs[0].observation_space
-                warn_of_dtypes(self.config.id, space, self._entries, obs)
+                warn_of_dtypes(self.config.id, self.envs[0].observation_space, self._entries, obs)
             self._write(arrays, place, obs)
-        fresh = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return fresh | self.added(rows)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()} | self.added(rows)
 
     def _arrays(self, n: int) -> dict[str, np.ndarray]:
         return {name: np.empty((n, *shape), dtype) for name, _, shape, dtype in self._plans}

@@ -47,13 +47,11 @@ def read(env: Env, name: str) -> Arrays:
     """The complete state of `env`; NotSavable if its kind is unknown."""
     world = env.unwrapped
     clock = _clock(env, name)
-    kind = _kind(world, name)
-    physics = _read_mujoco(world) if kind == "mujoco" else _read_classic(world)
-    generator = pack(world.np_random)
+    physics = _read_mujoco(world) if _kind(world, name) == "mujoco" else _read_classic(world)
     return {
         **physics,
-        "generator": generator,
-        "elapsed": np.array(0 if clock is None else _at(clock)),
+        "generator": pack(world.np_random),
+        "elapsed": np.array(0 if clock is None else clock._elapsed_steps or 0),
     }
 
 
@@ -61,8 +59,7 @@ def write(env: Env, row: Arrays, name: str) -> None:
     """Restore a state from `read` into `env`, which must have been reset once."""
     world: Any = env.unwrapped
     clock = _clock(env, name)
-    kind = _kind(world, name)
-    if kind == "mujoco":
+    if _kind(world, name) == "mujoco":
         _write_mujoco(world, row)
     else:
         world.state = row["state"].astype(np.float32 if row["single"] else np.float64)
@@ -94,10 +91,6 @@ def _clock(env: Env, name: str) -> TimeLimit | None:
             )
         env = env.env
     return clock
-
-
-def _at(clock: TimeLimit) -> int:
-    return 0 if clock._elapsed_steps is None else int(clock._elapsed_steps)
 
 
 def _read_mujoco(world: Any) -> Arrays:

@@ -86,8 +86,7 @@ class So101(MujocoVecEnv):
         ball = spec.worldbody.add_body(name="goal", mocap=True)
         sphere = mujoco.mjtGeom.mjGEOM_SPHERE
         size = [NEAR, 0, 0]
-        green = [0.2, 0.7, 0.35, 0.6]
-        ball.add_geom(type=sphere, size=size, rgba=green, contype=0, conaffinity=0)
+        ball.add_geom(type=sphere, size=size, rgba=[0.2, 0.7, 0.35, 0.6], contype=0, conaffinity=0)
         model = spec.compile()
         vector = tuple(RANGES)
         super().__init__(
@@ -106,13 +105,11 @@ class So101(MujocoVecEnv):
             seed=config.seed,
             name="so101_reach",
         )
-        begun = self.controller.begin(so101.HOME[None], np.zeros(1))
-        for key, value in begun.items():
+        for key, value in self.controller.begin(so101.HOME[None], np.zeros(1)).items():
             self.memory[key] = np.zeros((config.num_envs, *value.shape[1:]))
 
     def control(self, action: Floats) -> None:
-        q = self.batch.qpos[:, :JOINTS]
-        joints, width, moved = self.controller(action, q, self.memory)
+        joints, width, moved = self.controller(action, self.batch.qpos[:, :JOINTS], self.memory)
         for key, value in moved.items():
             self.memory[key][:] = value
         self.batch.ctrl[:, :JOINTS] = joints
@@ -127,9 +124,8 @@ class So101(MujocoVecEnv):
         return {"state": np.concatenate(parts, 1).astype(np.float32)}
 
     def outcome(self, action: Floats) -> Outcome:
-        every = np.arange(self.num_envs)
         tool = so101.forward(self.batch.qpos[:, :JOINTS])[0]
-        far = np.linalg.norm(tool - self.goals(every), axis=1)
+        far = np.linalg.norm(tool - self.goals(np.arange(self.num_envs)), axis=1)
         won = far < NEAR
         reward = won * 1.0
         if self.config.reward == "shaped":

@@ -193,8 +193,7 @@ class BlockGaussian(Gaussian):
             carry = {**carry, "explore/noise": kept, "explore/left": left}
         mean, log_std = self(obs)
         used = carry.get("explore/noise", noise[:, : self.size])
-        action = self.squash(mean + log_std.exp() * used)
-        return self.in_steps(action), carry
+        return self.in_steps(self.squash(mean + log_std.exp() * used)), carry
 
     def lasts(self, e: Tensor) -> Tensor:
         """Number of decisions [n] for which noise is held, from standard normal numbers [n]."""

@@ -76,5 +76,4 @@ class MlpPolicy(EncodedPolicy):
 
     def __init__(self, config: MlpConfig, spec: Spec, out: int) -> None:
         super().__init__(config, spec)
-        size = self.encoder.size
-        self.net = mlp(size, config.hidden, out, config.activation, config.layer_norm)
+        self.net = mlp(self.encoder.size, config.hidden, out, config.activation, config.layer_norm)

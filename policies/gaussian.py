@@ -61,8 +61,7 @@ class Gaussian(MlpPolicy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         mean, log_std = self(obs)
-        action = self.squash(mean + log_std.exp() * noise)
-        return self.in_steps(action), carry
+        return self.in_steps(self.squash(mean + log_std.exp() * noise)), carry
 
     def feedforward(self) -> Feedforward:
         """The mean action as plain layers; ConfigError if an observation is no vector."""

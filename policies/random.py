@@ -37,8 +37,7 @@ class Random(Policy):
         return torch.rand(shape)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        device = next(iter(obs.values())).device
-        noise = noise.to(device)
+        noise = noise.to(next(iter(obs.values())).device)
         assert len(noise) == length(obs)
         high = self.spec.act.high
         if self.spec.act.dtype == "int64" and isinstance(high, int | float):

@@ -59,9 +59,8 @@ class CausalAttention(nn.Module):
         values = torch.cat([values, new_values], 1)
         bias = self.bias[:, age.clamp(0, self.bias.shape[1] - 1)]
         mask = bias.masked_fill(~seen[:, None], -torch.inf)
-        query = self._split(self.query(x))
         found = functional.scaled_dot_product_attention(
-            query, self._split(keys), self._split(values), mask
+            self._split(self.query(x)), self._split(keys), self._split(values), mask
         )
         return self.out(found.transpose(1, 2).flatten(2)), keys, values
 

@@ -263,8 +263,7 @@ def _maps(
     types = {"state": "STATE", "env": "ENV", "image": "VISUAL"}
     inputs: dict[str, Map] = {}
     for name, feature in config.inputs.items():
-        image = feature.kind == "image"
-        shape = (feature.shape[0], 1, 1) if image else feature.shape
+        shape = (feature.shape[0], 1, 1) if feature.kind == "image" else feature.shape
         mode = into.get(types[feature.kind], "IDENTITY")
         inputs[name] = affine(mode, before.get(name), shape, name, True, widened)
     mode = back.get("ACTION", "IDENTITY")

@@ -169,8 +169,7 @@ def train(
     asked += _settings_words(settings)
     if not {"experiment", "resume", "eval.episodes"} & {word.partition("=")[0] for word in asked}:
         asked += ["eval.episodes=20", "eval.num_envs=10"]
-    folder = train_words(asked, [str(OPTIONS)], verbose=verbose)
-    return load(folder)
+    return load(train_words(asked, [str(OPTIONS)], verbose=verbose))
 
 
 def evaluate(

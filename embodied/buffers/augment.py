@@ -35,8 +35,7 @@ def shift_by_index(images: Tensor, moved: Tensor) -> Tensor:
     device, (n, height, width) = images.device, images.shape[:3]
     y = (torch.arange(height, device=device) + moved[0, :, None]).clamp(0, height - 1)
     x = (torch.arange(width, device=device) + moved[1, :, None]).clamp(0, width - 1)
-    every = torch.arange(n, device=device)
-    return images[every[:, None, None], y[:, :, None], x[:, None, :]]
+    return images[torch.arange(n, device=device)[:, None, None], y[:, :, None], x[:, None, :]]
 
 
 def shift_on_cpu(images: Tensor, moved: Tensor) -> Tensor:

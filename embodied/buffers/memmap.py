@@ -90,8 +90,7 @@ class MemmapReplayBuffer(ReplayBuffer):
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         self._open(layout)
-        facts = {"capacity": self.capacity, "rows": layout}
-        text = json.dumps(facts, indent=1).encode()
+        text = json.dumps({"capacity": self.capacity, "rows": layout}, indent=1).encode()
         write_durably(self.folder / "layout.json", lambda sink: sink.write(text))
 
     def _open(self, layout: dict[str, Any]) -> None:

@@ -77,8 +77,7 @@ class RolloutBuffer:
         views that `clear` overwrites. With `keep` > 1: of the kept batches, B of each."""
         slots = torch.arange(self.length, device=self.count.device)
         held = {key: value[: self.length] for key, value in self.held.items()}
-        valid = {"valid": slots[:, None] < self.count}
-        newest = {**held, **valid, **tt.nest(carry or {}, "carry")}
+        newest = {**held, "valid": slots[:, None] < self.count, **tt.nest(carry or {}, "carry")}
         if self.keep == 1:
             return newest
         self.newest = tt.each(newest, torch.clone)

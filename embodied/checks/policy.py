@@ -70,8 +70,7 @@ def observations(spec: Spec, n: int) -> Tensors:
         if leaf.is_image or leaf.is_symbol or leaf.is_text or bounded:
             found[name] = leaf.sample(n)
         else:
-            numbers = 3 * torch.randn(n, *leaf.shape) + 1
-            found[name] = numbers.to(getattr(torch, leaf.dtype))
+            found[name] = (3 * torch.randn(n, *leaf.shape) + 1).to(getattr(torch, leaf.dtype))
     return found
 
 

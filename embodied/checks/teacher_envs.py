@@ -106,8 +106,7 @@ def _shrunk(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         if dataclasses.is_dataclass(kinds[field.name]):
             out[field.name] = _shrunk(kinds[field.name], out.get(field.name, {}))
         elif field.name in SMALL:
-            known = settings.get(field.name, field.default)
-            out[field.name] = min(SMALL[field.name], known)
+            out[field.name] = min(SMALL[field.name], settings.get(field.name, field.default))
     return out
 
 

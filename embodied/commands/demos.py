@@ -67,8 +67,7 @@ def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
     env = next((word.split("=", 1)[1] for word in words if word.startswith("env=")), None)
     if env not in envs:
         return next(iter(known))  # compose() reports the error in env
-    names = [env, str(option(envs[env]).get("task"))]
-    for name in names:
+    for name in [env, str(option(envs[env]).get("task"))]:
         if name in known:
             return name
     raise ConfigError(

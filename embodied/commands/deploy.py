@@ -305,8 +305,7 @@ def teleop_command(args: argparse.Namespace) -> None:
             hand(made, node["hold"]) as hold,
             person(made, node["teleop"], always=True) as takeover,
         ):
-            session = TeleopSession(folder, made, output, Live(hold))
-            conduct(here, node, session, hold, takeover)
+            conduct(here, node, TeleopSession(folder, made, output, Live(hold)), hold, takeover)
 
 
 def record_command(args: argparse.Namespace) -> None:

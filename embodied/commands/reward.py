@@ -45,12 +45,11 @@ def label_command(args: argparse.Namespace) -> None:
     from embodied.reports.datasets import label, means
 
     settings, state, origin = chosen(name, words, args.config_dir, "label")
-    source = Path(sources[0])
     try:
         with Bar() as bar:
             task = bar.add_task("episodes", total=None)
             about = label(
-                source,
+                Path(sources[0]),
                 Path(out),
                 settings["reward"],
                 state,
@@ -122,8 +121,7 @@ def score_command(args: argparse.Namespace) -> None:
         facts = scoring.summary(rows, settings["threshold"])
         about = scoring.provenance(source, node, origin, settings["gamma"])
         folder.mkdir(parents=True, exist_ok=True)
-        report = {"about": about, "summary": facts, "episodes": rows}
-        write_json(folder / "score.json", report)
+        write_json(folder / "score.json", {"about": about, "summary": facts, "episodes": rows})
         scoring.draw(rows, title, folder / "score.png")
         print(f"{camera}:" if camera else "", end="\n" if camera else "")
         show_scores(rows, facts)

@@ -75,8 +75,7 @@ def serving(policy: Policy, settings: Settings) -> Server:
 
     token = make_token(token_path(settings)) if settings.token else None
     limits = Limits(int(settings.message_mb * 2**20), settings.connections)
-    service = PolicyService(policy)
-    return Server(service, settings.host, settings.port, token, limits)
+    return Server(PolicyService(policy), settings.host, settings.port, token, limits)
 
 
 def token_path(settings: Settings) -> Path:

@@ -112,13 +112,12 @@ def sweep_of(own: dict[str, str], words: list[str], folders: list[str]) -> Any:
         f"{s.key}={s.choices[0] if s.choices else int(s.low) if s.whole else s.low}" for s in space
     ]
     node = fresh([*fixed, *first, "out=outputs/no-run"], folders)
-    steps = int(node["steps"])
     fixed = [word for word in fixed if word.partition("=")[0] != "steps"]
     kept = [part for folder in folders for part in ("--config-dir", folder)]
     settings = {
         "words": (*fixed, *kept),
         "space": space,
-        "steps": steps,
+        "steps": int(node["steps"]),
         "threads": int(node["threads"]),
         "device": str(node["device"]),
         **{key: own[key] for key in ("metric", "direction", "pruner") if key in own},

@@ -164,8 +164,7 @@ def resumed(path: Path, words: Sequence[str], folders: Sequence[str]) -> tuple[N
     settings = read_run_settings(folder / "run.yaml")
     settings |= {"allow": [], "out": str(folder), "resume": str(path)}
     kept = [word for word in words if not word.startswith("resume=")]
-    node = compose("run", kept, folders, {"run": settings}).node
-    return node, int(saved.name)
+    return compose("run", kept, folders, {"run": settings}).node, int(saved.name)
 
 
 def facts(config: RunConfig) -> dict[str, str]:

@@ -96,8 +96,7 @@ class Source:
         """
         default, factory = _of_field(written)
         if factory is not None:
-            is_lambda = isinstance(factory, ast.Lambda)
-            default = factory.body if is_lambda else ast.Call(factory, [], [])
+            default = factory.body if isinstance(factory, ast.Lambda) else ast.Call(factory, [], [])
         return _plain(self.evaluated(default))
 
     def evaluated(self, written: ast.expr | None) -> Any:

@@ -99,8 +99,7 @@ class Captured:
     """
 
     def __init__(self, policy: Policy) -> None:
-        device = next((p.device for p in policy.parameters()), torch.device("cpu"))
-        require_gpu(device, "policy")
+        require_gpu(next((p.device for p in policy.parameters()), torch.device("cpu")), "policy")
         self.policy = policy
         self.recording: Recording | None = None
 

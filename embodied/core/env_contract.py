@@ -202,8 +202,7 @@ def require_same_with_same_seed(env: VecEnv, seed: int, steps: int) -> None:
 def require_other_with_other_seed(env: VecEnv, seed: int, steps: int) -> None:
     """Another seed gives other episodes."""
     one, other = _episode(env, seed, steps), _episode(env, seed + 1, steps)
-    pairs = zip(one, other, strict=True)
-    if all(torch.equal(a[k], b[k]) for a, b in pairs for k in a):
+    if all(torch.equal(a[k], b[k]) for a, b in zip(one, other, strict=True) for k in a):
         wrong(
             env,
             "every seed gives the same episodes, so all evaluation episodes are one; draw the "

@@ -53,8 +53,7 @@ class SavedFile:
     def names(self) -> list[str]:
         """The names of its tensors."""
         with safe_open(self.path, "pt") as opened:  # pyright: ignore[reportUnknownVariableType]
-            file = cast(Any, opened)
-            return list(file.keys())
+            return list(cast(Any, opened).keys())
 
     def reference(self, part: str, folder: Path) -> dict[str, Any]:
         """The entry of `references.json` in the checkpoint `folder` for the submodule `part`."""

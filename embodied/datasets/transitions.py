@@ -62,13 +62,12 @@ def transitions(
     ended = (steps["terminated"][rows] & valid).any(1)
     lasted = valid.sum(1)
     action = steps["action"][rows] if chunk > 1 else steps["action"]
-    successor = _successors(episodes, windows)
     return {
         **tt.nest(tt.under(steps, "obs"), "obs"),
         "action": action.flatten(1) if chunk > 1 else action,
         "reward": (steps["reward"][rows] * valid * weight).sum(1),
         "discount": torch.where(ended, 0.0, gamma ** lasted.float()),
-        **tt.nest(successor, "next_obs"),
+        **tt.nest(_successors(episodes, windows), "next_obs"),
         "episode": windows.episode,
         **({"executed_steps": lasted} if chunk > 1 else {}),
         **{key: steps[key] for key in keep},
@@ -205,13 +204,11 @@ class Dataset:
 
     def sample(self, n: int) -> Tensors:
         """`n` samples, uniformly and with replacement, by torch's default generator."""
-        index = torch.randint(self.length, (n,), device=self.device)
-        return load(tt.take(self.rows, index))
+        return load(tt.take(self.rows, torch.randint(self.length, (n,), device=self.device)))
 
 
 def _windows(episodes: Episodes, width: int) -> _Windows:
-    count = len(episodes.length)
-    episode = torch.repeat_interleave(torch.arange(count), episodes.length)
+    episode = torch.repeat_interleave(torch.arange(len(episodes.length)), episodes.length)
     last = (episodes.start + episodes.length - 1)[episode].unsqueeze(1)
     rows = torch.arange(len(episode)).unsqueeze(1) + torch.arange(width)
     return _Windows(episode, torch.minimum(rows, last), rows <= last)

@@ -108,8 +108,7 @@ def _checkpoint(site: Site, policy: Policy) -> tuple[bool | None, str]:
 def _rate(site: Site, policy: Policy) -> tuple[bool | None, str]:
     made = site.deployment
     require_rate(policy.spec, made)
-    ticks = made.step * made.hertz
-    if ticks < 1:
+    if made.step * made.hertz < 1:
         return False, f"{made.hertz:g} Hz is slower than the policy's {1 / made.step:g} Hz"
     how = (
         ""

@@ -227,8 +227,7 @@ class External:
             if "_from_" not in name and name not in known:
                 raise ConfigError(f"numbers: nobody measures {name}{nearest(name, known)}")
         obs = {"state": Leaf((len(names),), names=names)} if names else {}
-        act = Leaf((1,), low=-math.inf, high=math.inf)
-        return Spec(obs=obs, act=act, dt=made.step)
+        return Spec(obs=obs, act=Leaf((1,), low=-math.inf, high=math.inf), dt=made.step)
 
 
 def _opening(robot: Node) -> float:

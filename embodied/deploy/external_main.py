@@ -43,8 +43,7 @@ class Server:
         """The reply; ConfigError, RobotError, DriverError."""
         verb = request.pop("do", "")
         if verb == "begin":
-            settings = {"words": [], **request}
-            self.robot = External(parse(Config, settings, "robot"))
+            self.robot = External(parse(Config, {"words": [], **request}, "robot"))
             return self.robot.describe(), []
         robot = self.robot
         if robot is None:

@@ -87,8 +87,7 @@ class Session:
         self.daemon.stop(ANSWER if self.lost else PATIENCE)
         if not self.served:
             return  # what is in the folder may be another session's
-        cameras = [log.stem for log in self.folder.glob("camera-*.log")]
-        for name in (*LOGS, *cameras):
+        for name in (*LOGS, *[log.stem for log in self.folder.glob("camera-*.log")]):
             log = self.folder / f"{name}.log"
             if log.exists():
                 shutil.copy(log, self.output / log.name)
@@ -163,13 +162,12 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """The summary that is written to summary.json."""
-        rows = [asdict(each) for each in self.episodes]
         known = [each.success for each in self.episodes if each.success is not None]
         return {
             "robot": self.deployment.robot,
             "policy": self.deployment.policy,
             "dry": self.deployment.dry,
-            "episodes": rows,
+            "episodes": [asdict(each) for each in self.episodes],
             "successes": sum(known) if known else None,
         }
 
@@ -239,8 +237,7 @@ class Session:
         return "the daemon ended before it said whether it was recorded" if self.lost else ""
 
     def _success(self, status: Status) -> bool | None:
-        numbers = [*status["q"], *status["sensed"]]
-        if any(number is None for number in numbers):
+        if any(number is None for number in [*status["q"], *status["sensed"]]):
             return False if self.success.known else None
         return self.success(np.array(status["q"]), status["sensed"])
 

@@ -153,9 +153,8 @@ def _scripted(node: Node, robot: Node, output: Path) -> str:
     # All observations that the robot can provide, by name.
     names = names_of(len(robot["limits"]["low"]), robot.get("given") or {}, robot["sensed"])
     act = Leaf((len(controller.names),), low=-1.0, high=1.0, names=tuple(controller.names))
-    text = node.get("task") or ""
     obs = {"state": Leaf((len(names),), names=names)}
-    spec = Spec(obs=obs, act=act, dt=robot["step"], text=text)
+    spec = Spec(obs=obs, act=act, dt=robot["step"], text=node.get("task") or "")
     policy = build(node["demonstrator"], Policy, spec=spec)
     return str(checkpoint.save(output / "policy" / "checkpoints" / "00000000", policy, 0))
 
@@ -172,8 +171,7 @@ def mapped_checkpoint(policy: Path, file: str, robot: Node, output: Path) -> str
 
 def robot_spec(there: Spec, mapping: Mapping, robot: Node, file: str) -> Spec:
     """What the policy of `there` needs of a robot, in the robot's names and at its rate."""
-    controller = build(robot["controller"], Controller)
-    names = tuple(controller.names)
+    names = tuple(build(robot["controller"], Controller).names)
     here = {source.name: name for name, source in mapping.obs.items()}
     obs: dict[str, Leaf] = {}
     for name, leaf in there.obs.items():

@@ -87,11 +87,10 @@ class Delta(Controller):
         `action` [B, A] in [-1, 1], `q` [B, n] measured joint angles.
         """
         config = self.config
-        xp = namespace(q)
         here, facing, _ = self.arm.forward(q)
         place = reference["place"] + config.step * action[:, :3]
         place = here + shortened(place - here, config.lead)
-        place = xp.clip(place, constant(config.low, place), constant(config.high, place))
+        place = namespace(q).clip(place, constant(config.low, place), constant(config.high, place))
         turn = self.turned(action, reference["turn"], facing)
         before = reference["q"]
         most = constant(config.speed * self.arm.velocity * config.dt, q)

@@ -123,14 +123,13 @@ class CartesianPose(Controller):
     def encode(self, place: Floats, turn: Floats) -> Floats:
         """The pose part of the action [B, 3 + m] that means tool poses `place` [B, 3] in the box,
         `turn` [B, 3, 3]."""
-        xp = namespace(place)
         low, high = constant(self.config.low, place), constant(self.config.high, place)
         parts = [2 * (place - low) / (high - low) - 1]
         if self.config.rotation == "6d":
             parts += [turn[:, :, 0], turn[:, :, 1]]
         elif self.config.rotation == "vector":
             parts += [rotation_vector(turn) / np.pi]
-        return xp.concatenate(parts, 1)
+        return namespace(place).concatenate(parts, 1)
 
     def _towards(
         self, action: Floats, turn: Floats, q: Floats, before: Floats

@@ -103,8 +103,7 @@ class JointPosition(Controller):
         target = within_lead(target, q, constant(np.full(n, config.lead), q))
         target = xp.clip(target, constant(arm.lower, q), constant(arm.upper, q))
         width = self._width(action, reference["width"])
-        place = arm.forward(target)[0]
-        return target, width, {"place": place, "q": target, "width": width}
+        return target, width, {"place": arm.forward(target)[0], "q": target, "width": width}
 
     def _width(self, action: Floats, before: Floats) -> Floats:
         """The hand's next opening [B] (m)."""
@@ -161,10 +160,9 @@ class JointDelta(Controller):
         """Joint targets [B, n] (rad), hand width [B] (m) and the moved reference, for `action`
         [B, n] in [-1, 1] and measured joint positions `q` [B, n]."""
         config = self.config
-        xp = namespace(q)
         target = reference["q"] + config.dt * constant(config.speed, q) * action
         target = within_lead(target, q, constant(config.lead, q))
-        target = xp.clip(target, constant(config.low, q), constant(config.high, q))
+        target = namespace(q).clip(target, constant(config.low, q), constant(config.high, q))
         return target, reference["width"], {"q": target, "width": reference["width"]}
 
 

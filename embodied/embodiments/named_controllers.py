@@ -44,8 +44,7 @@ def controller_node(said: str | Mapping[str, Any], arm: str, dt: float) -> Node:
         )
     if said == "cartesian_delta":
         return {"_target_": DELTAS[arm], "dt": dt}
-    target = f"{PLACE}.cartesian_pose.CartesianPose"
-    return {"_target_": target, "arm": arm, "dt": dt, **BOXES[arm]}
+    return {"_target_": f"{PLACE}.cartesian_pose.CartesianPose", "arm": arm, "dt": dt, **BOXES[arm]}
 
 
 def arm_of_kinematics(kinematics: str) -> str:

@@ -56,8 +56,7 @@ class TaskGridEval(Wrapper):
         self, seed: int | None = None, task: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensors:
         every = torch.arange(self.num_envs, device=self.device)
-        begun = torch.where(self.rows(mask), every, self.memory["begun"])
-        self.memory["begun"] = begun
+        self.memory["begun"] = torch.where(self.rows(mask), every, self.memory["begun"])
         return self.env.reset(seed, self._next_tasks(), mask)
 
     def step(self, action: Tensor) -> Step:

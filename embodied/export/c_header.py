@@ -69,10 +69,9 @@ def header(layers: Feedforward, decision: Decision, facts: dict[str, Any]) -> st
     """The text of the C header."""
     spec, chunk = decision.policy.spec, decision.policy.chunk
     inputs = len(layers.norm.mean)
-    leaves = [(name, spec.obs[name]) for name in layers.leaves]
     return "\n".join(
         [
-            _about(facts, leaves, spec.act, chunk),
+            _about(facts, [(name, spec.obs[name]) for name in layers.leaves], spec.act, chunk),
             "#ifndef POLICY_H",
             "#define POLICY_H",
             "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n",
@@ -179,11 +178,10 @@ def _network(layers: Feedforward, inputs: int) -> list[str]:
 def _self_test(layers: Feedforward, decision: Decision, inputs: int) -> list[str]:
     """A self-test: an example input and output, and a C function that compares them."""
     given = decision.example(1)
-    obs = flatten(layers, decision, given)[0]
     action = decision(*given[:-1], torch.zeros_like(given[-1])).flatten()
     return [
         "#ifdef POLICY_SELF_TEST",
-        array("policy_test_obs", obs),
+        array("policy_test_obs", flatten(layers, decision, given)[0]),
         array("policy_test_action", action),
         "/* the largest difference to what PyTorch gave: below 1e-5 where all is well; 1e9 if an",
         " * observation is refused that is sound, or one is taken that is not a number */",

@@ -156,6 +156,8 @@ class DelayedActorCritic(ActorCritic):
     `_step(..., act, batch)` does one update; `act`: with a step of the policy.
     """
 
+    counters = ("updates",)
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.updates = 0
@@ -170,13 +172,6 @@ class DelayedActorCritic(ActorCritic):
         own = {key: metrics[key] for key in SOFT_METRICS if key in metrics}
         self.last_actor = own or self.last_actor
         return metrics | self.last_actor
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"updates": self.updates}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.updates = state["updates"]
 
 
 def draw(policy: Gaussian, obs: Tensors) -> tuple[Tensor, Tensor]:

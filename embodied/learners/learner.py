@@ -76,6 +76,8 @@ class Learner(nn.Module):
     """Transitions of action chunks have `executed_steps` [n] (int64): how many steps of the chunk
     were executed before the episode ended."""
     columns: tuple[str, ...] = ()
+    counters: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are numbers, saved and restored besides the module and the optimisers."""
     node: dict[str, Any]
 
     @classmethod
@@ -106,13 +108,16 @@ class Learner(nn.Module):
     def get_state(self) -> dict[str, Any]:
         """Parameters, targets and optimiser states: all that an exact resume needs."""
         optimizers = {name: o.state_dict() for name, o in self.optimizers().items()}
-        return {"module": self.state_dict(), "optimizers": optimizers}
+        counted = {name: getattr(self, name) for name in self.counters}
+        return {"module": self.state_dict(), "optimizers": optimizers, **counted}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
         self.load_state_dict(state["module"])
         for name, optimizer in self.optimizers().items():
             optimizer.load_state_dict(state["optimizers"][name])
+        for name in self.counters:
+            setattr(self, name, state[name])
 
 
 @runtime_checkable

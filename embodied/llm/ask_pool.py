@@ -173,8 +173,7 @@ class AskPool(Generic[Q, A]):
             if not self.waiting or self.spent or self.fault is not None:
                 self.threads -= 1
                 return None
-            count = min(self.batch, len(self.waiting))
-            batch = [self.waiting.pop() for _ in range(count)]
+            batch = [self.waiting.pop() for _ in range(min(self.batch, len(self.waiting)))]
             self.begun += 1
             self.asking[self.begun] = batch
             return self.begun, batch
@@ -184,8 +183,7 @@ class AskPool(Generic[Q, A]):
         found: list[Asked[Q, A]] | Exception
         failed = False
         try:
-            answers = self.ask(batch)
-            found = [Asked(q, answer) for q, answer in zip(batch, answers, strict=True)]
+            found = [Asked(q, answer) for q, answer in zip(batch, self.ask(batch), strict=True)]
         except BudgetSpent as error:
             found = error
         except ChatError as error:

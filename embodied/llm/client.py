@@ -44,9 +44,8 @@ from embodied.llm.budget import AppendLog, Budget, Deadline, Limits
 from embodied.llm.chat import Answer, Chat, ChatError, Message, Request, ServerUnusable, parse_json
 
 logger = logging.getLogger(__name__)
-Record = dict[
-    str, Any
-]  # key, request, text, data, error, served, fingerprint, time, usage, seconds
+# key, request, text, data, error, served, fingerprint, time, usage, seconds
+Record = dict[str, Any]
 
 
 class Cache:
@@ -91,24 +90,15 @@ def answer_from(record: Record) -> Answer:
     """A cached answer; ChatError if the record is of a failure."""
     if record.get("error"):
         raise ChatError(f"{record['error']} (cached)")
-    usage = record.get("usage") or {}
     return Answer(
         record["text"],
         record.get("data"),
         record.get("served") or record["request"]["model"],
         record["key"],
         cached=True,
-        tokens=int(usage.get("total_tokens", 0)),
+        tokens=int((record.get("usage") or {}).get("total_tokens", 0)),
         seconds=float(record.get("seconds", 0.0)),
         logprobs=tuple(record.get("logprobs") or ()),
-    )
-
-
-def missing(question: Request, path: Path | str) -> ChatError:
-    """The error for a request that is not in the cache."""
-    return ChatError(
-        f"{path} has no answer of {question.model} to {question.shown} ({question.key[:12]}); "
-        "only cached answers are allowed here"
     )
 
 
@@ -125,15 +115,18 @@ class CachedConfig:
 class CachedChat(Chat):
     """Raises ChatError for a request that is not in the cache."""
 
+    config: CachedConfig | Config
+    cache: Cache | None
+
     def __init__(self, config: CachedConfig) -> None:
         if not Path(config.cache).is_file():
             raise ConfigError(f"chat.cache={config.cache} does not exist")
         self.config = config
         self.cache = Cache(config.cache)
-        self.name = config.model or self._only_model()
+        self.name = config.model or self._only_model(self.cache)
 
-    def _only_model(self) -> str:
-        models = sorted({record["request"]["model"] for record in self.cache.records.values()})
+    def _only_model(self, cache: Cache) -> str:
+        models = sorted({record["request"]["model"] for record in cache.records.values()})
         if len(models) != 1:
             raise ConfigError(
                 f"{self.config.cache} holds answers of {', '.join(models) or 'no model'}; "
@@ -151,11 +144,15 @@ class CachedChat(Chat):
         top_logprobs: int = 0,
     ) -> Answer:
         limits = (self.config.max_tokens, self.config.extra)
-        question = Request(self.name, messages, schema, temperature, seed, *limits, top_logprobs)
-        record = self.cache.get(question.key)
-        if record is None:
-            raise missing(question, self.config.cache)
-        return answer_from(record)
+        request = Request(self.name, messages, schema, temperature, seed, *limits, top_logprobs)
+        record = None if self.cache is None else self.cache.get(request.key)
+        return self._not_cached(request) if record is None else answer_from(record)
+
+    def _not_cached(self, request: Request) -> Answer:
+        raise ChatError(
+            f"{self.config.cache} has no answer of {request.model} to {request.shown} "
+            f"({request.key[:12]}); only cached answers are allowed here"
+        )
 
 
 SETUP = (401, 403, 404)
@@ -364,11 +361,13 @@ class Reply:
     logprobs: tuple[dict[str, float], ...] = ()
 
 
-class ChatClient(Chat):
+class ChatClient(CachedChat):
     """An answer that violates the schema is returned to the model with the error, once; a second
-    one, or a refusal, is a ChatError. The cache stores what the
-    model said, refusals too, and no failures of the server. What was spent is kept in `folder`, of
-    the run (None: in memory only)."""
+    one, or a refusal, is a ChatError. The cache stores what the model said, refusals too, and no
+    failures of the server. `ask` raises BudgetSpent if a limit is reached; cached answers remain
+    free. What was spent is kept in `folder`, of the run (None: in memory only)."""
+
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         if config.recorded and config.cache is None:
@@ -382,24 +381,9 @@ class ChatClient(Chat):
             self.http = HttpClient(config.url, config.key, config.limits, self.budget)
         self.cache = None if config.cache is None else Cache(config.cache)
 
-    def ask(
-        self,
-        messages: Sequence[Message],
-        schema: Mapping[str, Any] | None = None,
-        *,
-        temperature: float = 0.0,
-        seed: int = 0,
-        top_logprobs: int = 0,
-    ) -> Answer:
-        """See `Chat`. BudgetSpent if a limit is reached; cached answers remain free."""
-        config = self.config
-        limits = (config.max_tokens, config.extra)
-        request = Request(self.name, messages, schema, temperature, seed, *limits, top_logprobs)
-        known = None if self.cache is None else self.cache.get(request.key)
-        if known is not None:
-            return answer_from(known)
+    def _not_cached(self, request: Request) -> Answer:
         if self.http is None:
-            raise missing(request, str(config.cache))
+            return super()._not_cached(request)
         with self.http.slot() as deadline:
             return self._fresh(self.http, request, deadline)
 

@@ -43,8 +43,7 @@ def train(config: TrainConfig, progress: Progress = lambda *_: None) -> tuple[Dy
     episodes = read(folders, config.demo_episodes)
     seed_everything(config.seed)
     model = build(config.model, Dynamics, spec=episodes.spec).to(device)
-    rows = tt.to(model_transitions(episodes, model.spec.obs), device)
-    fit = model.fit(rows, progress)
+    fit = model.fit(tt.to(model_transitions(episodes, model.spec.obs), device), progress)
     about = {"demos": [*folders], "episodes": len(episodes), "seed": config.seed}
     save(Path(config.out), model.eval(), fit, about)
     return model, fit

@@ -41,8 +41,7 @@ def fit(
 
 def held_out(count: int, share: float, random: torch.Generator) -> Tensor:
     """Random indices of about `share` of `count` items, at least one; none of no items."""
-    order = torch.randperm(count, generator=random)
-    return order[: max(1, round(share * count))]
+    return torch.randperm(count, generator=random)[: max(1, round(share * count))]
 
 
 def minibatches(

@@ -120,8 +120,7 @@ def _clock() -> float:
 
 
 def _matrices() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, SIZE, SIZE, generator=generator).unbind()
+    a, b = torch.randn(2, SIZE, SIZE, generator=torch.Generator().manual_seed(0)).unbind()
     return a, b
 
 

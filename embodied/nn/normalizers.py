@@ -125,8 +125,7 @@ class RunningMeanStd:
         return ((values - self.mean.float()) / self.std).clamp(-clip, clip)
 
     def get_state(self) -> dict[str, Any]:
-        state = {"count": self.count, "mean": self.mean, "squares": self.squares}
-        return each(state, torch.clone)
+        return each({"count": self.count, "mean": self.mean, "squares": self.squares}, torch.clone)
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.count.copy_(state["count"])

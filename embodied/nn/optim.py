@@ -107,10 +107,9 @@ class Adam:
     def state_dict(self) -> dict[str, Any]:
         """The state in the format of `torch.optim.Adam`: tensors by parameter index."""
         group = self.param_groups[0]
-        places = list(range(len(group["params"])))
         return {
             "state": {i: dict(state) for i, state in self.state.items()},
-            "param_groups": [{**group, "fused": True, "params": places}],
+            "param_groups": [{**group, "fused": True, "params": list(range(len(group["params"])))}],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

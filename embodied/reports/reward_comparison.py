@@ -188,10 +188,9 @@ def _alone(name: str, parts: Sequence[Numbers], cover: PolicyEpisodes) -> dict[s
     if cover.success is None:
         return facts
     won = cover.success.numpy()
-    scores = {"auc_last": last, "auc_return": sums}
     return facts | {
         f"{name}_{key}": _with_interval(lambda i, s=score: statistics.auc(s[i], won[i]), len(won))
-        for key, score in scores.items()
+        for key, score in {"auc_last": last, "auc_return": sums}.items()
     }
 
 

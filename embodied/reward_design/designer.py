@@ -207,8 +207,7 @@ class Experience:
 
     def _tried(self) -> Tensor:
         """Indices of GATE transitions, up to a quarter of them successes."""
-        generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(len(self.random), generator=generator)
+        order = torch.randperm(len(self.random), generator=torch.Generator().manual_seed(0))
         if self.success is None:
             return order[:GATE]
         won = order[self.success[order]][: GATE // 4]

@@ -139,8 +139,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
     chat = None if config.chat is None else open_chat(config.chat, folder)
-    context = {"chat": chat} if chat else {}
-    designer = build(config.designer, Designer, **context)
+    designer = build(config.designer, Designer, **({"chat": chat} if chat else {}))
     env = build(config.env | {"num_envs": ROWS}, VecEnv)
     try:
         experience = _experience(config, env, folder)
@@ -167,8 +166,7 @@ def design(config: DesignConfig, words: Sequence[str], tell: Tell) -> Path:
     )
     lock = f"reward.require_lock={str(config.require_lock).lower()}"
     trials = Trials(folder, [*words, *config.learn], config.budget, (lock,))
-    search = Search(designer, board, trials, config.rounds, config.samples, config.finals, tell)
-    best = search.run()
+    best = Search(designer, board, trials, config.rounds, config.samples, config.finals, tell).run()
     facts = {
         "sentence": config.sentence,
         "world": " ".join(words),

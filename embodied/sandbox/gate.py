@@ -131,8 +131,7 @@ class Worker:
     def load(self, source: str, known: Sequence[str], one_by_one: bool | None = None) -> None:
         """Load a program; Rejected if that fails or takes too long. `one_by_one` true: it gets one
         transition at a time; None: only if it cannot take batches."""
-        order = {"source": source, "known": list(known), "one_by_one": one_by_one}
-        self._ask(order, [], 0)
+        self._ask({"source": source, "known": list(known), "one_by_one": one_by_one}, [], 0)
 
     def run(self, inputs: Sequence[Tensor], rows: int) -> ProgramOutput:
         """The loaded program's output for `inputs` [rows, ...]; Rejected at layer "process" if it
@@ -175,8 +174,7 @@ class Worker:
         header, found = self._answer(most)
         self.seconds = self._used() - self.begun
         if "layer" in header:
-            reason = str(header.get("reason", ""))
-            raise Rejected(clean(str(header["layer"]))[:16], clean(reason))
+            raise Rejected(clean(str(header["layer"]))[:16], clean(str(header.get("reason", ""))))
         return header, found
 
     def _start(self) -> None:
@@ -329,8 +327,7 @@ class Sandbox:
         first = worker.run(rows, count)
         if real:
             require_sound(first, self.limits.peak)
-        again = worker.run(rows, count)
-        if not _same(first.total, again.total, 0.0):
+        if not _same(first.total, worker.run(rows, count).total, 0.0):
             raise Rejected("result", "it answers differently when asked again")
         # In another order and in other proportions.
         order = (count * (torch.arange(SLICE).flip(0) / SLICE).square()).long()

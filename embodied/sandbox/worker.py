@@ -70,8 +70,7 @@ def _only(handles: Sequence[int]) -> None:
     """Keep three descriptors: requests as 3, answers as 4, print as 1 and 2; 0 is empty."""
     requests, answers, printed = handles
     high = [os.dup2(h, 200 + i) for i, h in enumerate((requests, answers, printed))]
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for target, source in ((3, high[0]), (4, high[1]), (1, high[2]), (2, high[2])):
         os.dup2(source, target)
     os.closerange(5, 4096)

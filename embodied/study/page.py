@@ -106,8 +106,7 @@ def _choices(study: Study, work: Path) -> list[str]:
         )
         for (seed, name), each in made.items()
     ]
-    heads = ("stage", "seed", "chosen", "metric", "scores")
-    return ["<h2>Choices</h2>", table(heads, rows)]
+    return ["<h2>Choices</h2>", table(("stage", "seed", "chosen", "metric", "scores"), rows)]
 
 
 HEADS = ("variant", "runs", "IQM", "95% interval", "P(better than baseline)", "scores", "minutes")

@@ -388,8 +388,7 @@ def _trials(sweep: Sweep, study: Any) -> Iterator[Any]:
     """Trials that were interrupted, then new ones, until there are enough."""
     import optuna
 
-    running = [t for t in study.trials if t.state == optuna.trial.TrialState.RUNNING]
-    for frozen in running:
+    for frozen in [t for t in study.trials if t.state == optuna.trial.TrialState.RUNNING]:
         yield optuna.trial.Trial(study, frozen._trial_id)
     while len(study.trials) < sweep.trials:
         yield study.ask()

@@ -547,8 +547,7 @@ class TaskWrapper(Wrapper):
             columns = {"return": outcome.ret, "success": outcome.success, "length": outcome.length}
             numbers = {name: value.numpy() for name, value in columns.items()}
             self.episode_log.add(ticket.tolist(), memory["task"][at].cpu().numpy(), numbers)
-        obs = self._begin(step.ended, None)
-        return replace(step, obs=obs, next_obs=following, log=log)
+        return replace(step, obs=self._begin(step.ended, None), next_obs=following, log=log)
 
     def _begin(self, rows: Tensor, seed: int | None) -> Tensors:
         memory, at = self.memory, rows.nonzero().flatten()
@@ -560,5 +559,4 @@ class TaskWrapper(Wrapper):
             learn = self.teacher.trains(ticket).to(self.device)
             memory["learn"] = memory["learn"].index_copy(0, at, learn)
         memory["task"] = memory["task"].index_copy(0, at, task.to(self.device))
-        mask = None if rows.all() else rows
-        return self.env.reset(seed, memory["task"], mask)
+        return self.env.reset(seed, memory["task"], None if rows.all() else rows)

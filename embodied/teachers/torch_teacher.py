@@ -35,8 +35,7 @@ def linear(inner: int, outer: int, random: np.random.Generator, scale: float = 1
     edge = scale / math.sqrt(inner)
     with torch.no_grad():
         for parameter in (layer.weight, layer.bias):
-            drawn = random.uniform(-edge, edge, tuple(parameter.shape))
-            parameter.copy_(torch.from_numpy(drawn))
+            parameter.copy_(torch.from_numpy(random.uniform(-edge, edge, tuple(parameter.shape))))
     return layer
 
 
@@ -46,8 +45,7 @@ def gru(inner: int, outer: int, random: np.random.Generator, both_ways: bool = F
     cell, edge = cell.to_empty(device="cpu"), 1 / math.sqrt(outer)
     with torch.no_grad():
         for parameter in cell.parameters():
-            drawn = random.uniform(-edge, edge, tuple(parameter.shape))
-            parameter.copy_(torch.from_numpy(drawn))
+            parameter.copy_(torch.from_numpy(random.uniform(-edge, edge, tuple(parameter.shape))))
     return cell
 
 

@@ -86,8 +86,7 @@ class Collector:
 
     def act(self) -> Step:
         """Step the environment with the actor's next action."""
-        action = self.actor(self.obs, self.first)
-        return self.env.step(action.to(self.env.device))
+        return self.env.step(self.actor(self.obs, self.first).to(self.env.device))
 
     def complete(self, step: Step) -> tuple[Tensors, Step]:
         """Transitions that `step` completed (or none), and `step` on the actor's device."""
@@ -183,7 +182,6 @@ class Collector:
 
     def get_state(self) -> dict[str, Any]:
         """State of environment, actor and pending decisions; NotSavable if the env cannot save."""
-        n_step = None if self.n_step is None else self.n_step.get_state()
         return {
             "env": self.env.get_state(),
             "actor": self.actor.get_state(),
@@ -191,7 +189,7 @@ class Collector:
             "first": self.first,
             "pending": self.pending,
             "is_first": self.is_first,
-            "n_step": n_step,
+            "n_step": None if self.n_step is None else self.n_step.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -262,8 +262,7 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
     num_envs, seed = int(node.get("num_envs", 1)), config.seed
     from embodied.training.actors.pool import make_actor_env
 
-    run = as_node(config)
-    return make_actor_env(run, num_envs, data, seed, config.threads, kernels.product)
+    return make_actor_env(as_node(config), num_envs, data, seed, config.threads, kernels.product)
 
 
 def make_policy(

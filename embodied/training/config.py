@@ -215,8 +215,7 @@ class RunConfig:
 
     def plan(self, chunk: int) -> RunPlan:
         """What the learner may know of the run, whose policy decides `chunk` steps at once."""
-        decisions = self.steps // (self.execute or chunk)
-        return RunPlan(self.total_steps, decisions, self.execute)
+        return RunPlan(self.total_steps, self.steps // (self.execute or chunk), self.execute)
 
 
 def require_dataset(config: RunConfig) -> None:
@@ -280,8 +279,7 @@ def read_config(node: Mapping[str, Any]) -> RunConfig:
         homes = [key for key, kind in REGIMES.items() if name in settings_of(kind)]
         if homes and regime not in homes:
             raise ConfigError(refusal(f"data.{name}", regime, tuple(homes)))
-    data = parse(REGIMES[regime], given, "data", ".")
-    return parse(RunConfig, {**node, "data": data}, "run")
+    return parse(RunConfig, {**node, "data": parse(REGIMES[regime], given, "data", ".")}, "run")
 
 
 def settings_of(kind: type) -> list[str]:

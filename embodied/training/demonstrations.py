@@ -209,11 +209,10 @@ def pairs_of(
         )
     if distributed.world() > 1:
         raise ConfigError("pairs are labelled in one process: start without torchrun")
-    labeller = build(pairs.labeller, Labeller, seed=config.seed, folder=Path(config.out))
     return SegmentPairs(
         rows,
         episodes,
-        labeller,
+        build(pairs.labeller, Labeller, seed=config.seed, folder=Path(config.out)),
         learner.segment,
         pairs.count,
         picture=pairs.picture,

@@ -410,8 +410,7 @@ def _demonstrations(
     transitions = rows_for(episodes, policy, learner, config.execute)
     if config.data.normalize or config.data.pretrain_steps:
         learner.fit(transitions)
-    execute = config.execute or policy.chunk
-    transitions |= flags(episodes, rewards.extra_columns, execute)
+    transitions |= flags(episodes, rewards.extra_columns, config.execute or policy.chunk)
     return Demonstrations(episodes, rewards.demonstrations(transitions, learner, device))
 
 

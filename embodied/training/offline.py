@@ -51,8 +51,7 @@ class OfflineLoop:
 
     def run(self, trainer: Trainer) -> None:
         while trainer.running:
-            metrics = self.learner.update(self.source.sample(self.learner.batch_size))
-            trainer.advance(1, metrics)
+            trainer.advance(1, self.learner.update(self.source.sample(self.learner.batch_size)))
 
     def get_state(self) -> dict[str, Any]:
         """The labels of pairs. There is nothing else: the dataset is read again, and sampling

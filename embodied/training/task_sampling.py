@@ -87,8 +87,7 @@ class SecondAgent:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue exactly from `get_state`."""
-        device = self.loop.collector.actor.device
-        self.learner.set_state(tt.state_to(state["learner"], device))
+        self.learner.set_state(tt.state_to(state["learner"], self.loop.collector.actor.device))
         self.loop.set_state(state["loop"])
         if state["loop"]["collector"] is None:
             self.loop.collector.restart()
@@ -117,8 +116,7 @@ class TaskValueEstimator:
         assert isinstance(learner, HasStateValues)
         rows = np.resize(tasks, (env.num_envs, tasks.shape[1]))  # fills the last batch
         obs = env.reset(SEED, torch.from_numpy(rows).float().to(env.device))
-        values = learner.state_values(tt.to(obs, self.device))[: len(tasks)]
-        return values.double().cpu().numpy()
+        return learner.state_values(tt.to(obs, self.device))[: len(tasks)].double().cpu().numpy()
 
 
 def task_value_estimator(

@@ -71,8 +71,7 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
 
     if not step:
         log.write(step, dict(components.loop.data_metrics))
-    loop = components.loop
-    return Trainer(log, config.total_steps, every, evaluate, save, step, loop.teacher)
+    return Trainer(log, config.total_steps, every, evaluate, save, step, components.loop.teacher)
 
 
 def _finish(components: RunComponents, trainer: Trainer, folder: Path, first: bool) -> None:

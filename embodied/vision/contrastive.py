@@ -49,14 +49,13 @@ class Preparation:
         resizes = about.get("do_resize", True)
         crop = about.get("crop_size", 224) if about.get("do_center_crop", clip) else None
         mean = about.get("image_mean", CLIP_MEAN if clip else (0.5,) * 3)
-        std = about.get("image_std", CLIP_STD if clip else (0.5,) * 3)
         return cls(
             short=size.get("shortest_edge") if resizes else None,
             square=_sides(size) if resizes and "height" in size else None,
             crop=None if crop is None else _sides(crop),
             mode=MODES[about.get("resample", 3)],
             mean=tuple(mean),
-            std=tuple(std),
+            std=tuple(about.get("image_std", CLIP_STD if clip else (0.5,) * 3)),
         )
 
     def __call__(self, pictures: Tensor) -> Tensor:

@@ -139,8 +139,7 @@ class Crafter(VecEnv):
         return world | {f"obs/{name}": value.clone() for name, value in self._now.items()}
 
     def set_state(self, state: Tensors) -> Tensors:
-        world = {k: v.numpy() for k, v in state.items() if not k.startswith("obs/")}
-        self._pool.write(world)
+        self._pool.write({k: v.numpy() for k, v in state.items() if not k.startswith("obs/")})
         self._now = {name: state[f"obs/{name}"].clone() for name in self._names}
         return self._now
 
@@ -160,8 +159,7 @@ class Crafter(VecEnv):
 
 def score(successes: Tensor) -> float:
     """Crafter score in percent from the unlocked achievements of episodes [N, 22] (bool or 0/1)."""
-    rates = 100 * successes.double().mean(0)
-    return math.exp(torch.log1p(rates).mean().item()) - 1
+    return math.exp(torch.log1p(100 * successes.double().mean(0)).mean().item()) - 1
 
 
 def row_seed(seed: int | None, row: int) -> int:

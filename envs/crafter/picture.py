@@ -91,9 +91,8 @@ class Painter:
 
 def picture(world: World) -> Pixels:
     """The image that the package observes: [64, 64, 3], with the noise drawn by the game."""
-    painter = painter_of(SIZE // rules.WIDE)
     out = np.zeros((SIZE, SIZE, 3), np.uint8)
-    drawn = painter.paint(world, world.grain)
+    drawn = painter_of(SIZE // rules.WIDE).paint(world, world.grain)
     out[: drawn.shape[0], : drawn.shape[1]] = drawn
     return out
 
@@ -175,8 +174,7 @@ def _item_tiles(unit: int) -> Pixels:
         for count in range(1, 1 + rules.MOST[item]):
             tile = tiles[item, count]
             tile[icon_at, icon_at] = _over(_texture(name, icon), tile[icon_at, icon_at])
-            number = _texture(str(count), digit)
-            tile[digit_at, digit_at] = _over(number, tile[digit_at, digit_at])
+            tile[digit_at, digit_at] = _over(_texture(str(count), digit), tile[digit_at, digit_at])
     return tiles
 
 

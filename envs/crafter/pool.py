@@ -180,11 +180,10 @@ def layout(settings: Settings) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape (per env) and dtype of every shared array. `next/*`: the successor of the action;
     `obs/*`: the first observation of a new episode, where one started."""
     seen = {name: (field.shape, field.dtype) for name, field in fields(settings.kinds).items()}
-    flags = {name: ((), "bool") for name in ("terminated", "truncated")}
     return {
         "action": ((), "int64"),
         "reward": ((), "float32"),
-        **flags,
+        **{name: ((), "bool") for name in ("terminated", "truncated")},
         "unlocked": ((len(rules.ACHIEVEMENTS),), "bool"),
         **{f"{side}/{name}": what for side in ("obs", "next") for name, what in seen.items()},
     }

@@ -107,10 +107,9 @@ class AssistForce(Wrapper):
         config = self.config
         inner = self.env
         world: Any = inner
-        view = world.view(np.arange(self.num_envs))
         place = world.batch.qpos[:, self._at : self._at + 3]
         speed = world.batch.qvel[:, self._speed : self._speed + 3]
-        way = view.tool - place
+        way = world.view(np.arange(self.num_envs)).tool - place
         far = np.linalg.norm(way, axis=1, keepdims=True)
         near = np.clip(1 - far / np.maximum(help_[:, None] * config.reach, 1e-6), 0, 1)
         strength = config.weights * GRAVITY * pull[:, None] * near

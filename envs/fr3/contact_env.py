@@ -140,8 +140,7 @@ class Fr3Contact(MujocoVecEnv):
         wanted = np.asarray(self.config.speed) * self.dt * action[:, :JOINTS]
         step = np.clip(wanted, memory["step"] - most, memory["step"] + most)
         scaled = step / (np.asarray(self.config.speed) * self.dt)
-        reference = {"q": memory["setpoint"], "width": np.zeros(len(q))}
-        target = self.controller(scaled, q, reference)[0]
+        target = self.controller(scaled, q, {"q": memory["setpoint"], "width": np.zeros(len(q))})[0]
         memory["step"][:] = target - memory["setpoint"]
         memory["setpoint"][:] = target
         self.batch.ctrl[:, :JOINTS] = target

@@ -307,8 +307,7 @@ class Fr3(MujocoVecEnv):
             qpos[rows, first + 3 : first + 7] = turn
         for name, place in start.marker.items():
             self.batch.mocap_pos[rows, self._markers[name]] = place
-        reference = self.controller.begin(q, start.width)
-        for key, value in {**reference, **start.memory}.items():
+        for key, value in {**self.controller.begin(q, start.width), **start.memory}.items():
             self.memory[key][rows] = value
         self.batch.ctrl[rows, :7] = q
         self.batch.ctrl[rows, 7] = 0.0

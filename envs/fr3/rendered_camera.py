@@ -54,8 +54,7 @@ class RenderedCamera(Scene):
             raise RuntimeError("RenderedCamera: call show() before picture()")
         q, width, values = self.shown
         task = self.given.task
-        half = np.full((1, len(self.given.parameters)), 0.5)
-        native = self.given.native(half)
+        native = self.given.native(np.full((1, len(self.given.parameters)), 0.5))
         native |= {name: np.array([values[name]]) for name in native if name in values}
         model, data = self.drawn.shaped(native)
         data.qpos[:7] = q

@@ -177,8 +177,7 @@ class Fr3Warp(VecEnv):
         memory = {f"memory/{key}": value for key, value in self.memory.items()}
         physics = {f"physics/{key}": value for key, value in self.batch.state.items()}
         obs = {f"obs/{key}": value for key, value in self._obs.items()}
-        every = {**own, **memory, **physics, **obs}
-        return {key: value.clone() for key, value in every.items()}
+        return {key: value.clone() for key, value in {**own, **memory, **physics, **obs}.items()}
 
     def set_state(self, state: Tensors) -> Tensors:
         here = {key: value.to(self.device, copy=True) for key, value in state.items()}

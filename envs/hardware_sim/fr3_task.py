@@ -71,8 +71,7 @@ class TaskWorld(World):
         self.memory = start.memory
         for (name, geom), value in self.task.shape(self.param).items():
             getattr(model, name)[model.geom(geom).id] = value[0]
-        tool = fr3.forward(data.qpos[None, :7])[0]
-        for name, (place, turn) in start.bodies(tool).items():
+        for name, (place, turn) in start.bodies(fr3.forward(data.qpos[None, :7])[0]).items():
             at = self.free[name]
             data.qpos[at : at + 7] = np.concatenate([place[0], turn[0]])
             speed = model.joint(name).dofadr[0]

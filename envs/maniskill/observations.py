@@ -96,8 +96,7 @@ def picture(env: Any, row: int, width: int, height: int) -> Tensor:
 
 def words(env: Any, row: int, count: int, horizon: int) -> str:
     """Text description of one env: clock, task information, robot, every movable object."""
-    info = env.get_info()
-    flags = {k: bool(v[row]) for k, v in info.items() if _is_flag(v)}
+    flags = {k: bool(v[row]) for k, v in env.get_info().items() if _is_flag(v)}
     agent = env.agent
     parts = [f"step {count} of {horizon}"]
     parts += [f"{name} = {'yes' if value else 'no'}" for name, value in flags.items()]

@@ -40,11 +40,9 @@ class BatchLevels:
         self.lots = levels.lots
         self.device = device
         self.shortest = levels.shortest
-        random = np.random.default_rng(HASH)
-        marks = random.integers(1 << 62, size=self.cells * 3 + 4)
+        marks = np.random.default_rng(HASH).integers(1 << 62, size=self.cells * 3 + 4)
         self._marks = torch.from_numpy(marks).to(device)
-        held_out = torch.from_numpy(levels.held_out).to(device)
-        self._secret = self.keys(self.decode(held_out))
+        self._secret = self.keys(self.decode(torch.from_numpy(levels.held_out).to(device)))
 
     def decode(self, task: Tensor) -> Plans:
         """As `MazeLevels.decode`; ValueError if a value is not in [0, 1]."""
@@ -55,9 +53,8 @@ class BatchLevels:
         cells = (task[:, self.cells : self.cells + 2] * self.cells + 1e-3).long()
         start, goal = cells.clamp(max=self.cells - 1).unbind(1)
         goal = torch.where(goal == start, (goal + 1) % self.cells, goal)
-        facing = (task[:, -1] * 4 + 1e-3).long().clamp(max=3)
         walls.scatter_(1, torch.stack([start, goal], 1), False)
-        return Plans(walls, start, goal, facing)
+        return Plans(walls, start, goal, (task[:, -1] * 4 + 1e-3).long().clamp(max=3))
 
     def encode(self, plans: Plans) -> Tensor:
         """[n, S^2 + 3]; the inverse of `decode`."""

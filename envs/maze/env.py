@@ -176,8 +176,7 @@ class Maze(VecEnv):
 
     def get_state(self) -> Tensors:
         numbers = torch.stack([self.place, self.facing, self.age], 1)
-        stream = self.streams.state.clone()
-        return {"task": self.task.clone(), "numbers": numbers, "stream": stream}
+        return {"task": self.task.clone(), "numbers": numbers, "stream": self.streams.state.clone()}
 
     def set_state(self, state: Tensors) -> Tensors:
         self._begin(self.every, state["task"].to(self.task))

@@ -94,8 +94,7 @@ def mazes(side: int, random: np.random.Generator) -> list[Maze]:
     """
     hand = [corridors(side), comb(side), four_rooms(side), rings(side), pillars(side)]
     back = [Maze(f"{maze.name}_back", maze.walls, maze.goal, maze.start) for maze in hand]
-    dug = [labyrinth(side, random, f"labyrinth_{i}") for i in range(LABYRINTHS)]
-    return hand + back + dug
+    return hand + back + [labyrinth(side, random, f"labyrinth_{i}") for i in range(LABYRINTHS)]
 
 
 def corridors(side: int) -> Maze:
@@ -418,9 +417,8 @@ class MazeLevels:
     def ways(self, levels: Floats) -> NDArray[np.int64]:
         """[n]: length of the shortest path from start to goal in cells; -1 if there is none."""
         plans = self.decode(levels)
-        rows = np.arange(len(levels))
         steps = distances(plans.walls, plans.start, plans.goal).reshape(len(levels), -1)
-        return steps[rows, plans.goal]
+        return steps[np.arange(len(levels)), plans.goal]
 
     def picture(self, level: Floats) -> NDArray[np.uint8]:
         """Image [h, w, 3] of one level [S^2 + 3], with the agent at its start."""
@@ -514,8 +512,7 @@ class MazeLevels:
             np.array([getattr(maze, end) for maze in named]) for end in ("start", "goal")
         )
         facing = np.array([maze.facing for maze in named])
-        levels = self.encode(Plans(walls, start, goal, facing))
-        return tuple(maze.name for maze in named), levels
+        return tuple(maze.name for maze in named), self.encode(Plans(walls, start, goal, facing))
 
     def _long(self) -> tuple[tuple[str, ...], Floats]:
         """Random levels with all the walls and the longest shortest paths, longest first."""

@@ -127,11 +127,9 @@ def named_entries(space: spaces.Space, config: Config) -> tuple[Entry, ...]:
     names = {n for w in config.wrappers for n in ([w] if isinstance(w, str) else w)}
     symbolic = names <= SYMBOLIC
     if isinstance(space, spaces.Dict):
-        kept = {k: v for k, v in space.items() if not isinstance(v, MissionSpace)}
-        space = spaces.Dict(kept)
+        space = spaces.Dict({k: v for k, v in space.items() if not isinstance(v, MissionSpace)})
     found = []
-    name = "image" if len(space.shape or ()) == 3 else "state"
-    for entry in entries(space, name, config.id):
+    for entry in entries(space, "image" if len(space.shape or ()) == 3 else "state", config.id):
         if symbolic and entry.path in ((), ("image",)):
             entry = Entry("cells", entry.path, cells_leaf(entry.leaf.shape))
         elif entry.path == ("direction",):

@@ -129,10 +129,9 @@ class Plan:
         return ranked[round(distance * (len(ranked) - 1))]
 
     def _goals(self) -> dict[Cell, int]:
-        ways = self._ways(set())
         return {
             cell: steps
-            for cell, steps in ways.items()
+            for cell, steps in self._ways(set()).items()
             if cell not in (self.start, self.door, self.key)
             and (self.door is None or cell[0] > self.door[0])
         }

@@ -232,8 +232,7 @@ def asked(kind: Kind, whole: Tensors, row: int, mission: str) -> str:
 def told_by_planner(kind: Kind, whole: Tensors, row: int, mission: str) -> list[str]:
     """The subgoals from a planner on the whole level; empty if it finds no plan."""
     grid = whole["grid"][row].tolist()
-    agent = whole["agent"][row].tolist()
-    said = [_said(aim, kind) for aim in plan(grid, agent, mission)]
+    said = [_said(aim, kind) for aim in plan(grid, whole["agent"][row].tolist(), mission)]
     return [text for text in said if text]
 
 

@@ -72,8 +72,7 @@ class DataPool:
             columns = np.flatnonzero(marked)
             setattr(self, name, self.state[:, columns[0] : columns[-1] + 1])
         for name in self._outputs:
-            shape = getattr(self._datas[0], name).shape
-            setattr(self, name, np.zeros((rows, *shape)))
+            setattr(self, name, np.zeros((rows, *getattr(self._datas[0], name).shape)))
         self.reset(np.arange(rows))
 
     def reset(self, rows: NDArray[np.intp], stage: int = 0) -> None:
@@ -349,8 +348,7 @@ class MujocoVecEnv(VecEnv):
     def _observe(self, rows: Rows) -> Tensors:
         obs = {key: torch.from_numpy(value) for key, value in self.observe(rows).items()}
         if self.cameras is not None and self.cameras.leaves():
-            scenes = (self.sight(int(row)) for row in rows)
-            seen = self.cameras.observe(scenes)
+            seen = self.cameras.observe(self.sight(int(row)) for row in rows)
             obs.update({key: torch.from_numpy(value) for key, value in seen.items()})
         return obs
 

@@ -214,8 +214,7 @@ def thinned(points: Tensor, colours: Tensor | None, config: Config) -> Tensor:
     values = values.double()
     means, valid = _voxels(values, _inside(points.double(), config), config.voxel)
     index = farthest(means[..., :3], valid, config.points)
-    picked = torch.gather(means, 1, index[..., None].expand(-1, -1, means.shape[2]))
-    return picked.float()
+    return torch.gather(means, 1, index[..., None].expand(-1, -1, means.shape[2])).float()
 
 
 def _inside(points: Tensor, config: Config) -> Tensor:

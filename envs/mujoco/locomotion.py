@@ -124,8 +124,7 @@ class Locomotion(MujocoVecEnv):
             name=config.id,
         )
         if self.world.outputs:
-            pool = DataPool(model, config.num_envs, config.threads, self.world.outputs)
-            self.batch: Any = pool
+            self.batch: Any = DataPool(model, config.num_envs, config.threads, self.world.outputs)
         low, high = model.actuator_ctrlrange.T
         self._middle = (low + high) / 2
         self._half = (high - low) / 2

@@ -44,8 +44,7 @@ def _without_driver_warning(start: Callable[[], None]) -> None:
             os.dup2(kept, 2)
             os.close(kept)
             said.seek(0)
-            others = [line for line in said if NO_DRIVER not in line]
-            os.write(2, b"".join(others))
+            os.write(2, b"".join([line for line in said if NO_DRIVER not in line]))
 
 
 # Warp greets at its start and then names every kernel that it loads.

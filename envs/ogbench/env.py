@@ -61,5 +61,4 @@ class Ogbench(gym.Gym):
             warnings.simplefilter("ignore", UserWarning)
             if self.play:
                 return Play(name, horizon)
-            made = gymnasium.make(name, disable_env_checker=True, max_episode_steps=horizon)
-            return Task(made)
+            return Task(gymnasium.make(name, disable_env_checker=True, max_episode_steps=horizon))

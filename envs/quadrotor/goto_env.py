@@ -197,8 +197,7 @@ class QuadrotorGoto(VecEnv):
             target = before + tick / self.ticks * (after - before)
             self.sent = self.sent + share * (target - self.sent)
             wanted = self.pilot.towards(self.state, self.sent[:3], nothing)
-            turning = self.pilot.turn_to(self.state, self.sent[3])
-            command = self.pilot(self.state, wanted, turning)
+            command = self.pilot(self.state, wanted, self.pilot.turn_to(self.state, self.sent[3]))
             self.state = self.pilot.physics.fly(self.state, command, body, 1 / RATE)
         self.wanted = after
 

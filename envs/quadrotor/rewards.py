@@ -35,5 +35,4 @@ def hover(
 @registered("scheduled reward")
 def hover_rows(rows: Tensors, weights: Mapping[str, float], level: float = PAPER.hover) -> Tensor:
     """`hover` of stored rows of one step each: `obs/critic/state`, `action`, `discount`."""
-    reward = hover(rows["obs/critic/state"], rows["action"], weights, level)
-    return reward * (rows["discount"] > 0)
+    return hover(rows["obs/critic/state"], rows["action"], weights, level) * (rows["discount"] > 0)

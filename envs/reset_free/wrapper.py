@@ -153,8 +153,7 @@ class ResetFreeWrapper(Wrapper):
         if self.config.resets == "free" and bool(ended.any()):
             ground.advance(reached & ~ended)
             states.begin(ended)
-            nothing = torch.zeros(self.num_envs)
-            return self.env.reset(mask=ended), nothing, torch.zeros_like(ended)
+            return self.env.reset(mask=ended), torch.zeros(self.num_envs), torch.zeros_like(ended)
         ground.advance(reached)
         obs, aside = self._call_person(states)
         stuck = states.rows(Mode.RECOVERY)

@@ -95,8 +95,7 @@ class Replay:
     def split(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """[..., P] by name."""
         ends = np.cumsum([n for _, n in self.sizes])[:-1]
-        parts = np.split(values, ends, axis=-1)
-        return dict(zip(BOUNDS, parts, strict=True))
+        return dict(zip(BOUNDS, np.split(values, ends, axis=-1), strict=True))
 
     def rms(self, x: Floats) -> float:
         return float(np.sqrt(np.mean(self(x[None]) ** 2)))
@@ -104,9 +103,8 @@ class Replay:
     def __call__(self, x: Floats) -> Floats:
         """Errors [C, N, 7] (rad) of candidates [C, P], at all measurements of all windows."""
         values = self.split(self.native(x))
-        total = len(x) * len(self.windows)
         many = len(self.windows)
-        batch = Batch(self.model, total, self.threads)
+        batch = Batch(self.model, len(x) * len(self.windows), self.threads)
         value = {k: np.repeat(v, many, 0) for k, v in values.items()}
         batch.expand("actuator_gainprm")[:, self.servo, 0] = value["stiffness"]
         bias = batch.expand("actuator_biasprm")
@@ -271,8 +269,7 @@ def _dataset(path: Path) -> list[Trace]:
         if len(at) < 3:
             continue
         grid = np.arange(at[0], at[-1], GRID)
-        sent = part["action/sent"][:-1]
-        fine = np.stack([np.interp(grid, at, each) for each in sent.T], 1)
+        fine = np.stack([np.interp(grid, at, each) for each in part["action/sent"][:-1].T], 1)
         inside = part["stamp/measured"] < grid[-1]
         made.append(Trace(part["stamp/measured"][inside], q[inside], dq[inside], grid, fine))
     return made

@@ -88,8 +88,7 @@ class Roads:
         offset = torch.where(stands, 0.7 + 0.7 * size, 1.3) * torch.where(side < 0.5, -1.0, 1.0)
         rate = 2 * math.pi / (7.0 + 5.0 * size)
         parts = (station, speed, offset * ~crosses, 2.5 * crosses, rate, 2 * math.pi * phase)
-        placed = torch.stack(parts, 2)
-        self.traffic[rows, : self.obstacles] = placed
+        self.traffic[rows, : self.obstacles] = torch.stack(parts, 2)
 
     def _wind(self, table: Tensor, lots: Tensor) -> None:
         """Fill positions, headings and curvatures in from uniform numbers [n, 3, WAVES]."""
@@ -448,8 +447,7 @@ class Drive(VecEnv):
 
     def render(self, row: int = 0, width: int = 320, height: int = 240) -> Tensor:
         """A map around the car: the lane light, obstacles orange, the car red."""
-        rows = self.every[row : row + 1]
-        obstacles = self.roads.obstacles_of(rows).place[0]
+        obstacles = self.roads.obstacles_of(self.every[row : row + 1]).place[0]
         route = self.roads.table[row, : self.config.length, :2]
         return picture(self.car[row], obstacles, route, (LANE, ROAD), (width, height))
 

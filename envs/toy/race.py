@@ -133,9 +133,8 @@ class Race(VecEnv):
         self.num_envs = config.num_envs
         self.track = config.track
         act = Leaf((2,), low=-1.0, high=1.0, names=("steer", "throttle"))
-        state = Leaf((len(NAMES),), names=NAMES)
         text = "drive round the track fast and touch no wall"
-        self.spec = Spec({"state": state}, act, dt=DT, text=text)
+        self.spec = Spec({"state": Leaf((len(NAMES),), names=NAMES)}, act, dt=DT, text=text)
         n = self.num_envs
         self.rays = torch.tensor(RAYS)
         self.place = torch.zeros(n, 2)
@@ -258,8 +257,7 @@ class Race(VecEnv):
             (self.place[row], 0.22, [200, 60, 50]),
             (self.place[row] + nose, 0.12, [120, 30, 25]),
         ):
-            disc = (grid - place).norm(dim=2) < radius
-            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
+            picture[(grid - place).norm(dim=2) < radius] = torch.tensor(colour, dtype=torch.uint8)
         return picture
 
     def describe(self, row: int = 0) -> str:

@@ -81,8 +81,7 @@ class ActionDelay(EpisodeWrapper):
         if config.show and act.dtype != "float32":
             raise ConfigError("ActionDelay: show=true needs continuous actions")
         if config.show and config.high:
-            leaf = Leaf((config.high * act.size,), low=-1.0, high=1.0)
-            spec = spec.with_obs(sent=leaf)
+            spec = spec.with_obs(sent=Leaf((config.high * act.size,), low=-1.0, high=1.0))
         super().__init__(env, spec)
         self.config = config
         self.lags = Lags(self, config.low, config.high)

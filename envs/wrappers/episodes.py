@@ -103,8 +103,7 @@ class ActionRepeat(Wrapper):
                 truncated=torch.where(done, result.truncated, step.truncated),
                 log=log,
             )
-        obs = self.env.reset(mask=late) if late.any() else step.obs
-        return replace(result, obs=obs)
+        return replace(result, obs=self.env.reset(mask=late) if late.any() else step.obs)
 
 
 @dataclass(frozen=True)

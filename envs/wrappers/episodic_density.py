@@ -52,8 +52,7 @@ class EpisodicDensity(Wrapper):
         self.symbols = int(leaf.high) + 1
         self.places = leaf.size
         known = Leaf((self.places * self.symbols,), low=0.0, high=1.0)
-        more = {KNOWN: known, CLOCK: Leaf((1,), low=0.0, high=1.0)}
-        spec: Spec = env.spec.with_obs(**more)
+        spec: Spec = env.spec.with_obs(**{KNOWN: known, CLOCK: Leaf((1,), low=0.0, high=1.0)})
         super().__init__(env, spec)
         self.config = config
         n = self.num_envs

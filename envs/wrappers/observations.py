@@ -164,7 +164,6 @@ def part(name: str, leaf: Leaf, elements: tuple[int, ...]) -> Leaf:
         return tuple(bound[e] for e in elements) if isinstance(bound, tuple) else bound
 
     names = tuple(leaf.names[e] for e in elements) if leaf.names else ()
-    shape = (len(elements),)
     low = chosen(leaf.low)
     high = chosen(leaf.high)
-    return replace(leaf, shape=shape, low=low, high=high, names=names)
+    return replace(leaf, shape=(len(elements),), low=low, high=high, names=names)

@@ -43,8 +43,7 @@ class Clouds(Cameras):
 
     def leaves(self) -> dict[str, Leaf]:
         config = self.config
-        leaf = Leaf((config.points, config.channels), unit=POINTS)
-        return {**super().leaves(), "points": leaf}
+        return {**super().leaves(), "points": Leaf((config.points, config.channels), unit=POINTS)}
 
     def observe(self, scenes: Scenes) -> dict[str, NDArray[np.generic]]:
         clouds: list[tuple[NDArray[np.float64], NDArray[np.float64] | None]] = []
@@ -62,8 +61,7 @@ class Clouds(Cameras):
                 pose = torch.from_numpy(eye.pose)
                 parts.append(cameras.unproject(depth[None], matrix[None], pose[None])[0].numpy())
                 if self.config.colour:
-                    picture = self.picture(model, data, name, size, size)
-                    colours.append(picture.reshape(-1, 3) / 255)
+                    colours.append(self.picture(model, data, name, size, size).reshape(-1, 3) / 255)
             clouds.append((np.concatenate(parts), np.concatenate(colours) if colours else None))
         images = {n: np.concatenate([one[n] for one in pictures]) for n in self.names}
         return {**images, "points": self._sample_points(clouds)}

@@ -110,8 +110,7 @@ class DenoisingMDP(PolicyWrapper):
         return self.inner
 
     def initial(self, n: int) -> Tensors:
-        device = next(self.parameters()).device
-        chain = torch.zeros(n, self.links + 1, self.size, device=device)
+        chain = torch.zeros(n, self.links + 1, self.size, device=next(self.parameters()).device)
         return {**self.inner.initial(n), "row/action": chain}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:

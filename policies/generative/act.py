@@ -85,9 +85,8 @@ class Act(Policy):
         if not self._ensembling:
             return {}
         device = self.range.radius.device
-        size = self.spec.act.size
         return {
-            "sum": torch.zeros(n, self.length, size, device=device),
+            "sum": torch.zeros(n, self.length, self.spec.act.size, device=device),
             "weight": torch.zeros(n, self.length, device=device),
             "count": torch.zeros(n, self.length, device=device),
         }
@@ -104,8 +103,7 @@ class Act(Policy):
         x = self.spec.act.bounded(self.predict(self.observed(obs), noise))
         if self._ensembling:
             x, carry = ensembled(x, carry, self.config.decay)
-        actions = self.range.inverse(x.unflatten(2, self.spec.act.shape))
-        return self.spec.act.bounded(actions), carry
+        return self.spec.act.bounded(self.range.inverse(x.unflatten(2, self.spec.act.shape))), carry
 
     def observed(self, obs: Tensors) -> Tensor:
         """Observation tokens [n, T, width]: one for all vectors, one per camera and point set."""

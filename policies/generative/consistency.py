@@ -71,8 +71,7 @@ class Consistency(flow.Flow):
         strides = super().strides(obs, x)[1]
         for i, again in enumerate(fresh):
             share = (i + 1) / self.steps
-            onward = renoise(again, share, self.spec.act)
-            strides[i] = strides[i]._replace(onward=onward)
+            strides[i] = strides[i]._replace(onward=renoise(again, share, self.spec.act))
         return x, strides
 
     def clean(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:

@@ -227,8 +227,7 @@ class Network(nn.Module):
                 self.encoder_env_state_input_proj = enter
         if vectors < len(inputs):
             self.backbone = resnet(config.backbone, FrozenBatchNorm, config.dilate)
-            channels = channels_of(config.backbone)
-            self.encoder_img_feat_input_proj = nn.Conv2d(channels, width, 1)
+            self.encoder_img_feat_input_proj = nn.Conv2d(channels_of(config.backbone), width, 1)
             self.encoder_cam_feat_pos_embed = Places2d(width // 2)
         self.encoder_1d_feature_pos_embed = nn.Embedding(1 + vectors, width)
         self.decoder_pos_embed = nn.Embedding(config.horizon, width)
@@ -257,5 +256,4 @@ class Network(nn.Module):
         seen = self.encoder(tokens, places)
         queries = self.decoder_pos_embed.weight[:, None]
         start = torch.zeros_like(queries).expand(-1, tokens.shape[1], -1)
-        out = self.decoder(start, seen, queries, places)
-        return self.action_head(out.transpose(0, 1))
+        return self.action_head(self.decoder(start, seen, queries, places).transpose(0, 1))

@@ -57,8 +57,7 @@ class ImageEncoder(nn.Module):
         height, width = config.crop or config.resize or shape[1:]
         for _ in range(5):  # five layers with stride 2
             height, width = (height + 1) // 2, (width + 1) // 2
-        channels = channels_of(config.backbone)
-        self.pool = SpatialSoftmax(channels, height, width, config.keypoints)
+        self.pool = SpatialSoftmax(channels_of(config.backbone), height, width, config.keypoints)
         self.size = 2 * config.keypoints
         self.out = nn.Linear(self.size, self.size)
 
@@ -191,8 +190,7 @@ class Block(nn.Module):
         modulated = 2 * out if config.scale else out
         self.cond_encoder = nn.Sequential(nn.Mish(), nn.Linear(condition, modulated))
         self.conv2 = ConvBlock(out, out, config.kernel, config.groups)
-        same = channels == out
-        self.residual_conv = nn.Identity() if same else nn.Conv1d(channels, out, 1)
+        self.residual_conv = nn.Identity() if channels == out else nn.Conv1d(channels, out, 1)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """Map `x` [n, channels, L] and `condition` [n, C] to [n, out, L]."""

@@ -227,8 +227,7 @@ class Encoder(nn.Module):
         self.normalized = [seen[name].is_normalized for name in self.vectors]
         if not seen:
             raise ConfigError(f"there is nothing to see: the observations are {sorted(obs)}")
-        shapes = [seen[name].shape for name in self.images]
-        made = cameras(shapes, images or ImageConfig())
+        made = cameras([seen[name].shape for name in self.images], images or ImageConfig())
         self.cameras = nn.ModuleList(made)
         self.symbols = OneHot(named) if named else None
         self.sets = [name for name, leaf in seen.items() if leaf.is_points]

@@ -109,8 +109,7 @@ class RemotePolicy(Policy):
             raise ConfigError(
                 f"{self.config.url} offers no features of its policy: use finetune=dsrl"
             )
-        answer = self._ask(obs, {"verb": FEATURES}, None)
-        features = _tensor(answer.get("features"))
+        features = _tensor(self._ask(obs, {"verb": FEATURES}, None).get("features"))
         if features.shape != (length(obs), self.offer.features):
             raise RemoteError(f"{self.config.url} sent features of shape {list(features.shape)}")
         return features.float().to(next(iter(obs.values())).device)
@@ -152,16 +151,14 @@ class RemotePolicy(Policy):
 
     def _probe_obs(self) -> Tensors:
         """One observation within its bounds, to try the server with."""
-        leaves = self.spec.obs.items()
-        seen = {k: v for k, v in leaves if not hidden(k)}
+        seen = {k: v for k, v in self.spec.obs.items() if not hidden(k)}
         return {name: checks.within(leaf) for name, leaf in seen.items()}
 
     def _probed_chunk(self) -> int:
         """The number of actions that the server sends, found by asking it once; ConfigError."""
         obs = self._probe_obs()
         noise = torch.zeros(1, *self.noise_shape)
-        answer = self._ask(obs, {"carry": _arrays(self.initial(1))}, noise)
-        actions = _tensor(answer.get("actions"))
+        actions = _tensor(self._ask(obs, {"carry": _arrays(self.initial(1))}, noise).get("actions"))
         checks.require_actions(actions, self.spec, self.translation, self.config.url)
         chunk = actions.shape[1]
         wanted = self.config.chunk if self.config.chunk is not None else self.offer.chunk

@@ -36,8 +36,7 @@ class Translation:
         for name in names:
             source = parsed.source(name)
             sources[name] = (_full_name(given.get(name), name), source.scale, source.offset)
-        action = parsed.action if isinstance(parsed.action, Affine) else None
-        return cls(sources, action, prompt)
+        return cls(sources, parsed.action if isinstance(parsed.action, Affine) else None, prompt)
 
     def observations(self, obs: Tensors) -> dict[str, Any]:
         """The arrays that are sent, by their names there."""

@@ -115,10 +115,8 @@ class Scripted(Policy):
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         carry = self._begin_episode(carry, noise)
-        state = self.state(obs)
         traits = carry["traits"]
-        sides = self.config.sides
-        seen = Seen(state, traits, carry["miss"], carry["clock"], sides)
+        seen = Seen(self.state(obs), traits, carry["miss"], carry["clock"], self.config.sides)
         plan = self.plan(seen)
         tool = seen.point("tool")
         carry = self._advanced(plan, tool, carry, noise)
@@ -217,14 +215,13 @@ def reach(seen: Seen) -> Plan:
     goal = seen.point("goal")
     aside = _side(seen, 0.08) + _up(seen.trait(2, 0.0, 0.05))
     place = torch.stack([goal + aside, goal + seen.miss], 1)
-    never = torch.zeros(len(goal), 2, dtype=torch.bool)
     return Plan(
         place=place,
         hand=_each(goal, [CLOSED, CLOSED]),
         close=goal.new_tensor([0.05, 0.0]),
         least=torch.tensor([0, 0]),
         most=torch.tensor([25, 999]),
-        lost=never,
+        lost=torch.zeros(len(goal), 2, dtype=torch.bool),
     )
 
 
@@ -258,12 +255,11 @@ def push(seen: Seen) -> Plan:
 
 def insert(seen: Seen) -> Plan:
     """Above where the hole seems to be, down to its rim, then press and correct by what is felt."""
-    hole = seen.point("hole_seen")
     tool = seen.point("tool")
     tip = seen.point("tip_from_hole")
     held = seen.point("peg_from_tool")
     length = held.new_tensor([0.0, 0.0, 0.055])
-    ready = hole - held + length + seen.miss
+    ready = seen.point("hole_seen") - held + length + seen.miss
     side = _side(seen, 0.02) + _up(seen.trait(2, 0.015, 0.03))
     flat = torch.cat([tip[:, :2], torch.zeros_like(tip[:, :1])], 1)
     # Press lightly on the rim, more once the tip is in, and let go a little now and then: a wedged
@@ -273,14 +269,13 @@ def insert(seen: Seen) -> Plan:
     # Sideways the reference is moved, not the tool: the push grows until the tip gives way.
     gain = seen.trait(3, 0.3, 0.6)[:, None]
     down = tool + seen.point("lead") * held.new_tensor([1.0, 1.0, 0.0]) - gain * flat - _up(press)
-    never = torch.zeros(len(tip), 3, dtype=torch.bool)
     return Plan(
         place=torch.stack([ready + side, ready + _up(seen.trait(4, 0.003, 0.006)), down], 1),
         hand=_each(tip, [CLOSED, CLOSED, CLOSED]),
         close=tip.new_tensor([0.012, 0.003, 0.0]),
         least=torch.tensor([0, 0, 0]),
         most=torch.tensor([30, 25, 999]),
-        lost=never,
+        lost=torch.zeros(len(tip), 3, dtype=torch.bool),
     )
 
 

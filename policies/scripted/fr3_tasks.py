@@ -156,14 +156,13 @@ def press(seen: Seen) -> Plan:
     tool = seen.point("tool")
     aim = button + seen.miss * seen.miss.new_tensor([1.0, 1.0, 0.0])
     over = _raised(aim, 0.09) + _up(seen.trait(2, 0.0, 0.04))
-    never = torch.zeros(len(tool), dtype=torch.bool)
     return Plan(
         place=torch.stack([over, _raised(aim, 0.015)], 1),
         hand=_each(tool, [CLOSED, CLOSED]),
         close=tool.new_tensor([0.02, 0.0]),
         least=torch.tensor([0, 0]),
         most=torch.tensor([60, 999]),
-        lost=torch.stack([never, seen.clock > 20], 1),
+        lost=torch.stack([torch.zeros(len(tool), dtype=torch.bool), seen.clock > 20], 1),
     )
 
 

@@ -53,5 +53,4 @@ class FlyTo(Policy):
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
         goal, tool, lead = obs["state"][:, self.places].split(3, 1)
         way = self.config.gain * (goal - tool - lead)
-        length = way.norm(dim=1, keepdim=True).clamp(min=1.0)
-        return (way / length)[:, None], carry
+        return (way / way.norm(dim=1, keepdim=True).clamp(min=1.0))[:, None], carry

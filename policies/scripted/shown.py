@@ -35,5 +35,4 @@ class Shown(Policy):
         return torch.randn(n, self.spec.act.size)
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        action = obs[DEMONSTRATOR] + self.config.unsteady * noise
-        return action.clamp(-1, 1)[:, None], carry
+        return (obs[DEMONSTRATOR] + self.config.unsteady * noise).clamp(-1, 1)[:, None], carry

@@ -75,8 +75,7 @@ class Dsrl(steered.Steered):
 
     def initial(self, n: int) -> Tensors:
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        u = self.inner.spec.act.zeros(n, device)
-        return {**super().initial(n), "row/action": u}
+        return {**super().initial(n), "row/action": self.inner.spec.act.zeros(n, device)}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return self.inner.sample_noise(n, explore)

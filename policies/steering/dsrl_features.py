@@ -31,8 +31,7 @@ class DsrlFeatures(dsrl.Dsrl):
         if not size:
             raise ConfigError("the base policy has no encoder to share: use finetune=dsrl")
         kept = {name: leaf for name, leaf in spec.obs.items() if hidden(name)}
-        seen = replace(spec, obs={"features": Leaf((size,)), **kept})
-        return super().inner_spec(config, seen)
+        return super().inner_spec(config, replace(spec, obs={"features": Leaf((size,)), **kept}))
 
     def observe(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensors, Tensors]:
         kept = {name: value for name, value in obs.items() if hidden(name)}

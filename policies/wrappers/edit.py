@@ -42,8 +42,7 @@ class Edit(best_of_n.BestOfN):
         super().__init__(config, spec)
         self.scale = config.scale
         act = Leaf((self.size,), low=-1.0, high=1.0)
-        seen = spec.with_obs(base_action=act).with_act(act)
-        edit = build(config.edit, Policy, spec=seen)
+        edit = build(config.edit, Policy, spec=spec.with_obs(base_action=act).with_act(act))
         if not isinstance(edit, Gaussian) or edit.chunk != 1:
             raise ConfigError(
                 "edit needs a policy with a density and chunk=1: embodied.policies.gaussian"
@@ -87,5 +86,4 @@ class Edit(best_of_n.BestOfN):
 
     def fit(self, rows: Tensors) -> None:
         super().fit(rows)
-        action = rows["action"].reshape(-1, self.size)
-        self.edit.fit({**rows, "obs/base_action": action})
+        self.edit.fit({**rows, "obs/base_action": rows["action"].reshape(-1, self.size)})

@@ -85,8 +85,7 @@ class Mapped(Policy):
         carry = self.base.initial(n)
         past = under(carry, "history")
         known = [name for name in self.names if self.mapping.source(name).name in past]
-        here = self.mapping.obs_here(past, known)
-        return {**_without_history(carry), **nest(here, "history")}
+        return {**_without_history(carry), **nest(self.mapping.obs_here(past, known), "history")}
 
     def sample_noise(self, n: int, explore: bool = False) -> Tensor:
         return self.base.sample_noise(n, explore)
@@ -95,8 +94,7 @@ class Mapped(Policy):
         """Actions [n, chunk, A] of here, and the base's carry."""
         seen = self.mapping.obs_there(obs, self.names)
         past = under(carry, "history")
-        there = self.mapping.obs_there(past, past)
-        kept = {**_without_history(carry), **nest(there, "history")}
+        kept = {**_without_history(carry), **nest(self.mapping.obs_there(past, past), "history")}
         seen, kept = self.base.observe(seen, kept, noise)
         actions, kept = self.base.act(seen, kept, noise)
         unit = self.action.to_unit(actions).reshape(*actions.shape[:2], *self.spec.act.shape)

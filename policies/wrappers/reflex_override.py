@@ -112,8 +112,7 @@ class ReflexOverride(PolicyWrapper):
 
     def initial(self, n: int) -> Tensors:
         device = self.armed.device
-        size = self.spec.act.size
-        zeros = torch.zeros(n, size, device=device)
+        zeros = torch.zeros(n, self.spec.act.size, device=device)
         return {
             "left": torch.zeros(n, dtype=torch.int64, device=device),
             "age": torch.zeros(n, dtype=torch.int64, device=device),

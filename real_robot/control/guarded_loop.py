@@ -216,8 +216,7 @@ class GuardedLoop(ABC):
 
     def _latch_internal_error(self, error: Exception) -> None:
         """Latch an error of a tick, without a call of what may have raised it."""
-        released = self.mode == Mode.RELEASED
-        reason = self.last_resort.begin(error, self.arm, released)
+        reason = self.last_resort.begin(error, self.arm, self.mode == Mode.RELEASED)
         self.chain.fault = self.chain.fault or reason
         self.fault = self.fault or reason
         self.enabled.on = False

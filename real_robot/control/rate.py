@@ -20,8 +20,7 @@ def ahead_of_others(priority: int = 50) -> Generator[bool, None, None]:
     """Real-time priority for this process (SCHED_FIFO), not for those that it starts, and whether
     that was granted: without it, what else runs on a machine decides how punctual a loop is."""
     try:
-        how = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, how, os.sched_param(priority))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
     except (AttributeError, OSError):
         yield False
         return

@@ -105,8 +105,7 @@ class StatusMonitor:
 
     def why_not(self, verb: Verb) -> str:
         """One line that says why a command was refused."""
-        fields = self.channels.state.fields[0]
-        if reason := bytes(fields["reason"]).decode(errors="replace"):
+        if reason := bytes(self.channels.state.fields[0]["reason"]).decode(errors="replace"):
             return reason
         return f"{WHEN.get(verb, 'it was refused')}; it is {self.mode.name}"
 

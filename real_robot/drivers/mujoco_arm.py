@@ -132,8 +132,7 @@ class MujocoArm(Driver):
         inertia = np.zeros((self.model.nv, self.model.nv))
         mujoco.mj_fullM(self.model, self.data, inertia)
         servos = [*self._servos, *self._grips]
-        joints = self.model.actuator_trnid[servos, 0]
-        own = np.diag(inertia)[self.model.jnt_dofadr[joints]]
+        own = np.diag(inertia)[self.model.jnt_dofadr[self.model.actuator_trnid[servos, 0]]]
         rate = 2 * np.pi * self.config.bandwidth
         self.model.actuator_gainprm[servos, 0] = own * rate**2
         self.model.actuator_biasprm[servos, 1] = -own * rate**2

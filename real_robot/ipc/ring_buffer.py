@@ -58,8 +58,7 @@ class BlackBox:
         texts = slice(HEAD.itemsize, HEAD.itemsize + len(fields))
         sums = -(-texts.stop // ALIGN) * ALIGN
         start = sums + -(-slots * SUM.itemsize // ALIGN) * ALIGN
-        size = start + slots * dtype.itemsize
-        self._map = mapped(path, size, create)
+        self._map = mapped(path, start + slots * dtype.itemsize, create)
         self._head: NDArray[Any] = np.frombuffer(self._map, HEAD, 1)
         self._sums: NDArray[np.uint64] = np.frombuffer(self._map, SUM, slots, sums)
         ring: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=start)

@@ -180,8 +180,7 @@ class Decider:
         self.number += 1
         steps, size = plan.shape
         message["number"], message["seen"] = self.number, fields["measured"]
-        start = fields["measured"] if self.alignment is None else self.alignment.start
-        message["start"] = start
+        message["start"] = fields["measured"] if self.alignment is None else self.alignment.start
         message["steps"] = steps
         message["size"] = size
         message["actions"][:steps, :size] = plan

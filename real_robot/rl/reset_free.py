@@ -139,8 +139,7 @@ class ResetFreeRobotEnv(robot_env.RealEnv):
         self._aim()
 
     def _aim(self) -> None:
-        goal = self.practice.goals[int(self.goal[0])]
-        self.observer.given.update(goal)
+        self.observer.given.update(self.practice.goals[int(self.goal[0])])
         self.success.given = dict(self.observer.given)
 
     def _evaluate(self, stopped: bool) -> tuple[tuple[bool, bool], float, Tensors]:

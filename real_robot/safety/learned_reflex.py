@@ -296,8 +296,7 @@ def _risk_layers(weights: dict[str, Floats], member: int) -> list[tuple[Floats, 
 def _recovery_layers(weights: dict[str, Floats]) -> list[tuple[Floats, Floats]]:
     """Layers of the recovery's network."""
     names = [n for n in weights if n.startswith("recovery.") and n.endswith(".weight")]
-    numbers = sorted(int(name.split(".")[1]) for name in names)
     return [
         (np.ascontiguousarray(weights[f"recovery.{i}.weight"].T), weights[f"recovery.{i}.bias"])
-        for i in numbers
+        for i in sorted(int(name.split(".")[1]) for name in names)
     ]

@@ -214,14 +214,13 @@ class Arm:
         for i, j in enumerate(self.arm):
             parent = self.moves_with[self.mj.body_parentid[self.mj.jnt_bodyid[j]]]
             (base, origin), (turn, place) = self.frame(parent), self.frame(i)
-            slides = self.mj.jnt_type[j] == self.mujoco.mjtJoint.mjJNT_SLIDE
             yield Joint(
                 self.mj.joint(j).name or f"joint{i}",
                 parent,
                 point(base.T @ (place - origin)),
                 tuple(rounded((base.T @ turn).ravel())),
                 point(self.mj.jnt_axis[j]),
-                bool(slides),
+                bool(self.mj.jnt_type[j] == self.mujoco.mjtJoint.mjJNT_SLIDE),
             )
 
     def surfaces(self) -> dict[int, Floats]:

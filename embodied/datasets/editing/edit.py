@@ -128,8 +128,7 @@ class Split:
             raise DatasetError(f"{wanted} of {count} episodes leave one of the two parts empty")
         if self.seed is None:
             return list(range(wanted))
-        order = np.random.default_rng(self.seed).permutation(count)
-        return sorted(order[:wanted].tolist())
+        return sorted(np.random.default_rng(self.seed).permutation(count)[:wanted].tolist())
 
 
 def split(path: Path | str, out: Path | str, rest: Path | str, how: Split) -> tuple[Copied, Copied]:

@@ -127,8 +127,7 @@ class Source:
         rows = every.filter(same)
         length = int(self.column("length")[episode])
         if rows.num_rows != length:
-            reason = f"it has {rows.num_rows} steps of episode {number}, not {length}"
-            raise damaged(file, reason)
+            raise damaged(file, f"it has {rows.num_rows} steps of episode {number}, not {length}")
         return rows
 
 

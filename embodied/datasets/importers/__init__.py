@@ -153,8 +153,7 @@ def convert(
         raise DatasetError(f"{path} does not exist")
     if (out / "meta").exists():
         raise DatasetError(f"{out} holds a dataset already; name a new folder")
-    module = importlib.import_module(f"{__name__}.{source_format}")
-    spec, episodes = module.read(path, dt)
+    spec, episodes = importlib.import_module(f"{__name__}.{source_format}").read(path, dt)
     partial = out.with_name(f".{out.name}.partial")  # so that `out` is whole or not there
     shutil.rmtree(partial, ignore_errors=True)
     with EpisodeWriter(partial, spec, robot=source_format, images=images) as writer:

@@ -55,10 +55,10 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
             "only Box and Discrete can be converted"
         )
     discrete = space["type"] == "Discrete"
-    size = () if discrete else tuple(space["shape"])
-    act = Leaf(size, low=-1.0, high=1.0)
     if discrete:
         act = Leaf((), "int64", low=0.0, high=float(space["n"] - 1))
+    else:
+        act = Leaf(tuple(space["shape"]), low=-1.0, high=1.0)
     name = str(about.get("dataset_id", ""))
     spec = Spec(leaves(observations), act, dt or CONTROL_PERIOD, text=text or name)
     return spec, _recorded(folder, about, space, name)

@@ -67,8 +67,7 @@ class Episodes:
         """One episode as `EpisodeWriter.add` takes it."""
         begin = int(self.start[number])
         rows = tt.each(self.steps, lambda v: v[begin : begin + int(self.length[number])])
-        last = {f"next_obs/{name}": value[number] for name, value in self.final.items()}
-        return {**rows, **last}
+        return rows | {f"next_obs/{name}": value[number] for name, value in self.final.items()}
 
 
 def read_episodes(

@@ -53,8 +53,7 @@ from embodied.datasets.lerobot.video import encode_film, encode_png, join_films
 def consolidate(path: Path) -> None:
     """Move every pending episode of `path` into the large files. The caller holds the lock."""
     info, index = read_info(path), read_index(path)
-    listed = 0 if index is None else index.num_rows
-    waiting = list_pending(path, listed)
+    waiting = list_pending(path, 0 if index is None else index.num_rows)
     if waiting:
         _clear_unlisted(path, info, index)
         _move(path, info, index, waiting)
@@ -107,11 +106,10 @@ def _write_data(
             end = frame + len(steps)
             place = {"episode_index": episode, **place_in_file("data", number, info)}
             places.append(place | {"dataset_from_index": frame, "dataset_to_index": end})
-            text = texts[line["tasks"][0].as_py()[0]]
             counters = {
                 "episode_index": np.full(len(steps), episode),
                 "index": np.arange(frame, end),
-                "task_index": np.full(len(steps), text),
+                "task_index": np.full(len(steps), texts[line["tasks"][0].as_py()[0]]),
             }
             for name, values in counters.items():
                 steps = steps.append_column(name, pa.array(values, pa.int64()))
@@ -489,8 +487,7 @@ class EpisodeWriter:
                 {f"next_obs/{name}": last[None]}, f"next_obs/{name}", leaf
             )[0]
         steps["action"] = _leaf(episode, "action", self.spec.act, length)
-        flat = Leaf(())
-        steps["reward"] = _leaf(episode, "reward", flat, length)
+        steps["reward"] = _leaf(episode, "reward", Leaf(()), length)
         for key in ("terminated", "truncated", *(["success"] if "success" in episode else [])):
             steps[key] = _leaf(episode, key, Leaf((), "bool"), length)
         if (steps["terminated"] | steps["truncated"])[:-1].any():

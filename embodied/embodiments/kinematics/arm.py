@@ -147,10 +147,9 @@ def load_arm(name: str) -> Arm:
         return Arm(name, module.JOINTS, module.forward, *ends, hand)
     table = read_arm_file(name)
     limits = table.limits
-    names = tuple(joint.name for joint in table.joints)
     return Arm(
         table.name,
-        names,
+        tuple(joint.name for joint in table.joints),
         Chain(table.joints, table.tool),
         np.array(limits.low),
         np.array(limits.high),

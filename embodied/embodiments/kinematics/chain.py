@@ -79,11 +79,10 @@ class Chain:
         return len(self.joints)
 
     def __call__(self, q: Floats) -> tuple[Floats, Floats, Floats]:
-        xp = namespace(q)
         turns, places, axes = self._frames(q)
         place = places[-1] + turns[-1] @ constant(self._tip_place, q)
         columns = [self._column(i, axes[i], places[i], place) for i in range(len(self))]
-        return place, turns[-1] @ constant(self._tip_turn, q), xp.stack(columns, 2)
+        return place, turns[-1] @ constant(self._tip_turn, q), namespace(q).stack(columns, 2)
 
     def frames(self, q: Floats) -> tuple[Floats, Floats]:
         """Rotations [B, n, 3, 3] and places [B, n, 3] (m) of the joints' frames, in the base frame,

@@ -124,5 +124,4 @@ def _damped_step(
     # J+ (e - J home) + home is J+ e + (I - J+ J) home with one solve.
     rest = error - namespace(q).einsum("bij,bj->bi", jacobian, home)
     square = jacobian @ jacobian.mT + constant(damping**2 * np.eye(error.shape[1]), q)
-    solved = solve(square, rest[:, :, None])
-    return (jacobian.mT @ solved)[:, :, 0] + home
+    return (jacobian.mT @ solve(square, rest[:, :, None]))[:, :, 0] + home

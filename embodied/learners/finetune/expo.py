@@ -100,8 +100,7 @@ class Expo(ActorCritic):
         """Minimum [N, K] over `subset` randomly chosen target critics."""
         # Not randperm: it synchronises, and a CUDA graph would replay a single sample.
         scores = torch.rand(self.target.ensemble.n, device=actions.device)
-        index = scores.topk(self.config.subset).indices
-        return self.target.each(obs, actions, index).amin(0)
+        return self.target.each(obs, actions, scores.topk(self.config.subset).indices).amin(0)
 
     def _base_step(self, batch: Tensors) -> dict[str, Tensor]:
         loss = self.online.base.loss(behaviour(batch, self.online)).mean()
@@ -113,8 +112,7 @@ class Expo(ActorCritic):
         obs = under(batch, "obs")
         action = batch["action"]
         edited, log_prob = self.online.revise(obs, action, torch.randn_like(action))
-        value = self.critic(obs, edited).mean(0)
-        return actor_loss(value, log_prob, self.alpha), log_prob.detach()
+        return actor_loss(self.critic(obs, edited).mean(0), log_prob, self.alpha), log_prob.detach()
 
     def fit(self, transitions: Tensors) -> None:
         for part in (self.online, self.policy, self.target.encoder):

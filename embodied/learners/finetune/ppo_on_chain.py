@@ -7,7 +7,7 @@ its action. States, rewards and advantages are those of whole decisions (action 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class Config(ppo.Config):
 class PpoOnChain(ppo.Ppo):
     """PPO over denoising chains; `part`: elements of each x that were executed (None: all)."""
 
+    counters = ("updates",)
     policy: DenoisingMDP  # pyright: ignore[reportIncompatibleVariableOverride]
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -87,10 +88,3 @@ class PpoOnChain(ppo.Ppo):
         if self.config.normalize:
             obs = each(under(batch, "obs"), lambda leaf: leaf.flatten(0, 1))
             self.critic_stats.follow(self.value.encoder, obs, batch["valid"].flatten())
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"updates": self.updates}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.updates = state["updates"]

@@ -15,7 +15,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class BehaviorCloning(Learner):
     data = "offline"
     usual_policy = "flow"
     rows = "chunks"
+    counters = ("done",)
 
     def __init__(self, config: Config, policy: Policy, run: RunPlan) -> None:
         super().__init__()
@@ -78,13 +79,6 @@ class BehaviorCloning(Learner):
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {"adam": self.adam}
-
-    def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "done": self.done}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.done = state["done"]
 
 
 def cosine(lr: float, progress: float) -> float:

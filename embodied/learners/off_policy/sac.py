@@ -77,8 +77,7 @@ class Sac(ActorCritic):
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
-        following = under(batch, "next_obs")
-        backup = self._backup(batch["reward"], batch["discount"], following)
+        backup = self._backup(batch["reward"], batch["discount"], under(batch, "next_obs"))
         loss = critic_loss(q, backup, batch.get("weight")) + self.critic_terms(batch, q)
         if "weight" in batch:
             self.td_errors.append((q.detach() - backup).abs().mean(0))

@@ -101,8 +101,7 @@ class Td3(DelayedActorCritic):
 
     def _critic_loss(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         q = self.critic(under(batch, "obs"), batch["action"])
-        following = under(batch, "next_obs")
-        backup = self._backup(batch["reward"], batch["discount"], following)
+        backup = self._backup(batch["reward"], batch["discount"], under(batch, "next_obs"))
         if self.support is None:
             return critic_loss(q, backup) + self.critic_terms(batch, q), q.detach().mean()
         loss = cross_entropy(q, backup) + self.critic_terms(batch, q)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class Iql(ActorCritic):
     transitions."""
 
     data = "offline"
+    counters = ("done",)
     losses = ("_loss",)
     uses_executed_steps = True
     usual_policy = "deterministic"
@@ -146,13 +147,6 @@ class Iql(ActorCritic):
     def fit(self, transitions: Tensors) -> None:
         super().fit(transitions)
         self.value.encoder.fit(transitions)
-
-    def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "done": self.done}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.done = state["done"]
 
 
 def expectile_loss(gap: Tensor, tau: float) -> Tensor:

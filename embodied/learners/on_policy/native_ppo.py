@@ -84,15 +84,13 @@ class NativePpo:
         scale = ctypes.c_double(learner.lr.scale)
         places = {key: native.address(leaf) for key, leaf in self.inputs.items()}
         table = Table(**places, order=native.address(order))
-        value = learner.value.net
-        nets = (self.policy.net, value)
-        parts = [self._network(net, rate) for rate, net in enumerate(nets)]
+        actor, critic = self._network(self.policy.net, 0), self._network(learner.value.net, 1)
         deviation = parameter(self.policy.log_std, self._moments(), 0)
         self.library.ppo_epoch(
             ctypes.byref(self._settings(size, count)),
             ctypes.byref(table),
-            *parts[0],
-            *parts[1],
+            *actor,
+            *critic,
             ctypes.byref(deviation),
             ctypes.byref(scale),
             ctypes.c_void_p(metrics.data_ptr()),
@@ -109,7 +107,6 @@ class NativePpo:
         learner = self.learner
         adam = next(iter(learner.optims.values()))
         group = adam.param_groups[0]
-        rates = learner.lr.base_lrs.tolist()
         return Settings(
             (*group["betas"], group["eps"], group["weight_decay"]),
             clip=config.clip,
@@ -119,7 +116,7 @@ class NativePpo:
             grad_clip=config.grad_clip,
             step=adam.count,
             target_kl=config.target_kl if config.schedule == "adaptive" else 0.0,
-            rates=tuple(rates),
+            rates=tuple(learner.lr.base_lrs.tolist()),
             normalize=config.advantage == "minibatch",
             size=size,
             count=count,

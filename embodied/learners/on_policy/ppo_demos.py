@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -92,6 +92,7 @@ class PpoDemos(CloningPpo):
     """
 
     rows = "chunks"
+    counters = ("updates",)
     optimizer_name = "clone"
     free: Tensor
 
@@ -136,13 +137,6 @@ class PpoDemos(CloningPpo):
     def _total(self, parts: dict[str, Tensor]) -> Tensor:
         policy = parts["policy_loss"] - self.config.entropy * parts["entropy"]
         return self.free * policy + self.config.value_weight * parts["value_loss"]
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"updates": self.updates}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.updates = state["updates"]
 
 
 def remaining(done: int, fade: float, total: int) -> float:

@@ -64,8 +64,7 @@ def network(net: nn.Sequential, known: Moments, rate: int) -> Network:
 
 def members(ensemble: Ensemble, known: Moments, rate: int) -> list[Network]:
     """The networks of an ensemble, whose parameters are [E, in, out]."""
-    pairs = zip(ensemble.weights, ensemble.biases, strict=True)
-    parameters = [p for pair in pairs for p in pair]
+    parameters = [p for pair in zip(ensemble.weights, ensemble.biases, strict=True) for p in pair]
     kind = NAMES.index(ensemble.activation)
     found: list[Network] = []
     for member in range(ensemble.n):

@@ -227,8 +227,7 @@ class Grammar(Designer):
             source = written(terms)
             if source in taken:
                 continue
-            verdict = board.check(source)
-            if not verdict.problem:
+            if not board.check(source).problem:
                 taken.add(source)
                 origin |= {"terms": stored(terms), "refused_before": refused}
                 return Proposal(source, origin)

@@ -70,10 +70,9 @@ class Eureka(Designer):
         self.chat = chat
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
-        messages = self.messages(board, number)
         seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
         writer = prompts.Writer(self.chat, board.check, "eureka", self.config.repairs)
-        return writer.sample(messages, self.config.temperature, seeds)
+        return writer.sample(self.messages(board, number), self.config.temperature, seeds)
 
     def messages(self, board: Board, number: int) -> list[Message]:
         """Two messages in the first round, four once there was an answer."""
@@ -139,13 +138,12 @@ class Text2Reward(Designer):
         self.examples = _examples(config.examples)
 
     def propose(self, board: Board, number: int, count: int) -> list[Proposal]:
-        messages = self.messages(board, number)
         # At temperature 0 several answers to one request would be the same program.
         alone = number == 0 and count == 1
         heat = self.config.temperature if alone else self.config.later_temperature
         seeds = range(board.seed + number * count, board.seed + (number + 1) * count)
         writer = prompts.Writer(self.chat, board.check, "text2reward", self.config.repairs)
-        return writer.sample(messages, heat, seeds)
+        return writer.sample(self.messages(board, number), heat, seeds)
 
     def messages(self, board: Board, number: int) -> list[Message]:
         world = describe(board.spec, board.sentence, "pythonic", board.about)
@@ -235,8 +233,7 @@ def digests(board: Board, candidate: Candidate, episodes: int, last: int) -> str
     folder = board.run(candidate)
     if not any(folder.glob("checkpoints/[0-9]*")):
         return ""
-    node = read_run_settings(folder / "run.yaml")
-    env = build(node["env"] | {"num_envs": 2 * episodes}, VecEnv)
+    env = build(read_run_settings(folder / "run.yaml")["env"] | {"num_envs": 2 * episodes}, VecEnv)
     policy = checkpoint.load_policy(folder, env.spec).eval()
     failed = _failures(Actor(policy, env.num_envs), env, board.seed, last)
     env.close()

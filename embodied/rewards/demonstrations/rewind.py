@@ -291,8 +291,7 @@ class Rewind(FittedReward):
         return self.features(tt.to(seen, self.features.norm.mean.device)).to(here)
 
     def _predicted(self, first: Tensor, newest: Tensor) -> Tensor:
-        recent = newest[:, :: self.config.stride]
-        return self.progress(torch.cat([first[:, None], recent], 1))
+        return self.progress(torch.cat([first[:, None], newest[:, :: self.config.stride]], 1))
 
 
 @dataclass(frozen=True)

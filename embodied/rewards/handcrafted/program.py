@@ -127,8 +127,7 @@ def _sample(leaf: Leaf, count: int, generator: torch.Generator) -> Tensor:
         return low + (high - low) * torch.rand(shape, generator=generator)
     highs = leaf.high if isinstance(leaf.high, tuple) else (leaf.high,)
     most = 1 if None in highs else int(min(h for h in highs if h is not None))
-    drawn = torch.randint(0, most + 1, shape, generator=generator)
-    return drawn.to(getattr(torch, leaf.dtype))
+    return torch.randint(0, most + 1, shape, generator=generator).to(getattr(torch, leaf.dtype))
 
 
 def _bound(bound: object, leaf: Leaf, sign: int) -> Tensor:

@@ -134,8 +134,7 @@ class CaptionLabeller:
 def schema(lines: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
     """JSON schema of an object with one of `words` for each number."""
     keys = [str(number) for number in range(1, len(lines) + 1)]
-    one = {"type": "string", "enum": list(words)}
-    return object_schema(dict.fromkeys(keys, one))
+    return object_schema({key: {"type": "string", "enum": list(words)} for key in keys})
 
 
 def labelled(question: Question, value: float | None, answer: Answer, *more: Answer) -> Label:
@@ -509,8 +508,7 @@ class Annotate(Remembered, SummedReward):
         if not len(others):
             self.counts.again(number)
             return []
-        count = min(self.config.partners, len(others))
-        chosen = self.random.choice(others, count, replace=False)
+        chosen = self.random.choice(others, min(self.config.partners, len(others)), replace=False)
         return [(text, self.captions.texts[int(other)]) for other in chosen]
 
     def _collect_labels(self) -> None:

@@ -310,8 +310,7 @@ class SubgoalBonusWrapper(Wrapper):
         self.whole = under(step.obs, "privileged")
         if step.ended.any():
             self._new_plans(step.ended)
-        following = {**step.next_obs, BONUS: bonus}
-        return replace(step, obs=self._with(step.obs), next_obs=following)
+        return replace(step, obs=self._with(step.obs), next_obs={**step.next_obs, BONUS: bonus})
 
     def transform_obs(self, obs: Tensors) -> Tensors:
         self.whole = under(obs, "privileged")

@@ -139,8 +139,7 @@ class Ranker(Remembered):
     @torch.no_grad()
     def each(self, images: Tensor, chunk: int = 512) -> Tensor:
         """Scores [E, N] of every member for observations [N, ...]."""
-        parts = [self.net(part.to(self.device)).cpu() for part in images.split(chunk)]
-        return torch.cat(parts, 1)
+        return torch.cat([self.net(part.to(self.device)).cpu() for part in images.split(chunk)], 1)
 
     def score(self, images: Tensor) -> Tensor:
         """Mean score [N] over the members."""

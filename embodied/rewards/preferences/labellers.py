@@ -238,8 +238,7 @@ class VisionLanguageLabeller(CountingLabeller):
     def poll(self, wait: bool = False) -> dict[int, int]:
         if wait:
             self.pool.drain()
-        asked = self.pool.poll()
-        found = {one.question[0]: one.answer for one in asked if one.answer is not None}
+        found = {one.question[0]: one.answer for one in self.pool.poll() if one.answer is not None}
         labels = torch.tensor([label for label in found.values() if label != SKIPPED])
         self.counts.count(labels)
         if self.pool.spent:

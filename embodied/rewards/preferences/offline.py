@@ -76,8 +76,7 @@ def gather(ask: Callable[[int], Labels | None], want: int, at_once: int) -> Labe
 def agreement(score: Tensor, reward: Tensor, episode: Tensor) -> dict[str, float]:
     """Agreement of scores [N] with recorded rewards [N]: `pairs`, the fraction of random pairs
     (without ties) in the same order; `returns`, Spearman's correlation of the episodes' sums."""
-    random = torch.Generator().manual_seed(0)
-    one, two = torch.randint(len(score), (2, CHECKED), generator=random)
+    one, two = torch.randint(len(score), (2, CHECKED), generator=torch.Generator().manual_seed(0))
     true = reward[two] - reward[one]
     told = true.abs() > 1e-6
     same = ((score[two] - score[one]) * true > 0) & told

@@ -83,8 +83,7 @@ class RecentBuffer(Remembered):
         at = (self.seen + torch.arange(count)) % self.size
         for name, value in moments.items():
             if name not in self.ring:
-                shape = (self.size, *value.shape[1:])
-                self.ring[name] = torch.zeros(shape, dtype=value.dtype)
+                self.ring[name] = torch.zeros((self.size, *value.shape[1:]), dtype=value.dtype)
             self.ring[name][at] = value[len(value) - count :].cpu()
         self.seen += count
 

@@ -220,9 +220,8 @@ def threshold_for(others: Tensor, rate: float) -> float:
     probabilities `others` [N] exceeds."""
     if not len(others):
         return LEAST
-    ordered = others.sort(descending=True).values
     allowed = min(int(rate * len(others) + 1e-9), len(others) - 1)
-    return max(LEAST, float(ordered[allowed]))
+    return max(LEAST, float(others.sort(descending=True).values[allowed]))
 
 
 class SuccessNet(nn.Module):

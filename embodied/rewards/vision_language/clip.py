@@ -122,8 +122,7 @@ class Ladders:
         self.scale = scale
 
     def __call__(self, seen: Tensor) -> Tensor:
-        places = [self.place(seen, rungs) for rungs in self.ladders]
-        return torch.stack(places).mean(0)
+        return torch.stack([self.place(seen, rungs) for rungs in self.ladders]).mean(0)
 
     def place(self, seen: Tensor, rungs: Tensor) -> Tensor:
         steps = torch.linspace(0, 1, len(rungs), device=seen.device)

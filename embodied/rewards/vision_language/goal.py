@@ -71,10 +71,9 @@ class Goal(Reward):
             wanted, every = goal_image(config, config.goal).float().flatten(), names
         if len(wanted) != len(names):
             raise ConfigError(f"the goal has {len(wanted)} numbers, {config.leaf} has {len(names)}")
-        weights = vector(config.weights, names, 1.0)
         counts = torch.tensor([name in every for name in names])
         self.goal = wanted.to(device)
-        self.weights = torch.where(counts, weights, 0.0).to(device)
+        self.weights = torch.where(counts, vector(config.weights, names, 1.0), 0.0).to(device)
 
     def augment_env(self, env: VecEnv) -> VecEnv:
         """The environment with rendered images if needed, and without terminations."""

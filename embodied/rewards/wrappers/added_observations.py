@@ -332,11 +332,10 @@ class Video:
         return [self.places[i] for i in at], torch.stack([self.images[i] for i in at])
 
     def get_state(self) -> dict[str, Any]:
-        images = torch.stack(self.images) if self.images else torch.zeros(0)
         return {
             "numbers": list(self.numbers),
             "places": list(self.places),
-            "images": images,
+            "images": torch.stack(self.images) if self.images else torch.zeros(0),
             "stride": self.stride,
         }
 
@@ -465,10 +464,9 @@ class VisitCountWrapper(ObservationWrapper):
         return (same & lived).sum(1).clamp(min=1).to(self.device)
 
     def _hash(self, obs: Tensors) -> Tensor:
-        parts = [obs[name].cpu().reshape(self.num_envs, -1) for name in self.leaves]
         whole = [
             (part * GRID).round().long() if part.is_floating_point() else part.long()
-            for part in parts
+            for part in [obs[name].cpu().reshape(self.num_envs, -1) for name in self.leaves]
         ]
         # Integer overflow wraps around, which makes this a hash.
         return (torch.cat(whole, 1) * self.salt).sum(1)

@@ -36,8 +36,7 @@ class NoTerminationWrapper(Wrapper):
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
-        never = torch.zeros_like(step.terminated)
-        return replace(step, terminated=never, truncated=step.ended)
+        return replace(step, terminated=torch.zeros_like(step.terminated), truncated=step.ended)
 
 
 class SuccessDetector(Wrapper):

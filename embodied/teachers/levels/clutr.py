@@ -107,8 +107,7 @@ class LevelAutoencoder(nn.Module):
         word = torch.full((len(z), 1), self.grammar.words)
         hidden, words = torch.tanh(self.begin(z))[None], []
         for t in range(self.grammar.length):
-            seen = torch.cat([self.embedding(word), z[:, None]], 2)
-            out, hidden = self.writer(seen, hidden)
+            out, hidden = self.writer(torch.cat([self.embedding(word), z[:, None]], 2), hidden)
             word = self._allowed(self.word(out), t).argmax(2)
             words.append(word)
         return torch.cat(words, 1).numpy()

@@ -248,11 +248,10 @@ class Plr(LevelTeacher):
 
     def metrics(self) -> dict[str, float]:
         kinds, count = np.array(self.kinds), len(self.library)
-        mean = float(self.library.score[:count].mean()) if count else 0.0
         return {
             **super().metrics(),
             "library": float(count),
-            "score": mean,
+            "score": float(self.library.score[:count].mean()) if count else 0.0,
             "again": float((kinds == AGAIN).mean()) if len(kinds) else 0.0,
             "taken": float(self.taken),
         }

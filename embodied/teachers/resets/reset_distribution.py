@@ -434,8 +434,7 @@ class ResetDistribution(Remembered, Curriculum, ABC):
         self.dropped += int(lost.sum())
         kept = np.flatnonzero(placed & ~lost)
         if len(kept):
-            memos = [known[i][1] for i in kept]
-            self.learn(began[kept].tolist(), scores[kept], memos)
+            self.learn(began[kept].tolist(), scores[kept], [known[i][1] for i in kept])
 
     def scores(self, began: Any, outcome: Outcome) -> Floats:
         """[n] in [0, 1]; NaN where unknown."""

@@ -107,8 +107,7 @@ def nearby_states(
             step = env.step(_random(env, random))
             alive, obs = alive & ~step.ended.cpu(), step.obs
         kept = rows[alive[rows]]
-        state = tt.to(with_obs(env.get_state(), obs), "cpu")
-        parts.append(tt.take(state, kept))
+        parts.append(tt.take(tt.to(with_obs(env.get_state(), obs), "cpu"), kept))
         origins += index[kept].tolist()
     states = tt.cat(parts)
     origin = torch.tensor(origins, dtype=torch.int64)

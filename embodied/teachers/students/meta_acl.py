@@ -220,8 +220,7 @@ class MetaAcl(AlpGmm):
 
     def take(self, point: Floats, score: float, memo: Any) -> None:
         kind, number, component = memo
-        own = kind == "own"
-        place = [float(number), float(component)] if own else [-1.0, -1.0]
+        place = [float(number), float(component)] if kind == "own" else [-1.0, -1.0]
         self.history.append([*point.tolist(), score, *place])
         progress = self.progress(point, score)  # before this episode is added
         if kind == "expert":

@@ -98,8 +98,7 @@ def draw(mixture: Mixture, component: int, width: int, random: Generator) -> Flo
 
 def _cluster(rows: Floats, sizes: Sequence[int], random: Generator) -> Floats:
     """Assignments [M, K, n] (0 or 1) of the points by k-means with k-means++ initialisation."""
-    largest = max(sizes)
-    centres = np.full((len(sizes), largest, rows.shape[1]), np.inf)
+    centres = np.full((len(sizes), max(sizes), rows.shape[1]), np.inf)
     for model, size in enumerate(sizes):
         centres[model, :size] = _apart(rows, size, random)
     for _ in range(LLOYD):

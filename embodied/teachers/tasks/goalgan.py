@@ -104,8 +104,7 @@ class GoalGan(TorchTeacher):
     def new_goal(self) -> int:
         number = self.goals
         self.goals = self.goals + 1
-        left = self.settings.rollouts
-        self.open[number] = {"point": self.goal(), "left": left, "scores": []}
+        self.open[number] = {"point": self.goal(), "left": self.settings.rollouts, "scores": []}
         if len(self.open) > OPEN:
             del self.open[next(iter(self.open))]
         return number

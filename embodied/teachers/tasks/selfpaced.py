@@ -124,8 +124,7 @@ class SelfPaced(teacher.Teacher):
         self.student = student
         d = len(self.space)
         easy = named_task(self.space, config.easy, math.nan, "easy")
-        drawn = self.random.random(d)
-        self.mean = torch.from_numpy(np.where(np.isnan(easy), drawn, easy))
+        self.mean = torch.from_numpy(np.where(np.isnan(easy), self.random.random(d), easy))
         self.factor = torch.eye(d).double() * math.log(config.width)
         hard = torch.from_numpy(named_task(self.space, config.hard, 0.5, "hard"))
         self.target = Gaussian(hard, torch.eye(d).double() * math.log(config.spread))
@@ -160,8 +159,7 @@ class SelfPaced(teacher.Teacher):
             rows = torch.tensor(self.drawn, dtype=torch.float64)
             where = rows[:, :-2]
             logs = rows[:, -2]
-            scores_of = rows[:, -1]
-            self.advance(where, logs, self.values(where, scores_of))
+            self.advance(where, logs, self.values(where, rows[:, -1]))
             self.drawn = []
 
     def values(self, where: Tensor, scores: Tensor) -> Tensor:
@@ -208,12 +206,11 @@ class SelfPaced(teacher.Teacher):
 
     def metrics(self) -> dict[str, float]:
         now = self.now()
-        deviation = now.root().norm(dim=1)
         return {
             "target_kl": kl(now, self.target).item(),
             "alpha": self.alpha,
             "step_kl": self.step_kl,
-            "deviation": deviation.mean().item(),
+            "deviation": now.root().norm(dim=1).mean().item(),
             "updates": float(self.updates),
         }
 

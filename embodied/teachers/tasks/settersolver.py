@@ -203,8 +203,7 @@ class SetterSolver(TorchTeacher):
         return rarest + (1 - 2 * rarest) * self.uniform(n)
 
     def learn(self, points: Floats, scores: Floats, memos: list[Any]) -> None:
-        won = scores >= self.settings.solved
-        self.rows += np.column_stack([points, memos, won]).tolist()
+        self.rows += np.column_stack([points, memos, scores >= self.settings.solved]).tolist()
         del self.rows[: -self.settings.memory]
         self.fresh += len(scores)
         if self.fresh >= self.settings.every:

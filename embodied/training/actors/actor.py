@@ -86,8 +86,7 @@ class EnvActor:
     def get_state(self) -> dict[str, Any]:
         """State of the collector (None: it cannot be saved) and of torch's generators."""
         running = self._running()
-        state = running.get_state() if running.savable else None
-        return {"collector": state, "rng": rng_state()}
+        return {"collector": running.get_state() if running.savable else None, "rng": rng_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`, with new episodes where the collector could not be saved."""

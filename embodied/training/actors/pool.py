@@ -258,6 +258,5 @@ def make_actor_env(
         )
     lag = None if data.when_behind == "skip" else data.max_lag
     settings = ActorSettings(node, asked_packages(), num_envs, seed, lag, product)
-    on_ray = data.actors_on == "ray"
-    transport = RayCluster(data.actors, threads) if on_ray else Processes()
+    transport = RayCluster(data.actors, threads) if data.actors_on == "ray" else Processes()
     return ActorEnv(settings, data.actors, transport)

@@ -239,8 +239,7 @@ class SharedWeights(Weights, ActorWeights):
     def publish(self, policy: nn.Module) -> int:
         version = self.version = self.version + 1
         slot = self.slots[version % 2]
-        parts = slot.split(self.sizes)
-        for part, tensor in zip(parts, learned(policy).values(), strict=True):
+        for part, tensor in zip(slot.split(self.sizes), learned(policy).values(), strict=True):
             part.copy_(as_bytes(tensor))
         self.counters[SUMS + version % 2] = crc32(slot.numpy().data, version)
         self.counters[VERSION] = version

@@ -57,8 +57,7 @@ def decode(message: bytes) -> Collected:
     reward, terminated, truncated = (leaves[f"step/{name}"] for name in FLAGS)
     following = tt.under(leaves, "step/next_obs") or obs
     step = Step(obs, following, reward, terminated, truncated, tt.under(leaves, "step/log"))
-    version = int(leaves["version"])
-    return Collected(tt.under(leaves, "rows"), step, leaves.get("finished"), version)
+    return Collected(tt.under(leaves, "rows"), step, leaves.get("finished"), int(leaves["version"]))
 
 
 def joined(parts: list[Collected], starts: list[int], counts: list[int]) -> Collected:
@@ -122,8 +121,7 @@ def flat_weights(module: nn.Module) -> Tensor:
 def load_flat(module: nn.Module, flat: Tensor) -> None:
     """Copy `flat_weights` of an equal module into `module`."""
     tensors = learned(module).values()
-    parts = flat.split([each.nbytes for each in tensors])
-    for part, tensor in zip(parts, tensors, strict=True):
+    for part, tensor in zip(flat.split([each.nbytes for each in tensors]), tensors, strict=True):
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
 

@@ -151,12 +151,11 @@ class Replay:
     def html(self) -> str:
         """The page, self-contained."""
         # A title or name could contain a tag that ends the script.
-        data = json.dumps(self.data(), allow_nan=False).replace("<", "\\u003c")
         parts = {
             "__TITLE__": escape(self.title),
             "__STYLE__": (WEB / "replay.css").read_text(),
             "__SCRIPT__": "\n".join((WEB / name).read_text() for name in SCRIPTS),
-            "__DATA__": data,
+            "__DATA__": json.dumps(self.data(), allow_nan=False).replace("<", "\\u003c"),
         }
         page = (WEB / "replay.html").read_text()
         for mark, text in parts.items():
@@ -165,14 +164,13 @@ class Replay:
 
     def data(self) -> dict[str, Any]:
         """The data for the page's script."""
-        lanes = [self._lane(lane) for lane in self.lanes]
         return {
             "title": self.title,
             "facts": self.facts,
             "made": "embodied view",
             "dt": self.dt,
             "plays": self.plays,
-            "lanes": lanes,
+            "lanes": [self._lane(lane) for lane in self.lanes],
             "meshes": self._meshes,
             "eye": self._eye(),
             "followed": None

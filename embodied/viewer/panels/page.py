@@ -150,8 +150,7 @@ class Page(Parts):
             self._bind(plan, self._plan)
         if self.scene is not None and self.scene.followed is not None:
             self.main_view.follow(True)
-            follow = gui.add_checkbox("Follow", True)
-            self._bind(follow, self._follow)
+            self._bind(gui.add_checkbox("Follow", True), self._follow)
 
     def _policy_part(self) -> None:
         gui = self.server.gui

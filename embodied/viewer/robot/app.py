@@ -376,8 +376,7 @@ class RobotPage(Parts):
         self.folder = self.server.gui.add_folder("Last two minutes")
         stages = list(self.history.stages)
         with self.folder:
-            title = "interventions (% of ticks)"
-            self.interventions = plot(self.server, title, stages, 150, None)
+            self.interventions = plot(self.server, "interventions (% of ticks)", stages, 150, None)
             self.plots = {name: plot(self.server, name, [name], 110, None) for name in PLOTS}
         if self.scene is not None:
             self.scene.root.remove()
@@ -432,11 +431,10 @@ class RobotPage(Parts):
         if state is None or arm is None:
             return
         plan = arm.plan(state, self.monitor.chunk) if self.monitor.alive else None
-        paths = {PLAN: plan, TRAIL: self.history.trail()}
         self.paths.show(
             {
                 name: (segments([path]), *LINES[name])
-                for name, path in paths.items()
+                for name, path in {PLAN: plan, TRAIL: self.history.trail()}.items()
                 if path is not None and len(path) > 1
             }
         )

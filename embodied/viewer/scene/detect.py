@@ -223,8 +223,7 @@ class PosedModel:
         """Pose model and data by `shown` (the leaves of one parallel env)."""
         values = shown[self.leaf].double().numpy()
         model, data = self.model, self.data
-        hinges = np.flatnonzero(model.jnt_type == HINGE)
-        for i, joint in enumerate(hinges):
+        for i, joint in enumerate(np.flatnonzero(model.jnt_type == HINGE)):
             data.qpos[model.jnt_qposadr[joint]] = values[self.where[f"q{i + 1}"]]
         if "width" in self.where:
             slides = np.flatnonzero(model.jnt_type == SLIDE)

@@ -142,8 +142,7 @@ class AuthProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await self._head(reader)
-            request = read_head(head)
+            request = read_head(await self._head(reader))
             check(request, self.local, self.token)
         except Refused as refusal:
             writer.write(answer(refusal))

@@ -37,10 +37,9 @@ class ObservationDisturbance:
 
     def of(self, moments: list[Moment]) -> Tensors:
         """The observations to act on after `moments`; early in an episode its first ones."""
-        obs = moments[max(len(moments) - 1 - self.late, 0)].obs
         return {
             name: torch.zeros_like(value) if name in self.off else value
-            for name, value in obs.items()
+            for name, value in moments[max(len(moments) - 1 - self.late, 0)].obs.items()
         }
 
 

@@ -333,10 +333,9 @@ class Episode:
     def number_names(self) -> list[str]:
         """The names of all `numbers`, without safety stages that never acted."""
         said = [moment.numbers for moment in self.moments]
-        names = sorted({name for numbers in said for name in numbers})
         return [
             name
-            for name in names
+            for name in sorted({name for numbers in said for name in numbers})
             if not name.startswith(SAFETY) or any(numbers.get(name) for numbers in said)
         ]
 

@@ -172,8 +172,7 @@ class PlanPreview:
             places.append(place_of(step.next_obs, self.tip))
             ends = torch.where(running & step.ended, t + 2, ends)
             running &= ~step.ended
-        paths = np.stack(places, 1)
-        return [path[: int(end)] for path, end in zip(paths, ends, strict=True)]
+        return [path[: int(end)] for path, end in zip(np.stack(places, 1), ends, strict=True)]
 
 
 @torch.no_grad()
@@ -226,8 +225,7 @@ LEAST = 1e-6
 # every network.
 def pictures_of(policy: Policy) -> list[str]:
     """The image observations that `policy` uses."""
-    leaves = policy.spec.obs.items()
-    return [name for name, leaf in leaves if leaf.is_image and not hidden(name)]
+    return [name for name, leaf in policy.spec.obs.items() if leaf.is_image and not hidden(name)]
 
 
 @torch.no_grad()

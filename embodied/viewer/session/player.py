@@ -190,8 +190,7 @@ def noise_picture(chosen: Sequence[Tensor], at: int, bound: float, names: Sequen
     from PIL import Image, ImageDraw, ImageFont
 
     values = np.stack([each.numpy() for each in chosen], 1) / bound
-    order = grouped(len(values), len(names))
-    values = values[order]
+    values = values[grouped(len(values), len(names))]
     tall, count = values.shape
     row = max(2, HIGH // tall)
     image = Image.new("RGB", (NAMES + MAP + EDGE + BARS, row * tall), GROUND)
@@ -307,8 +306,7 @@ class Player:
         """Reset the environment with `seed` and start a new episode."""
         torch.manual_seed(seed)
         self._rng_state = torch.get_rng_state()
-        task = None if self.task is None else self.task[None]
-        obs = row_of(self.env.reset(seed, task))
+        obs = row_of(self.env.reset(seed, None if self.task is None else self.task[None]))
         self._room = KEPT
         self.pushed, self.pulled, self.held = {}, {}, None
         image = None
@@ -362,8 +360,7 @@ class Player:
         step = self.env.step(action)
         self.first = step.ended
         shown = row_of(step.next_obs)
-        ended = bool(step.ended[0])
-        frame = self.recorder.after_step(shown, ended, before.frame)
+        frame = self.recorder.after_step(shown, bool(step.ended[0]), before.frame)
         moment = self._moment(before, action, step, shown, frame)
         if self.overlay is not None:
             moment = replace(moment, reward_image=self.overlay.reward_image())

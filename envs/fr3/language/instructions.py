@@ -23,13 +23,14 @@ import numpy as np
 from embodied.core.build import ConfigError, nearest
 from embodied.core.spec import SYMBOL, Leaf
 from embodied.envs.fr3.tasks.task import (
-    STIFF,
     Flags,
     Floats,
     Rgba,
     Start,
     View,
     add_box,
+    add_free,
+    add_solid,
     spread,
     upright,
 )
@@ -75,35 +76,35 @@ def add_objects(spec: mujoco.MjSpec) -> None:
     quality.numstacks = 2
     for name, rgba in COLOURS.items():
         add_box(spec, name, (BLOCK, BLOCK, BLOCK), rgba, 0.06)
-    _bowl(_free(spec, "bowl"))
-    plate = _free(spec, "plate")
+    _bowl(add_free(spec, "bowl"))
+    plate = add_free(spec, "plate")
     yellow = (0.96, 0.82, 0.20, 1.0)
-    _geom(plate, CYLINDER, (PLATE, THICK, 0.0), (0.0, 0.0, 0.0), yellow, 0.12, friction=0.3)
-    can = _free(spec, "can")
-    _geom(can, CYLINDER, (0.02, CAN, 0.0), (0.0, 0.0, 0.0), (0.95, 0.55, 0.10, 1.0), 0.08)
+    add_solid(plate, CYLINDER, (PLATE, THICK, 0.0), (0.0, 0.0, 0.0), yellow, 0.12, friction=0.3)
+    can = add_free(spec, "can")
+    add_solid(can, CYLINDER, (0.02, CAN, 0.0), (0.0, 0.0, 0.0), (0.95, 0.55, 0.10, 1.0), 0.08)
     # A box without a front, and a drawer that slides out towards -y, with a knob.
     wood = (0.42, 0.28, 0.18, 1.0)
     front = (0.72, 0.52, 0.32, 1.0)
     metal = (0.15, 0.15, 0.17, 1.0)
     cabinet = spec.worldbody.add_body(name="cabinet", mocap=True)
     x, y, height = CABINET
-    _geom(cabinet, BOX, (x, y, 0.004), (0.0, 0.0, height - 0.004), wood)
-    _geom(cabinet, BOX, (x, 0.004, 0.033), (0.0, y - 0.004, 0.033), wood)
+    add_solid(cabinet, BOX, (x, y, 0.004), (0.0, 0.0, height - 0.004), wood)
+    add_solid(cabinet, BOX, (x, 0.004, 0.033), (0.0, y - 0.004, 0.033), wood)
     for side in (-1, 1):
-        _geom(cabinet, BOX, (0.004, y, 0.033), (side * (x - 0.004), 0.0, 0.033), wood)
+        add_solid(cabinet, BOX, (0.004, y, 0.033), (side * (x - 0.004), 0.0, 0.033), wood)
     drawer = _slide(cabinet, "drawer", (0.0, -1.0, 0.0), TRAVEL, damping=4.0, friction=0.6)
-    _geom(drawer, BOX, (0.062, 0.065, 0.003), (0.0, -0.012, 0.008), front, 0.15)
-    _geom(drawer, BOX, (0.070, 0.004, 0.018), (0.0, -0.084, 0.024), front, 0.05)
-    _geom(drawer, BOX, (0.062, 0.003, 0.015), (0.0, 0.050, 0.024), front, 0.05)
+    add_solid(drawer, BOX, (0.062, 0.065, 0.003), (0.0, -0.012, 0.008), front, 0.15)
+    add_solid(drawer, BOX, (0.070, 0.004, 0.018), (0.0, -0.084, 0.024), front, 0.05)
+    add_solid(drawer, BOX, (0.062, 0.003, 0.015), (0.0, 0.050, 0.024), front, 0.05)
     for side in (-1, 1):
-        _geom(drawer, BOX, (0.003, 0.065, 0.015), (side * 0.062, -0.012, 0.024), front, 0.05)
-    _geom(drawer, BOX, (0.008, 0.016, 0.005), (0.0, 0.024 - KNOB, 0.035), metal, 0.02)
-    _geom(drawer, BOX, (0.009, 0.008, 0.022), (0.0, -KNOB, 0.053), metal, 0.03)
+        add_solid(drawer, BOX, (0.003, 0.065, 0.015), (side * 0.062, -0.012, 0.024), front, 0.05)
+    add_solid(drawer, BOX, (0.008, 0.016, 0.005), (0.0, 0.024 - KNOB, 0.035), metal, 0.02)
+    add_solid(drawer, BOX, (0.009, 0.008, 0.022), (0.0, -KNOB, 0.053), metal, 0.03)
     spec.add_exclude(bodyname1="cabinet", bodyname2="drawer")
     button = spec.worldbody.add_body(name="button", mocap=True)
-    _geom(button, CYLINDER, (0.032, 0.008, 0.0), (0.0, 0.0, 0.008), (0.2, 0.2, 0.22, 1.0))
+    add_solid(button, CYLINDER, (0.032, 0.008, 0.0), (0.0, 0.0, 0.008), (0.2, 0.2, 0.22, 1.0))
     cap = _slide(button, "cap", (0.0, 0.0, -1.0), PRESS, damping=3.0, stiffness=150.0)
-    _geom(cap, CYLINDER, (0.021, 0.008, 0.0), (0.0, 0.0, 0.026), (0.62, 0.15, 0.70, 1.0), 0.03)
+    add_solid(cap, CYLINDER, (0.021, 0.008, 0.0), (0.0, 0.0, 0.026), (0.62, 0.15, 0.70, 1.0), 0.03)
     cap.gravcomp = 1.0
     spec.add_exclude(bodyname1="button", bodyname2="cap")
 
@@ -111,20 +112,14 @@ def add_objects(spec: mujoco.MjSpec) -> None:
 def _bowl(body: mujoco.MjsBody) -> None:
     """A round floor and eight walls; the body's origin is the middle of its underside."""
     rgba = (0.93, 0.93, 0.90, 1.0)
-    _geom(body, CYLINDER, (BOWL, 0.003, 0.0), (0.0, 0.0, 0.003), rgba, 0.12)
+    add_solid(body, CYLINDER, (BOWL, 0.003, 0.0), (0.0, 0.0, 0.003), rgba, 0.12)
     # The walls do not reach the table: 32 contacts less in every step.
     half = (0.004, BOWL * math.tan(math.pi / 8) + 0.002, RIM / 2 - 0.001)
     for side in range(8):
         angle = side * math.pi / 4
         place = (BOWL * math.cos(angle), BOWL * math.sin(angle), RIM / 2 + 0.001)
-        wall = _geom(body, BOX, half, place, rgba, 0.02)
+        wall = add_solid(body, BOX, half, place, rgba, 0.02)
         wall.quat = [math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)]
-
-
-def _free(spec: mujoco.MjSpec, name: str) -> mujoco.MjsBody:
-    body = spec.worldbody.add_body(name=name)
-    body.add_freejoint(name=name)
-    return body
 
 
 def _slide(
@@ -146,29 +141,6 @@ def _slide(
     joint.damping[0] = damping
     joint.stiffness[0] = stiffness
     return body
-
-
-def _geom(
-    body: mujoco.MjsBody,
-    kind: mujoco.mjtGeom,
-    size: tuple[float, float, float],
-    place: tuple[float, float, float],
-    rgba: Rgba,
-    mass: float = 0.0,
-    friction: float = 1.0,
-) -> mujoco.MjsGeom:
-    """A solid with its own friction (priority over the table and the pads)."""
-    return body.add_geom(
-        type=kind,
-        size=size,
-        pos=place,
-        rgba=rgba,
-        mass=mass,
-        condim=4,
-        priority=1,
-        friction=[friction, 0.01, 0.001],
-        solref=STIFF,
-    )
 
 
 ROWS = (0.35, 0.475)

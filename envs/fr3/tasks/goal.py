@@ -198,8 +198,7 @@ WALLS = tuple(f"wall_{row}_{column}" for row, column in CELLS)
 
 def boxes(param: Params) -> Flags:
     """[n, 36]: which cells have a box; never the start or the goal."""
-    xp = namespace(param["start"])
-    asked = xp.stack([param[name] for name in WALLS], 1) >= 0.5
+    asked = namespace(param["start"]).stack([param[name] for name in WALLS], 1) >= 0.5
     cells = constant(tuple(range(SIDE * SIDE)), param["start"])[None]
     start, goal = ends(param)
     return asked & (cells != start[:, None]) & (cells != goal[:, None])
@@ -240,8 +239,7 @@ class Course(GoalTask):
     def edit(self, spec: mujoco.MjSpec) -> None:
         super().edit(spec)
         for name in BOXES:
-            body = spec.worldbody.add_body(name=name, mocap=True)
-            body.add_geom(
+            spec.worldbody.add_body(name=name, mocap=True).add_geom(
                 name=name,
                 type=mujoco.mjtGeom.mjGEOM_BOX,
                 size=HALF,

@@ -30,6 +30,8 @@ from embodied.envs.fr3.tasks.task import (
     View,
     add_box,
     add_disc,
+    add_free,
+    add_solid,
     axis_of,
     centimetres,
     distance,
@@ -126,6 +128,7 @@ RADIUS = 0.025
 HALF_HEIGHT = 0.05
 FALLEN = 0.7  # cosine of the tilt from which no can comes back
 TIN = (0.16, 0.50, 0.42, 1.0)
+CYLINDER = mujoco.mjtGeom.mjGEOM_CYLINDER
 
 
 class Detour(Lift):
@@ -135,9 +138,7 @@ class Detour(Lift):
     parameters = (
         Parameter("cube_x", 0.60, 0.64),
         Parameter("cube_y", -0.05, 0.05),
-        Parameter("cube_yaw", -0.4, 0.4, "rad"),
-        Parameter("cube_half", 0.018, 0.024),
-        Parameter("cube_friction", 0.8, 1.2, ""),
+        *Lift.parameters[2:],
         Parameter("can_side", 0.0, 1.0, ""),
         Parameter("can_distance", 0.08, 0.10),
     )
@@ -147,18 +148,9 @@ class Detour(Lift):
     def edit(self, spec: mujoco.MjSpec) -> None:
         super().edit(spec)
         for name in CANS:
-            body = spec.worldbody.add_body(name=name)
-            body.add_freejoint(name=name)
-            body.add_geom(
-                name=name,
-                type=mujoco.mjtGeom.mjGEOM_CYLINDER,
-                size=[RADIUS, HALF_HEIGHT, 0],
-                rgba=TIN,
-                mass=0.1,
-                condim=4,
-                priority=1,
-                friction=[1.0, 0.01, 0.001],
-                solref=STIFF,
+            can = add_free(spec, name)
+            add_solid(
+                can, CYLINDER, (RADIUS, HALF_HEIGHT, 0.0), (0.0, 0.0, 0.0), TIN, 0.1, name=name
             )
 
     def start(self, param: Params, draws: Floats) -> Start:
@@ -399,13 +391,10 @@ class Insert(Task):
 
 def _peg(spec: mujoco.MjSpec) -> None:
     """A square handle, a round shaft and a slightly thinner tip."""
-    body = spec.worldbody.add_body(name="peg")
-    body.add_freejoint(name="peg")
-    box = mujoco.mjtGeom.mjGEOM_BOX
-    cylinder = mujoco.mjtGeom.mjGEOM_CYLINDER
+    body = add_free(spec, "peg")
     body.add_geom(
         name="handle",
-        type=box,
+        type=mujoco.mjtGeom.mjGEOM_BOX,
         size=[HANDLE, HANDLE, 0.015],
         rgba=LIGHT,
         mass=0.03,
@@ -417,7 +406,7 @@ def _peg(spec: mujoco.MjSpec) -> None:
     for name, radius, half in (("shaft", HOLE, 0.018), ("tip", HOLE - CHAMFER, 0.02)):
         body.add_geom(
             name=name,
-            type=cylinder,
+            type=CYLINDER,
             size=[radius, half, 0],
             pos=[0, 0, -0.015 - half],
             rgba=LIGHT,

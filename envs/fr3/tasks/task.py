@@ -188,21 +188,42 @@ def centimetres(place: Floats) -> str:
 def add_box(
     spec: mujoco.MjSpec, name: str, half: tuple[float, float, float], rgba: Rgba, mass: float
 ) -> mujoco.MjsBody:
-    """A free box with its own friction (priority over the table and the pads)."""
+    """A free box with its own friction."""
+    body = add_free(spec, name)
+    add_solid(body, mujoco.mjtGeom.mjGEOM_BOX, half, (0.0, 0.0, 0.0), rgba, mass, name=name)
+    return body
+
+
+def add_free(spec: mujoco.MjSpec, name: str) -> mujoco.MjsBody:
+    """A body that moves freely, without solids yet."""
     body = spec.worldbody.add_body(name=name)
     body.add_freejoint(name=name)
-    body.add_geom(
+    return body
+
+
+def add_solid(
+    body: mujoco.MjsBody,
+    kind: mujoco.mjtGeom,
+    size: tuple[float, float, float],
+    place: tuple[float, float, float],
+    rgba: Rgba,
+    mass: float = 0.0,
+    friction: float = 1.0,
+    name: str = "",
+) -> mujoco.MjsGeom:
+    """A solid with its own friction (priority over the table and the pads)."""
+    return body.add_geom(
         name=name,
-        type=mujoco.mjtGeom.mjGEOM_BOX,
-        size=half,
+        type=kind,
+        size=size,
+        pos=place,
         rgba=rgba,
         mass=mass,
         condim=4,
         priority=1,
-        friction=[1.0, 0.01, 0.001],
+        friction=[friction, 0.01, 0.001],
         solref=STIFF,
     )
-    return body
 
 
 def add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Rgba) -> None:
@@ -223,7 +244,6 @@ def _shown(
     below: float,
     rgba: Rgba,
 ) -> None:
-    body = spec.worldbody.add_body(name=name, mocap=True)
-    body.add_geom(
+    spec.worldbody.add_body(name=name, mocap=True).add_geom(
         name=name, type=kind, size=size, pos=[0, 0, below], rgba=rgba, contype=0, conaffinity=0
     )

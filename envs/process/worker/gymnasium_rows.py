@@ -47,8 +47,7 @@ class Rows:
     def step(self, arrays: dict[str, Any], rows: Any) -> None:
         """Step each of `rows`; ended ones stay as they are until they are reset."""
         for row in rows:
-            action = self._native(arrays["action"][row])
-            obs, reward, over, late, info = self.envs[row].step(action)
+            obs, reward, over, late, info = self.envs[row].step(self._native(arrays["action"][row]))
             self._write(arrays, "next_obs", row, obs)
             arrays["reward"][row] = reward
             arrays["terminated"][row] = over

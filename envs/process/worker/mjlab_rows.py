@@ -33,7 +33,10 @@ class Rows:
         if settings["horizon"] is not None:
             period = config.sim.mujoco.timestep * config.decimation
             config.episode_length_s = settings["horizon"] * period
-        self.env = ManagerBasedRlEnv(config, device=_device(settings["device"]))
+        device = settings["device"]
+        if device == "auto":
+            device = "cuda:0" if torch.cuda.is_available() else "cpu"
+        self.env = ManagerBasedRlEnv(config, device=device)
         self.scale = settings["action_scale"]
         self.finite = config.is_finite_horizon
         obs = grouped(self.env.reset()[0])
@@ -67,9 +70,3 @@ class Rows:
 def _leaf(value: Any) -> dict[str, Any]:
     dtype = "uint8" if value.dtype == torch.uint8 else "float32"
     return {"shape": list(value.shape[1:]), "dtype": dtype, "low": None, "high": None}
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda:0" if torch.cuda.is_available() else "cpu"

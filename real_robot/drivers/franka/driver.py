@@ -287,8 +287,7 @@ class Franka(Driver):
         self._spring.release(self._motion)
 
     def engage(self) -> None:
-        here = np.array(self._controlled().state.q)
-        self._spring.engage(self._motion, here)
+        self._spring.engage(self._motion, np.array(self._controlled().state.q))
 
     @property
     def springs(self) -> Springs | None:
@@ -319,8 +318,7 @@ class Franka(Driver):
             return
         try:
             if self._robot.is_in_control:
-                here = np.array(self._robot.state.q)
-                self._spring.engage(self._motion, here)
+                self._spring.engage(self._motion, np.array(self._robot.state.q))
         except FAILED as error:
             self._fail(error)
 

@@ -196,5 +196,4 @@ class ToolSpring:
 
     def reference(self, q: Floats, here: Floats) -> Any:
         assert self.frames is not None
-        pose = self.model.pose(franky.Frame.EndEffector, q, *self.frames)
-        return franky.CartesianReference(pose)
+        return franky.CartesianReference(self.model.pose(franky.Frame.EndEffector, q, *self.frames))

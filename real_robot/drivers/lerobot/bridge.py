@@ -53,8 +53,7 @@ def config_class(base: Any, package: str, name: str) -> Any:
     similar name first, until one registers it."""
     known = base.get_known_choices
     if name not in known():
-        utils = importlib.import_module("lerobot.utils.import_utils")
-        utils.register_third_party_plugins()
+        importlib.import_module("lerobot.utils.import_utils").register_third_party_plugins()
     parent = importlib.import_module(package)
     names = [m.name for m in pkgutil.iter_modules(parent.__path__) if m.ispkg]
     names.sort(key=lambda each: -difflib.SequenceMatcher(None, each, name).ratio())

@@ -224,8 +224,7 @@ class WithRobotiq(Driver):
                 if time.monotonic() > deadline:
                     raise DriverError(f"the gripper was not activated within {ACTIVATING:g} s")
                 time.sleep(PERIOD)
-        status = self.wire.status()
-        self._position = self._wanted = status.position
+        self._position = self._wanted = self.wire.status().position
         self._problem = ""
         self._heard = time.monotonic()
         self._over.clear()

@@ -166,8 +166,7 @@ class Calibration:
     ) -> None:
         self.make = MAKES["feetech"]
         self.port = SerialPort(path, 1_000_000)
-        names = {id: name for name, id in ids.items()}
-        self.wire = ServoWire(self.port, self.make, names, 0.1, 5)
+        self.wire = ServoWire(self.port, self.make, {id: name for name, id in ids.items()}, 0.1, 5)
         self.file = progress
         self.ask = ask
         self.wait = wait

@@ -319,8 +319,7 @@ class Parameter:
         return "<" + PARAM_LAYOUTS[self.kind & 0x0F]
 
     def packed(self) -> bytes:
-        whole = self.layout != "<f"
-        return struct.pack(self.layout, int(self.value) if whole else self.value)
+        return struct.pack(self.layout, int(self.value) if self.layout != "<f" else self.value)
 
 
 def parameters(onboard: int | None = None) -> list[Parameter]:
