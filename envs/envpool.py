@@ -21,7 +21,7 @@ from torch import Tensor
 
 from embodied.core.bounds import Count, CountOrZero, Positive
 from embodied.core.env import Step, VecEnv
-from embodied.core.spec import Spec
+from embodied.core.native import Native, NativeLeaf
 from embodied.core.tensors import Tensors
 
 try:
@@ -32,8 +32,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from embodied.envs.spaces import (
-    Actions,
-    Entry,
+    action_of,
     entries,
     replace_rows,
     require_finite_arrays,
@@ -72,11 +71,10 @@ class EnvPool(VecEnv):
         self.num_envs = config.num_envs
         self._every = np.arange(config.num_envs, dtype=np.int32)
         self._connect(config.seed)
-        self._actions = Actions(self._pool.action_space, config.id)
+        self._action = action_of(self._pool.action_space, config.id)
         self._entries = entries(self._pool.observation_space, config.obs_key, config.id)
         self._slots = [(entry, _slot(self._keys, entry)) for entry in self._entries]
-        obs = {entry.name: entry.leaf for entry in self._entries}
-        self.spec = Spec(obs=obs, act=self._actions.leaf, dt=config.dt, text=config.text)
+        self.spec = Native(self._entries, self._action).spec(config.dt, config.text)
         self._now: Tensors = {}
 
     def _connect(self, seed: int) -> None:
@@ -111,7 +109,7 @@ class EnvPool(VecEnv):
         return self._now
 
     def step(self, action: Tensor) -> Step:
-        native = self._actions.native(action).astype(self._dtype, copy=False)
+        native = self._action.native(action, self.config.id).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
         ended = state[self._done]
@@ -149,18 +147,16 @@ class EnvPool(VecEnv):
         require_finite_arrays(reward, native, self.config.id)
         obs = {}
         for entry, _ in self._slots:
-            value = native[entry.name]
-            if entry.channels_first:
-                value = np.ascontiguousarray(np.moveaxis(value, 1, -1))
-            obs[entry.name] = torch.from_numpy(value.astype(entry.leaf.dtype, copy=False))
+            value = np.ascontiguousarray(entry.converted(native[entry.name]))
+            obs[entry.name] = torch.from_numpy(value)
         return obs
 
 
-def _slot(keys: Mapping[str, int], entry: Entry) -> int:
+def _slot(keys: Mapping[str, int], entry: NativeLeaf) -> int:
     """The place of one observation in the pool's flat list."""
     # Deeper levels are joined by a dot (dm_control) or by a colon (FrankaKitchen).
     for mark in (".", ":"):
-        wanted = "obs:" + mark.join(entry.path) if entry.path else "obs"
+        wanted = "obs:" + mark.join(map(str, entry.path)) if entry.path else "obs"
         if wanted in keys:
             return keys[wanted]
     alone = [place for key, place in keys.items() if key.startswith("obs")]

@@ -19,7 +19,7 @@ from torch import Tensor
 from embodied.core.bounds import Count
 from embodied.core.build import ConfigError
 from embodied.core.env import StateRoles, Step, VecEnv
-from embodied.core.spec import Spec
+from embodied.core.native import Native, NativeLeaf
 from embodied.core.tensors import Tensors
 
 try:
@@ -33,8 +33,8 @@ except ModuleNotFoundError as error:
 from embodied.envs import saved_state
 from embodied.envs.spaces import (
     PREFIX,
-    Actions,
-    Entry,
+    achieved,
+    action_of,
     entries,
     replace_rows,
     require_finite_arrays,
@@ -79,16 +79,11 @@ class Gym(VecEnv):
         self.num_envs = config.num_envs
         self.envs = [self.make_one() for _ in range(config.num_envs)]
         first = self.envs[0]
-        self._actions = Actions(first.action_space, config.id)
+        self._action = action_of(first.action_space, config.id)
         self._entries = self.named_entries(first.observation_space)
         self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
         self._single = self._entries[0].name if not self._entries[0].path else ""
-        self.spec = Spec(
-            obs={e.name: e.leaf for e in self._entries},
-            act=self._actions.leaf,
-            dt=control_period(first),
-            text=config.text,
-        )
+        self.spec = Native(self._entries, self._action).spec(control_period(first), config.text)
         self._now: Tensors = {}
         self._dtypes_checked = False
         self._knows_success = False
@@ -97,7 +92,7 @@ class Gym(VecEnv):
         """One of the environments."""
         return make(self.config)
 
-    def named_entries(self, space: gymnasium.Space) -> tuple[Entry, ...]:
+    def named_entries(self, space: gymnasium.Space) -> tuple[NativeLeaf, ...]:
         """The leaves of the observations."""
         return entries(space, self.config.obs_key, self.config.id)
 
@@ -135,7 +130,7 @@ class Gym(VecEnv):
         return self._now
 
     def step(self, action: Tensor) -> Step:
-        native = self.native_actions(action)
+        native = self._action.native(action, self.config.id)
         n = self.num_envs
         rows = self._arrays(n)
         reward = np.empty(n, np.float32)
@@ -152,7 +147,7 @@ class Gym(VecEnv):
             self._write(rows, row, obs)
             won = self.succeeded(row, over, info)
             if won is not None:
-                success[row] = won
+                success[row] = achieved(self.config.id, won)
                 self._knows_success = True
         require_finite_arrays(reward, rows, self.config.id)
         following = {name: torch.from_numpy(array) for name, array in rows.items()}
@@ -171,10 +166,6 @@ class Gym(VecEnv):
             truncated=torch.from_numpy(truncated),
             log={"success": torch.from_numpy(success)} if self._knows_success else {},
         )
-
-    def native_actions(self, action: Tensor) -> np.ndarray:
-        """The environment's own actions, for policy actions [B, A] in [-1, 1] (or int64 [B])."""
-        return self._actions.native(action)
 
     @property
     def state_roles(self) -> StateRoles:
@@ -239,12 +230,9 @@ class Gym(VecEnv):
         for entry in self._entries:
             value = obs if self._single else entry.pick(obs)
             try:
-                arrays[entry.name][row] = (
-                    np.moveaxis(value, 0, -1) if entry.channels_first else value
-                )
+                arrays[entry.name][row] = value if entry.plain else entry.converted(value)
             except ValueError as error:
-                shape = arrays[entry.name].shape[1:]
-                raise wrong_observation(self.config.id, entry.name, shape, value) from error
+                raise wrong_observation(self.config.id, entry.name, entry.shape, value) from error
 
 
 def make(config: Config) -> gymnasium.Env:

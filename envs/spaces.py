@@ -5,46 +5,32 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from embodied.core.bounds import Number
 from embodied.core.build import require_allowed
-from embodied.core.env import NotFinite, require_finite
+from embodied.core.env import require_finite
 from embodied.core.errors import ContractError, ContractWarning
-from embodied.core.spec import Bound, Leaf
+from embodied.core.native import (
+    NativeAction,
+    NativeLeaf,
+    discrete_action,
+    native_action,
+    native_leaf,
+)
+from embodied.core.spec import SYMBOL, Bound, Leaf
 from embodied.core.tensors import Tensors
-from embodied.envs.process.worker.memory import flat_name
+from embodied.envs.process.worker.memory import flat_name, is_true
 
 Ranges = Mapping[str, tuple[Number, Number]]  # lowest and highest value, by name
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One observation leaf: its flat `name`, where it lies in a nested observation, its numpy type.
-
-    `channels_first` marks images that arrive as [C, H, W]; they leave as [H, W, C].
-    """
-
-    name: str
-    path: tuple[str, ...]
-    leaf: Leaf
-    channels_first: bool = False
-
-    def pick(self, obs: Any) -> Any:
-        """This leaf's array in a nested observation."""
-        for key in self.path:
-            obs = obs[key]
-        return obs
-
-
-def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[Entry, ...]:
+def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[NativeLeaf, ...]:
     """Every leaf of an observation space; a space without names becomes `obs_key`.
 
     Texts have no tensor and are left to `VecEnv.describe`. ValueError for spaces that do not fit.
@@ -58,98 +44,47 @@ def entries(space: spaces.Space, obs_key: str, name: str) -> tuple[Entry, ...]:
     return found
 
 
-def _walk(space: Any, path: tuple[str, ...], obs_key: str, name: str) -> Iterator[Entry]:
+def _walk(space: Any, path: tuple[str | int, ...], obs_key: str, name: str) -> Iterator[NativeLeaf]:
     if isinstance(space, spaces.Dict | Mapping):
         for key, part in space.items():
             yield from _walk(part, (*path, key), obs_key, name)
+    elif isinstance(space, spaces.Tuple):
+        for place, part in enumerate(space.spaces):
+            yield from _walk(part, (*path, place), obs_key, name)
     elif not isinstance(space, spaces.Text):
-        leaf, channels_first = _leaf(space, name)
-        yield Entry(flat_name(path, obs_key), path, leaf, channels_first)
+        yield _leaf(space, flat_name(tuple(map(str, path)), obs_key), path, name)
 
 
-def _leaf(space: spaces.Space, name: str) -> tuple[Leaf, bool]:
+def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: str) -> NativeLeaf:
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
-        return Leaf((), "int64", first, first + int(space.n) - 1), False
+        leaf = Leaf((), "int64", first, first + int(space.n) - 1)
+        return NativeLeaf(named, path, (), leaf, "int64")
     if isinstance(space, spaces.MultiBinary):
-        return Leaf(tuple(space.shape), "float32", 0.0, 1.0), False
+        shape = tuple(space.shape)
+        return NativeLeaf(named, path, shape, Leaf(shape, "float32", 0.0, 1.0), "int8")
+    if isinstance(space, spaces.MultiDiscrete) and len({*np.ravel(space.start)}) == 1:
+        highs = tuple(float(count - 1) for count in np.ravel(space.nvec))
+        leaf, first = Leaf(tuple(space.shape), "int64", 0, highs, SYMBOL), np.ravel(space.start)[0]
+        return NativeLeaf(named, path, leaf.shape, leaf, "int64", offset=int(first))
     if not isinstance(space, spaces.Box):
         raise ValueError(
             f"{name}: observations of type {type(space).__name__} are not supported; "
-            "wrap the environment so that it returns Box, Discrete or Dict"
+            "wrap the environment so that it returns Box, Discrete, Dict or Tuple"
         )
-    if space.dtype == np.uint8 and len(space.shape) == 3:
-        channels_first = space.shape[0] in (1, 3, 4) and space.shape[2] not in (1, 3, 4)
-        shape = (*space.shape[1:], space.shape[0]) if channels_first else space.shape
-        return Leaf(tuple(shape), "uint8", 0, 255), channels_first
-    return Leaf(tuple(space.shape), "float32", _bound(space.low), _bound(space.high)), False
+    return native_leaf(named, path, space.shape, str(space.dtype), space.low, space.high)
 
 
-def _bound(values: np.ndarray) -> Bound:
-    """One number where all agree, one each otherwise, None where any is without a limit."""
-    values = np.asarray(values, dtype=np.float64)
-    if not values.size or not np.all((np.abs(values) < 1e30) & (np.abs(values) != _TINY)):
-        return None
-    if np.all(values == values.flat[0]):
-        return float(values.flat[0])
-    return tuple(float(value) for value in values.flat)
-
-
-# Some dm_control specs mistake the smallest positive number for the lowest one.
-_TINY = np.finfo(np.float64).tiny
-
-
-class Actions:
-    """The way from policy actions to an environment's own: affine for a Box, as is for Discrete.
-
-    `leaf` is what policies see: float32 [A] in [-1, 1], or int64 from 0 to n - 1. ValueError when
-    a bound is infinite (nothing says what 1.0 should mean) or the space is of another kind.
-    """
-
-    def __init__(self, space: spaces.Space, name: str) -> None:
-        self.discrete = isinstance(space, spaces.Discrete)
-        self._name = name
-        if isinstance(space, spaces.Discrete):
-            self.leaf = Leaf((), "int64", 0, int(space.n) - 1)
-            self._start = int(space.start)
-            self._dtype = space.dtype or np.dtype(np.int64)
-        elif isinstance(space, spaces.Box):
-            if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-                raise ValueError(
-                    f"{name}: the action space {space} has infinite bounds; "
-                    "wrap it in gymnasium.wrappers.RescaleAction or ClipAction with finite ones"
-                )
-            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            self.leaf = Leaf((int(np.prod(space.shape)),), "float32", -1.0, 1.0)
-            self._shape = space.shape
-            self._dtype = space.dtype or np.dtype(np.float32)
-            self._same = bool((low == -1).all() and (high == 1).all())
-            self._low, self._high = space.low, space.high
-            self._middle = ((low + high) / 2).astype(self._dtype)
-            self._half = ((high - low) / 2).astype(self._dtype)
-        else:
-            raise ValueError(
-                f"{name}: actions of type {type(space).__name__} are not supported; "
-                "wrap the environment so that they are one Box or Discrete"
-            )
-
-    def native(self, action: Tensor) -> np.ndarray:
-        """Policy actions [B, A] (or int64 [B]) as the environment's own array [B, *shape].
-
-        Values outside [-1, 1] are clipped, so that the native bounds always hold; NotFinite when
-        one is NaN, which simulators would take for zero.
-        """
-        if self.discrete:
-            return action.numpy().astype(self._dtype, copy=False) + self._start
-        values = action.detach().numpy()
-        if not math.isfinite(values.sum()):
-            raise NotFinite(f"{self._name}: the action is not finite; the run stops here")
-        # Twice as fast as np.clip on a few numbers.
-        values = np.minimum(np.maximum(values, -1.0), 1.0)
-        values = values.reshape(-1, *self._shape).astype(self._dtype, copy=False)
-        if self._same:
-            return values
-        return np.clip(self._middle + self._half * values, self._low, self._high)
+def action_of(space: spaces.Space, name: str) -> NativeAction:
+    """The environment's own action. ValueError for an infinite bound or another kind of space."""
+    if isinstance(space, spaces.Discrete):
+        return discrete_action(int(space.start), int(space.n), str(space.dtype or "int64"))
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"{name}: actions of type {type(space).__name__} are not supported; "
+            "wrap the environment so that they are one Box or Discrete"
+        )
+    return native_action(space.shape, str(space.dtype), space.low, space.high, name)
 
 
 def space_of(leaf: Leaf) -> spaces.Space:
@@ -229,6 +164,16 @@ def reset_observation(name: str, env: gymnasium.Env[Any, Any], seed: int | None)
     return result[0]
 
 
+def achieved(name: str, value: Any) -> bool:
+    """Whether `info["success"]` says yes; ContractError where it says neither yes nor no."""
+    try:
+        return is_true(value)
+    except ValueError as error:
+        raise ContractError(
+            f'{name}: info["success"] is {_what(value)}: write a bool, or a share from 0 to 1'
+        ) from error
+
+
 def wrong_step(name: str, result: Any) -> ContractError:
     """The message about what `step` returned and could not be stored."""
     if not isinstance(result, tuple) or len(result) != 5:
@@ -252,7 +197,7 @@ def wrong_observation(name: str, leaf: str, shape: Sequence[int], value: Any) ->
     )
 
 
-def warn_of_dtypes(name: str, space: Any, entries: Sequence[Entry], obs: Any) -> None:
+def warn_of_dtypes(name: str, space: Any, entries: Sequence[NativeLeaf], obs: Any) -> None:
     """A line for each array in `obs` that is converted, as it has not the type of its Box."""
     for entry in entries:
         box = entry.pick(space)

@@ -13,12 +13,13 @@ from torch import nn
 
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
-from embodied.core.build import ConfigError, build, nearest, resolve
-from embodied.core.env import HasNativeActions, VecEnv
+from embodied.core.build import ConfigError, build, nearest
+from embodied.core.env import VecEnv
+from embodied.core.native import Native
 from embodied.core.policy import Policy
-from embodied.core.saved_node import read_run_settings, read_saved, require_inside
+from embodied.core.saved_node import read_saved
+from embodied.core.spec import hidden
 from embodied.core.tensors import Tensors
-from embodied.core.wrapper import find_protocol
 
 if TYPE_CHECKING:
     import gymnasium
@@ -121,11 +122,9 @@ class Agent:
     actions. One of our environments takes observations by name and returns actions in [-1, 1].
     """
 
-    def __init__(
-        self, policy: Policy, folder: Path | None = None, native: HasNativeActions | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, folder: Path | None = None) -> None:
         self.policy, self.folder = policy.eval(), folder
-        self._native = native
+        self._native = Native.of(policy.spec)
         self._actor: Actor | None = None
 
     def reset(self) -> None:
@@ -153,14 +152,21 @@ class Agent:
                 f"{n} observations after {self._actor.n}: call reset() to begin with another number"
             )
         unit = self._actor(batch, first).cpu()
-        action = unit.numpy() if self._native is None else self._native.native_actions(unit)
+        action = unit.numpy() if self._native is None else self._native.act.native(unit)
         if not single:
             return action
         return action[0].item() if action.ndim == 1 else action[0]
 
     def _batched(self, obs: Any) -> tuple[Tensors, bool]:
         """The observation by name as tensors [n, ...], and whether it was a single one."""
-        leaves = self.policy.spec.obs
+        leaves = {name: leaf for name, leaf in self.policy.spec.obs.items() if not hidden(name)}
+        if self._native is not None:
+            try:
+                return self._native.tensors(obs, list(leaves))
+            except (KeyError, IndexError, TypeError):
+                pass  # not the environment's own observation: one by name
+            except ValueError as error:
+                raise ConfigError(f"the observation does not fit: {error}") from error
         if not isinstance(obs, Mapping):
             if len(leaves) != 1:
                 raise ConfigError(f"this policy needs observations by name: {', '.join(leaves)}")
@@ -185,7 +191,7 @@ def load(
 ) -> Agent:
     """The newest policy of a run or checkpoint folder, ready to act.
 
-    `env`: the environment that it acts in, where the run was trained on a Python object; `module`:
+    `env`: the environment of a run that was trained on a Python object, to evaluate it; `module`:
     the torch module of a policy that was made of one. CheckpointError and ConfigError are one line.
 
         agent = em.load("outputs/pendulum_sac-0")
@@ -202,17 +208,6 @@ def load(
     saved = checkpoint.find(run)
     policy = checkpoint.load_policy(saved, device=device)
     folder = saved.parent.parent
-    acted = make_env(env) if env is not None else _own_env(folder)
-    native = None if acted is None else find_protocol(acted, HasNativeActions)
-    return Agent(policy, folder if (folder / "run.yaml").exists() else None, native)
-
-
-def _own_env(folder: Path) -> VecEnv | None:
-    """The run's environment, if its actions have units of their own."""
-    file = folder / "run.yaml"
-    node = read_run_settings(file)["env"] if file.exists() else None
-    if node is None:
-        return None
-    require_inside(node, file)
-    kind = resolve(node["_target_"], VecEnv)
-    return build({**node, "num_envs": 1}, VecEnv) if hasattr(kind, "native_actions") else None
+    if env is not None:
+        env_words(env)  # a Python object gets its id again, by which the run knows it
+    return Agent(policy, folder if (folder / "run.yaml").exists() else None)

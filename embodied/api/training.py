@@ -222,7 +222,9 @@ def rollout(
         obs, first = step.obs, step.ended
     if made is not env:
         made.close()
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[-1]}
+    named = {name: value for row in rows for name, value in row.items()}  # some come late
+    nothing = {name: torch.zeros_like(value) for name, value in named.items()}
+    return {name: torch.stack([(nothing | row)[name] for row in rows]) for name in named}
 
 
 def collect(env: EnvLike, out: str | Path, episodes: int = 50, **settings: Any) -> Path:

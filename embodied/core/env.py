@@ -288,15 +288,6 @@ class HasNativeCode(Protocol):
 
 
 @runtime_checkable
-class HasNativeActions(Protocol):
-    """Adapts an environment whose actions have units and bounds of their own (Gymnasium)."""
-
-    def native_actions(self, action: Tensor) -> Any:
-        """Actions [B, A] in [-1, 1] (int64 [B] if discrete) in that environment's own units."""
-        ...
-
-
-@runtime_checkable
 class HasSapienScene(Protocol):
     """Simulated by SAPIEN (ManiSkill)."""
 

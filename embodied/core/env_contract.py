@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.device import rng_state, set_rng_state
-from embodied.core.env import HasNativeActions, NotFinite, Step, VecEnv, require_finite
+from embodied.core.env import NotFinite, Step, VecEnv, require_finite
 from embodied.core.errors import ContractError, ContractWarning, NotApplicable, RobotError
 from embodied.core.tensors import Tensors, each
 from embodied.core.wrapper import Wrapper
@@ -40,7 +40,7 @@ def innermost(env: VecEnv) -> VecEnv:
 def is_users(env: VecEnv) -> bool:
     """Whether the code of `env` is not of this project (also: a Gymnasium id that it adapts)."""
     inner = innermost(env)
-    return not type(inner).__module__.startswith("embodied.") or isinstance(inner, HasNativeActions)
+    return not type(inner).__module__.startswith("embodied.") or inner.spec.native is not None
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> list[Tensor]:

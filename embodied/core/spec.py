@@ -157,13 +157,15 @@ class Leaf:
 @dataclass(frozen=True)
 class Spec:
     """Observations by name, the action, the control period `dt` (s), the task vector (if any), and
-    `text`, the task instruction."""
+    `text`, the task instruction. `native` describes a foreign environment's own side
+    (`embodied.core.native`)."""
 
     obs: Mapping[str, Leaf]
     act: Leaf
     dt: float
     task: Leaf | None = None
     text: str = field(default="", compare=False)
+    native: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def with_act(self, act: Leaf) -> Spec:
         """This spec with another action space (latent noise, residual)."""
@@ -180,6 +182,7 @@ class Spec:
             "dt": self.dt,
             "task": None if self.task is None else self.task.to_json(),
             "text": self.text,
+            "native": self.native,
         }
 
     @classmethod
@@ -191,6 +194,7 @@ class Spec:
             dt=data["dt"],
             task=None if task is None else Leaf.from_json(task),
             text=data.get("text", ""),
+            native=data.get("native"),
         )
 
 

@@ -18,12 +18,13 @@ from torch import Tensor
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.device import pick_device
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
+from embodied.core.native import Native
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.maniskill.factory import Settings, horizon_of, task_text
 from embodied.envs.maniskill.observations import leaves
 from embodied.envs.maniskill.pool import Batch, Pool, Rows
-from embodied.envs.spaces import Actions
+from embodied.envs.spaces import action_of
 
 Obs = Literal["state", "state_dict", "rgb", "rgbd", "pointcloud"]
 
@@ -86,16 +87,17 @@ class ManiSkill(VecEnv):
         self.device = pick_device("cuda" if self.on_gpu else "cpu")
         self.rows = _rows(settings, config)
         space, obs, names, period = self.rows.about()
-        self._actions = Actions(space, config.id)
+        self._action = action_of(space, config.id)
         seen = [name for name in obs if name.startswith("sensor_data_")]
         for camera in config.cameras:
             if not any(name.startswith(f"sensor_data_{camera}_") for name in seen):
                 raise ValueError(f"{config.id} with obs={config.obs} has no camera {camera!r}")
         self.spec = Spec(
             obs=leaves(obs, names),
-            act=self._actions.leaf,
+            act=self._action.leaf,
             dt=period,
             text=config.text or task_text(config.id),
+            native=Native((), self._action).to_json(),
         )
         self._scale = [
             torch.as_tensor(v, device=self.device)
@@ -204,7 +206,7 @@ class ManiSkill(VecEnv):
 
     def _native(self, action: Tensor) -> Any:
         if not self.on_gpu:
-            return np.ascontiguousarray(self._actions.native(action), np.float32)
+            return np.ascontiguousarray(self._action.native(action, self.config.id), np.float32)
         if not torch.isfinite(action).all():
             raise NotFinite(f"{self.config.id}: the action is not finite; the run stops here")
         middle, half = self._scale

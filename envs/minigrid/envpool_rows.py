@@ -60,7 +60,7 @@ class Pool(EnvPool):
             state = probe.debug_states()[0]
             probe.close()
             obs |= whole_leaves(state.width, state.height)
-        self.spec = Spec(obs, self._actions.leaf, config.dt, None, config.text)
+        self.spec = Spec(obs, self.spec.act, config.dt, None, config.text)
         self._rows = self._every
         self._elapsed = self._keys["elapsed_step"]
 
@@ -71,7 +71,7 @@ class Pool(EnvPool):
         return super().reset(seed, task, mask)
 
     def step(self, action: Tensor) -> Step:
-        native = self._actions.native(action).astype(self._dtype, copy=False)
+        native = self._action.native(action, self.settings.id).astype(self._dtype, copy=False)
         self._pool._send([self._every, self._every, native])
         state = self._pool._recv()
         reward, terminated, ended = self._rewards(state), *self._ends(state)

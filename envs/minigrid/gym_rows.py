@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.env import NotSavable, StateRoles
+from embodied.core.native import NativeLeaf
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, under
 from embodied.envs.gym import Gym
@@ -47,7 +48,7 @@ from embodied.envs.minigrid.settings import (
     whole_leaves,
 )
 from embodied.envs.row_rng import pack, unpack
-from embodied.envs.spaces import Entry, entries, require_known_id
+from embodied.envs.spaces import entries, require_known_id
 
 # These leave the picture in MiniGrid's symbols; what others make of it is taken as it comes.
 SYMBOLIC = {
@@ -122,7 +123,7 @@ def _is_wrapper(part: Any) -> bool:
     )
 
 
-def named_entries(space: spaces.Space, config: Config) -> tuple[Entry, ...]:
+def named_entries(space: spaces.Space, config: Config) -> tuple[NativeLeaf, ...]:
     """Leaves of the wrapped observation; MiniGrid's own picture and compass are symbols."""
     names = {n for w in config.wrappers for n in ([w] if isinstance(w, str) else w)}
     symbolic = names <= SYMBOLIC
@@ -131,9 +132,9 @@ def named_entries(space: spaces.Space, config: Config) -> tuple[Entry, ...]:
     found = []
     for entry in entries(space, "image" if len(space.shape or ()) == 3 else "state", config.id):
         if symbolic and entry.path in ((), ("image",)):
-            entry = Entry("cells", entry.path, cells_leaf(entry.leaf.shape))
+            entry = NativeLeaf("cells", entry.path, entry.shape, cells_leaf(entry.shape), "uint8")
         elif entry.path == ("direction",):
-            entry = Entry("direction", entry.path, DIRECTION)
+            entry = NativeLeaf("direction", entry.path, (), DIRECTION, "int64")
         found.append(entry)
     return tuple(found)
 
@@ -397,14 +398,14 @@ class Rows(Gym):
             obs |= whole_leaves(world.width, world.height)
         names: tuple[str, ...] = getattr(world, "task_names", ())
         task = Leaf((len(names),), low=0.0, high=1.0, names=names) if names else None
-        self.spec = Spec(obs, self._actions.leaf, config.dt, task, config.text)
+        self.spec = Spec(obs, self.spec.act, config.dt, task, config.text, self.spec.native)
         self._noisy = hasattr(world, "instrs") or config.id.startswith("BabyAI")
         self._dtypes_checked = True  # MiniGrid's own types are known
 
     def make_one(self) -> gymnasium.Env:
         return make(self.config)
 
-    def named_entries(self, space: spaces.Space) -> tuple[Entry, ...]:
+    def named_entries(self, space: spaces.Space) -> tuple[NativeLeaf, ...]:
         return named_entries(space, self.config)
 
     def added(self, rows: np.ndarray) -> Tensors:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import subprocess
@@ -40,6 +41,14 @@ from torch import Tensor
 from embodied.core.bounds import Count, Positive
 from embodied.core.build import ConfigError
 from embodied.core.env import NotFinite, NotSavable, StateRoles, Step, VecEnv, require_finite
+from embodied.core.native import (
+    Native,
+    NativeAction,
+    NativeLeaf,
+    discrete_action,
+    native_action,
+    native_leaf,
+)
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.envs.process.worker.memory import Layout, mapped, total
@@ -207,6 +216,7 @@ class ProcessEnv(VecEnv):
             asked = {"backend": backend, "settings": dict(settings), "num_envs": num_envs}
             answer = self.channel.ask(asked)
             self.spec = checked_spec(answer.get("spec"), num_envs, text)
+            self.native = Native.of(self.spec)
             self.partial = answer.get("partial") is True
             self._arrays = self.channel.share(self._layout())
         except WorkerError as error:
@@ -324,7 +334,8 @@ class ProcessEnv(VecEnv):
 
     def _play(self, action: NDArray[Any], rows: NDArray[np.bool_]) -> None:
         """Step `rows` [B] in the worker, and remember what they did."""
-        self._arrays["action"][:] = action
+        own = action if self.native is None else self.native.act.native(torch.from_numpy(action))
+        self._arrays["action"][:] = own
         self._arrays["rows"][:] = rows
         for row in np.flatnonzero(rows) if self.partial else ():
             self._past[row].append(np.array(action[row]))
@@ -340,15 +351,21 @@ class ProcessEnv(VecEnv):
         return (values.clamp(-1, 1) if values.is_floating_point() else values).numpy()
 
     def _read(self, kind: str) -> Tensors:
-        names = self.spec.obs
-        return {name: torch.from_numpy(self._arrays[f"{kind}/{name}"].copy()) for name in names}
+        own = {name: self._arrays[f"{kind}/{name}"].copy() for name in self.spec.obs}
+        if self.native is not None:
+            own = {each.name: each.converted(own[each.name]) for each in self.native.obs}
+        return {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in own.items()}
 
     def _layout(self) -> list[tuple[str, str, list[int]]]:
-        n = self.num_envs
-        layout = [("action", self.spec.act.dtype, [n, *self.spec.act.shape])]
+        n, act = self.num_envs, self.spec.act if self.native is None else self.native.act
+        parts = {name: (leaf.dtype, leaf.shape) for name, leaf in self.spec.obs.items()}
+        if self.native is not None:
+            parts = {each.name: (each.dtype, each.shape) for each in self.native.obs}
+        layout = [("action", act.dtype, [n, *act.shape])]
         for kind in ("obs", "next_obs"):
-            for name, leaf in self.spec.obs.items():
-                layout.append((f"{kind}/{name}", leaf.dtype, [n, *leaf.shape]))
+            layout += [
+                (f"{kind}/{key}", dtype, [n, *shape]) for key, (dtype, shape) in parts.items()
+            ]
         flags = ("terminated", "truncated", "success", "rows")
         layout += [("reward", "float32", [n]), *((name, "bool", [n]) for name in flags)]
         return [*layout, ("success_known", "bool", [1]), ("seeds", "int64", [n])]
@@ -357,10 +374,15 @@ class ProcessEnv(VecEnv):
 def checked_spec(data: Any, num_envs: int, text: str) -> Spec:
     """The Spec that a worker described; WorkerError if it is malformed or too large."""
     try:
-        obs = {str(name): _leaf(leaf) for name, leaf in data["obs"].items()}
-        spec = Spec(obs, _leaf(data["act"]), float(data["dt"]), text=text)
+        if data.get("native"):
+            leaves = tuple(_native_leaf(str(name), leaf) for name, leaf in data["obs"].items())
+            spec = Native(leaves, _native_action(data["act"])).spec(float(data["dt"]), text)
+        else:
+            obs = {str(name): _leaf(leaf) for name, leaf in data["obs"].items()}
+            spec = Spec(obs, _leaf(data["act"]), float(data["dt"]), text=text)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WorkerError(f"the worker described no environment: {str(data)[:200]}") from error
+    obs = spec.obs
     size = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in obs.values()) * num_envs
     if not obs or len(obs) > MOST_LEAVES or size > MOST_BYTES or not spec.dt > 0:
         raise WorkerError(f"the worker's observations are too large, or none: {str(data)[:200]}")
@@ -375,6 +397,30 @@ def _leaf(data: Mapping[str, Any]) -> Leaf:
     if data["dtype"] == "int64":
         low, high = (None if bound is None else int(bound) for bound in (low, high))
     return Leaf(shape, data["dtype"], low, high)
+
+
+def _native_leaf(name: str, data: Mapping[str, Any]) -> NativeLeaf:
+    shape, dtype = _checked_array(data)
+    low, high = (data[key][0] if data[key] else None for key in ("low", "high"))
+    if data["discrete"]:
+        return NativeLeaf(name, (), (), Leaf((), "int64", int(low), int(high)), "int64")
+    ends = (-math.inf if low is None else low, math.inf if high is None else high)
+    return native_leaf(name, (), shape, dtype, *ends)
+
+
+def _native_action(data: Mapping[str, Any]) -> NativeAction:
+    shape, dtype = _checked_array(data)
+    if data["discrete"]:
+        first, last = int(data["low"][0]), int(data["high"][0])
+        return discrete_action(first, last - first + 1)
+    return native_action(shape, dtype, data["low"], data["high"], "the environment")
+
+
+def _checked_array(data: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    shape = tuple(int(size) for size in data["shape"])
+    if np.dtype(data["dtype"]).kind not in "fiub" or min(shape, default=1) < 1 or len(shape) > 4:
+        raise ValueError(f"an array of {data['dtype']} {shape}")
+    return shape, str(np.dtype(data["dtype"]))
 
 
 @dataclass(frozen=True)

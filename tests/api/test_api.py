@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from torch import nn
 
 import embodied as em
+from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
 from embodied.policies.gaussian import Config, Gaussian
@@ -87,8 +89,26 @@ def test_a_run_is_loaded_as_it_was(agent: em.Agent) -> None:
     assert np.array_equal(before, play(em.load(str(agent.folder), env=Slide()), Slide()))
 
 
-def test_another_process_asks_for_the_object(agent: em.Agent) -> None:
-    done = python("-c", f"import embodied as em; em.load({str(agent.folder)!r})")
+PREDICTS = """
+import sys
+import embodied as em
+for folder in sys.argv[1:]:
+    print(em.load(folder).predict([0.5, 0.1])[0])
+em.evaluate(em.load(sys.argv[1]), episodes=1)
+"""
+
+
+def test_another_process_loads_what_acts_the_same_and_asks_for_the_object(
+    agent: em.Agent, tmp_path: Path
+) -> None:
+    """Of the run, of a saved agent and of a checkpoint that was copied out of its run."""
+    assert agent.folder is not None
+    folders = [agent.folder, em.save(agent, tmp_path / "saved"), tmp_path / "copied"]
+    shutil.copytree(checkpoint.find(agent.folder), folders[2])
+    agent.reset()
+    here = float(agent.predict([0.5, 0.1])[0])
+    done = python("-c", PREDICTS, *folders)
+    assert [float(line) for line in done.stdout.split()] == pytest.approx([here] * 3, abs=1e-5)
     assert "ConfigError: python/Slide-v0 was an object of the Python program" in done.stderr
 
 

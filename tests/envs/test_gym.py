@@ -60,6 +60,15 @@ class Free(Counter):
 gymnasium.register("Free-v0", Free)
 
 
+class Words(Free):
+    """Observations of any length."""
+
+    observation_space = gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3))
+
+
+gymnasium.register("Words-v0", Words)
+
+
 def push(env: VecEnv, generator: torch.Generator) -> torch.Tensor:
     n, act = env.num_envs, env.spec.act
     if act.dtype == "int64":
@@ -145,7 +154,7 @@ def test_unknown_worlds_cannot_be_saved() -> None:
         (Config("Free-v0"), "infinite bounds"),
         (Config("Hoper-v5"), "Gymnasium environment 'Hoper-v5'.*Hopper"),
         (Config("Pendulum-v1", kwargs={"gravety": 1}), "does not accept kwargs.*gravety"),
-        (Config("Blackjack-v1"), "Tuple are not supported"),
+        (Config("Words-v0"), "Sequence are not supported"),
     ],
 )
 def test_mistakes_are_one_line(config: Config, message: str) -> None:

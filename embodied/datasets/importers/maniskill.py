@@ -79,7 +79,7 @@ def _rows(trajectory: Any) -> Tensors:
     rows["action"] = tensor(trajectory["actions"])
     steps = len(rows["action"])
     if "success" in trajectory:
-        rows["success"] = tensor(trajectory["success"]).bool()
+        rows["success"] = tensor(trajectory["success"]) > 0.5
     if "rewards" in trajectory:
         rows["reward"] = tensor(trajectory["rewards"]).float()
     else:

@@ -104,7 +104,7 @@ def _recorded(
             rows["truncated"] = tensor(one["truncations"]).bool() & ~ended
             infos = one.get("infos")
             if infos is not None and "success" in infos:
-                rows["success"] = tensor(infos["success"]).bool().flatten()[-len(ended) :]
+                rows["success"] = (tensor(infos["success"]) > 0.5).flatten()[-len(ended) :]
             yield Recorded(rows, text or name, {"episode": number})
 
 

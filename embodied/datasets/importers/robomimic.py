@@ -63,7 +63,7 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
 def _rows(demo: Any, shaped: bool) -> Tensors:
     observations = {name: tensor(value) for name, value in flattened(demo["obs"]).items()}
     reward = tensor(demo["rewards"]).float()
-    success = tensor(demo["dones"]).bool() if shaped else reward > 0
+    success = tensor(demo["dones"]) > 0.5 if shaped else reward > 0
     steps = len(reward)
     if "next_obs" in demo:
         after = {n: tensor(value)[-1] for n, value in flattened(demo["next_obs"]).items()}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import math
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from .memory import flat_name
+from .memory import flat_name, is_true
 
 SUCCESS = ("success", "is_success")
 
@@ -29,11 +28,10 @@ class Rows:
         self.envs = [gymnasium.make(settings["id"], **options) for _ in range(count)]
         first = self.envs[0]
         self.parts = _parts(first.observation_space, ())
-        # Images that come as [C, H, W] leave as [H, W, C].
-        self.turned = {name for name, (space, _) in self.parts.items() if _channels_first(space)}
         self.act: Any = first.action_space
         self.spec = {
-            "obs": {name: _leaf(space) for name, (space, _) in self.parts.items()},
+            "native": True,  # converted where the environment is used
+            "obs": {name: _described(space) for name, (space, _) in self.parts.items()},
             "act": _action(self.act),
             "dt": _period(first),
         }
@@ -54,24 +52,18 @@ class Rows:
             arrays["truncated"][row] = late and not over
             for key in SUCCESS:
                 if key in info:
-                    arrays["success"][row] = info[key]
+                    arrays["success"][row] = is_true(info[key])
                     arrays["success_known"][0] = True
 
     def _native(self, action: Any) -> Any:
-        if isinstance(self.act, spaces.Discrete):
-            return int(action) + int(self.act.start)
-        low, high = self.act.low.astype(np.float64), self.act.high.astype(np.float64)
-        value = (low + high) / 2 + (high - low) / 2 * np.clip(action, -1, 1).reshape(low.shape)
-        return np.clip(value.astype(self.act.dtype), self.act.low, self.act.high)
+        return int(action) if isinstance(self.act, spaces.Discrete) else action
 
     def _write(self, arrays: dict[str, Any], kind: str, row: int, obs: Any) -> None:
         for name, (_, path) in self.parts.items():
             value = obs
             for key in path:
                 value = value[key]
-            arrays[f"{kind}/{name}"][row] = (
-                np.moveaxis(value, 0, -1) if name in self.turned else value
-            )
+            arrays[f"{kind}/{name}"][row] = value
 
 
 def _parts(space: Any, path: tuple[str, ...]) -> dict[str, tuple[Any, tuple[str, ...]]]:
@@ -86,33 +78,28 @@ def _parts(space: Any, path: tuple[str, ...]) -> dict[str, tuple[Any, tuple[str,
     return {flat_name(path, "state"): (space, path)}
 
 
-def _leaf(space: Any) -> dict[str, Any]:
+def _described(space: Any) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
-        return _described((), "int64", int(space.start), int(space.start + space.n) - 1)
-    if _is_image(space):
-        shape = (*space.shape[1:], space.shape[0]) if _channels_first(space) else space.shape
-        return _described(shape, "uint8", 0, 255)
-    return _described(space.shape, "float32", None, None)
+        low, high = int(space.start), int(space.start + space.n) - 1
+        return {"shape": [], "dtype": "int64", "low": [low], "high": [high], "discrete": True}
+    low, high = (_common(end) for end in (space.low, space.high))
+    about = {"shape": list(space.shape), "dtype": str(space.dtype), "discrete": False}
+    return {**about, "low": low, "high": high}
 
 
-def _is_image(space: Any) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-
-
-def _channels_first(space: Any) -> bool:
-    return _is_image(space) and space.shape[0] in (1, 3, 4) and space.shape[2] not in (1, 3, 4)
+def _common(bounds: Any) -> Any:
+    """The bound of all elements; None where they differ, or it is infinite, which JSON is not."""
+    found = np.unique(bounds).tolist()
+    return found if len(found) == 1 and np.isfinite(found[0]) else None
 
 
 def _action(space: Any) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
-        return _described((), "int64", 0, int(space.n) - 1)
+        return _described(space)
     if not isinstance(space, spaces.Box) or not space.is_bounded():
         raise ValueError(f"the action space {space} should be a bounded Box or Discrete")
-    return _described((math.prod(space.shape),), "float32", -1.0, 1.0)
-
-
-def _described(shape: Any, dtype: str, low: Any, high: Any) -> dict[str, Any]:
-    return {"shape": list(shape), "dtype": dtype, "low": low, "high": high}
+    ends = {key: getattr(space, key).flatten().tolist() for key in ("low", "high")}
+    return {"shape": list(space.shape), "dtype": str(space.dtype), **ends, "discrete": False}
 
 
 def _period(env: Any) -> float:

@@ -71,3 +71,12 @@ def grouped(obs: Mapping[str, Any]) -> dict[str, Any]:
             path = (GROUPS.get(group, group), term)
             flat[flat_name(tuple(filter(None, path)), "state")] = part
     return flat
+
+
+def is_true(value: Any) -> bool:
+    """Whether an environment says yes by a flag, a share above one half, or an array of one of
+    them. ValueError for anything else."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.ravel()[0] != array.ravel()[0]:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return bool(array.ravel()[0] > 0.5)

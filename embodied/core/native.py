@@ -1,0 +1,277 @@
+"""An environment's own observations and actions, and the way between them and a Spec's leaves.
+
+A Spec of a foreign environment (Gymnasium, EnvPool, ManiSkill) describes its own side in `native`,
+as plain data that is saved with every policy. Adapters, `Agent.predict` and importers convert with
+what is here, so that all of them agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.core.env import NotFinite
+from embodied.core.spec import Bound, Leaf, Spec
+from embodied.core.tensors import Tensors
+
+LARGEST_BOUND = 1e6  # a bound beyond it says "no limit"
+CHANNELS = (1, 3, 4)  # of a single picture
+MOST_CHANNELS = 32  # of a stack of pictures
+SMALLEST_PICTURE = 16  # pixels a side, where the type alone does not tell
+
+
+@dataclass(frozen=True)
+class NativeLeaf:
+    """One observation: where it lies in a nested observation, and how it becomes the leaf `name`.
+
+    `shape` and numpy `dtype` are its own. Axes are put in the order `axes` (empty: as they are) and
+    joined to the leaf's shape; numbers lose `offset` and are multiplied by `scale`.
+    """
+
+    name: str
+    path: tuple[str | int, ...]
+    shape: tuple[int, ...]
+    leaf: Leaf
+    dtype: str = "float32"
+    axes: tuple[int, ...] = ()
+    scale: float = 1.0
+    offset: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the array is copied as it is."""
+        return not self.axes and self.scale == 1.0 and self.offset == 0
+
+    def pick(self, obs: Any) -> Any:
+        """This observation's array in a nested observation. KeyError, IndexError."""
+        for key in self.path:
+            obs = obs[key]
+        return obs
+
+    def converted(self, values: Any) -> np.ndarray:
+        """Arrays [*batch, *shape] as the leaf's [*batch, *leaf.shape]. ValueError where the shape
+        is another one."""
+        array = np.asarray(values)
+        batch = array.ndim - len(self.shape)
+        if batch < 0 or array.shape[batch:] != self.shape:
+            raise ValueError(f"{self.name} is {list(array.shape)}, not {list(self.shape)}")
+        if self.axes:
+            order = (*range(batch), *(batch + axis for axis in self.axes))
+            array = array.transpose(order).reshape(*array.shape[:batch], *self.leaf.shape)
+        if self.offset:
+            array = array - self.offset
+        if self.leaf.dtype == "uint8" and array.dtype != np.uint8:
+            array = np.rint(np.clip(array * self.scale, 0, 255))
+        return array.astype(self.leaf.dtype, copy=False)
+
+
+def native_leaf(
+    name: str, path: Sequence[str | int], shape: Sequence[int], dtype: str, low: Any, high: Any
+) -> NativeLeaf:
+    """The leaf of an array of numbers between `low` and `high` (numpy arrays or numbers).
+
+    Pictures become uint8 [H, W, C] whatever the order of their axes; stacked ones have all channels
+    of all pictures. Floats in [0, 1] count as a picture where their shape is one.
+    """
+    shape, kind = tuple(int(size) for size in shape), np.dtype(dtype)
+    unit_range = bool(np.all(np.asarray(low) == 0) and np.all(np.asarray(high) == 1))
+    axes = picture_axes(shape, kind, unit_range)
+    if axes is None:
+        leaf = Leaf(shape, "float32", bound(low), bound(high))
+        return NativeLeaf(name, tuple(path), shape, leaf, str(kind))
+    channels = math.prod(shape[axis] for axis in axes[2:])
+    leaf = Leaf((shape[axes[0]], shape[axes[1]], channels), "uint8", 0, 255)
+    same = axes == (0, 1, 2)
+    scale = 255.0 if kind.kind == "f" else 1.0
+    return NativeLeaf(name, tuple(path), shape, leaf, str(kind), () if same else axes, scale)
+
+
+def picture_axes(
+    shape: tuple[int, ...], dtype: np.dtype[Any], unit_range: bool
+) -> tuple[int, ...] | None:
+    """The axes of rows, columns and channels of what is a picture; None for other arrays.
+
+    A stack of pictures has two axes of channels. uint8 with three axes is always a picture: its
+    channels are last, unless only the first axis could be channels.
+    """
+    certain = dtype == np.uint8
+    if not certain and not (dtype.kind == "f" and unit_range):
+        return None
+    axes: tuple[int, ...] | None = None
+    if len(shape) == 2:
+        axes, certain = (0, 1), False
+    elif len(shape) == 3:
+        first = shape[2] not in CHANNELS and shape[0] == min(shape) and shape[0] <= MOST_CHANNELS
+        axes = (1, 2, 0) if first and shape[0] < shape[2] else (0, 1, 2)
+    elif len(shape) == 4 and shape[3] in CHANNELS:
+        axes = (1, 2, 0, 3)
+    elif len(shape) == 4 and shape[1] in CHANNELS:
+        axes = (2, 3, 0, 1)
+    if axes is None:
+        return None
+    channels = math.prod(shape[axis] for axis in axes[2:])
+    sides = (shape[axes[0]], shape[axes[1]])
+    small = min(sides) < SMALLEST_PICTURE or channels > MOST_CHANNELS
+    return None if small and not (certain and len(shape) == 3) else axes
+
+
+def bound(values: Any) -> Bound:
+    """One number where all agree, one each otherwise, None where any is without a limit."""
+    array = np.asarray(values, dtype=np.float64)
+    # Some dm_control specs mistake the smallest positive number for the lowest one.
+    tiny = np.finfo(np.float64).tiny
+    if not array.size or not np.all((np.abs(array) < 1e30) & (np.abs(array) != tiny)):
+        return None
+    if np.all(array == array.flat[0]):
+        return float(array.flat[0])
+    return tuple(float(value) for value in array.flat)
+
+
+@dataclass(frozen=True)
+class NativeAction:
+    """An action of `shape` and numpy `dtype` between `low` and `high` (one number each per element,
+    in row-major order); `discrete`: one integer from `low[0]` to `high[0]`.
+
+    Policies act in `leaf`: float32 [A] in [-1, 1], affine to the bounds, or int64 from 0.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    discrete: bool = False
+
+    @property
+    def leaf(self) -> Leaf:
+        if self.discrete:
+            return Leaf((), "int64", 0, int(self.high[0] - self.low[0]))
+        return Leaf((math.prod(self.shape),), "float32", -1.0, 1.0)
+
+    def native(self, action: Tensor, name: str = "the environment") -> np.ndarray:
+        """Policy actions [B, A] (or int64 [B]) as the own array [B, *shape] of `name`.
+
+        Values outside [-1, 1] are clipped, so that the native bounds always hold, and integers are
+        rounded. NotFinite where one is NaN, which simulators would take for zero.
+        """
+        if self.discrete:
+            return (action.numpy() + int(self.low[0])).astype(self.dtype, copy=False)
+        values = action.detach().numpy()
+        if not math.isfinite(values.sum()):
+            raise NotFinite(f"{name}: the action is not finite; the run stops here")
+        # Twice as fast as np.clip on a few numbers.
+        values = np.minimum(np.maximum(values, -1.0), 1.0).reshape(-1, *self.shape)
+        low, high, middle, half = self._bounds
+        values = values.astype(middle.dtype, copy=False)
+        if self._is_unit:
+            return values
+        values = np.clip(middle + half * values, low, high)
+        if np.dtype(self.dtype).kind in "iu":
+            return np.rint(values).astype(self.dtype)
+        return values
+
+    def unit(self, native: Any) -> Tensor:
+        """The environment's own actions [B, *shape] as policy actions [B, A] (or int64 [B]);
+        beyond the bounds they are beyond [-1, 1]."""
+        values = np.asarray(native)
+        if self.discrete:
+            return torch.from_numpy(values.astype(np.int64).reshape(-1) - int(self.low[0]))
+        low, high = (np.asarray(end, np.float64) for end in (self.low, self.high))
+        half = np.where(high > low, (high - low) / 2, 1.0)
+        flat = values.reshape(len(values), -1).astype(np.float64)
+        return torch.from_numpy(((flat - (low + high) / 2) / half).astype(np.float32))
+
+    @cached_property
+    def _bounds(self) -> tuple[np.ndarray, ...]:
+        """Low, high, their middle and half their distance, in the type of the arithmetic: the
+        action's own, or doubles where it is an integer."""
+        kind = np.dtype(self.dtype) if np.dtype(self.dtype).kind == "f" else np.dtype(np.float64)
+        low, high = (
+            np.asarray(end, np.float64).reshape(self.shape) for end in (self.low, self.high)
+        )
+        return tuple(end.astype(kind) for end in (low, high, (low + high) / 2, (high - low) / 2))
+
+    @cached_property
+    def _is_unit(self) -> bool:
+        float_kind = np.dtype(self.dtype).kind == "f"
+        return float_kind and set(self.low) == {-1.0} and set(self.high) == {1.0}
+
+
+def native_action(shape: Sequence[int], dtype: str, low: Any, high: Any, name: str) -> NativeAction:
+    """The action of a box between `low` and `high`. ValueError where one is infinite: nothing says
+    what 1.0 should mean."""
+    ends = [np.asarray(end, np.float64).flatten() for end in (low, high)]
+    if not all((np.abs(end) <= LARGEST_BOUND).all() for end in ends):
+        raise ValueError(
+            f"{name}: the action space has infinite bounds; give it finite ones: env = "
+            "gymnasium.wrappers.TransformAction(env, lambda action: action, "
+            f"gymnasium.spaces.Box(-1, 1, {tuple(shape)}))"
+        )
+    low, high = (tuple(float(number) for number in end) for end in ends)
+    return NativeAction(tuple(shape), str(np.dtype(dtype)), low, high)
+
+
+def discrete_action(first: int, count: int, dtype: str = "int64") -> NativeAction:
+    """One of `count` integers from `first`."""
+    return NativeAction((), str(np.dtype(dtype)), (first,), (first + count - 1,), discrete=True)
+
+
+@dataclass(frozen=True)
+class Native:
+    """The foreign side of a Spec."""
+
+    obs: tuple[NativeLeaf, ...]
+    act: NativeAction
+
+    @classmethod
+    def of(cls, spec: Spec) -> Native | None:
+        """The foreign side of `spec`; None where it has none, or its actions are others by now."""
+        if not spec.native:
+            return None
+        obs = tuple(
+            NativeLeaf(
+                **{
+                    **data,
+                    "path": tuple(data["path"]),
+                    "shape": tuple(data["shape"]),
+                    "axes": tuple(data["axes"]),
+                    "leaf": Leaf.from_json(data["leaf"]),
+                }
+            )
+            for data in spec.native["obs"]
+        )
+        data = spec.native["act"]
+        lists = {key: tuple(data[key]) for key in ("shape", "low", "high")}
+        act = NativeAction(**{**data, **lists})
+        return cls(obs, act) if act.leaf == spec.act else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for `Spec.native`."""
+        obs = [{**vars(entry), "leaf": entry.leaf.to_json()} for entry in self.obs]
+        fields = ("shape", "dtype", "low", "high", "discrete")
+        return {"obs": obs, "act": {key: getattr(self.act, key) for key in fields}}
+
+    def spec(self, dt: float, text: str = "") -> Spec:
+        """The Spec of this environment, with control period `dt` (s)."""
+        obs = {entry.name: entry.leaf for entry in self.obs}
+        return Spec(obs, self.act.leaf, dt, text=text, native=self.to_json())
+
+    def tensors(self, obs: Any, names: Sequence[str]) -> tuple[Tensors, bool]:
+        """The leaves `names` of one of the environment's own observations, or of a batch, as
+        tensors [n, ...]; and whether it was a single one. KeyError for one that is not there,
+        ValueError for a shape that does not fit."""
+        entries = {entry.name: entry for entry in self.obs}
+        values = {name: np.asarray(entries[name].pick(obs)) for name in names}
+        single = all(value.ndim == len(entries[name].shape) for name, value in values.items())
+        return {
+            name: torch.from_numpy(
+                np.ascontiguousarray(entries[name].converted(value[None] if single else value))
+            )
+            for name, value in values.items()
+        }, single

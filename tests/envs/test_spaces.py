@@ -1,0 +1,191 @@
+"""Foreign spaces: what goes out is what was meant, and every door agrees on what comes in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from embodied.core.errors import ContractError
+from embodied.core.native import Native
+from embodied.core.spec import Spec
+from embodied.envs.spaces import achieved, action_of, entries
+
+F32, F64, I64, U8 = np.float32, np.float64, np.int64, np.uint8
+
+
+def box(low: Any, high: Any, shape: tuple[int, ...] = (3,), dtype: Any = F32) -> spaces.Box:
+    return spaces.Box(low, high, shape, dtype)
+
+
+ACTIONS: list[spaces.Space[Any]] = [
+    box(-1, 1),
+    box(-1, 1, dtype=F64),
+    box(-2, 2, (1,)),
+    box(0, 1),
+    box(-0.5, 7.25, (2, 3)),
+    box(-3, 1, (), F64),
+    spaces.Box(np.array([-2.0, 0.0], F32), np.array([1.0, 100.0], F32)),
+    spaces.Box(np.array([-1.0, 5.0], F32), np.array([1.0, 5.0], F32)),
+    box(-1e5, 1e5),
+    box(0, 10, (1,), I64),
+    box(-7, 3, (2,), np.int32),
+    box(0, 255, (1,), U8),
+    box(-128, 127, (2,), np.int8),
+    box(0, 1, (4,), np.int16),
+    spaces.Discrete(5),
+    spaces.Discrete(3, start=-1),
+    spaces.Discrete(2, start=5),
+]
+
+
+@pytest.mark.parametrize("space", ACTIONS, ids=str)
+def test_an_imported_action_comes_out_as_it_was(space: spaces.Space[Any]) -> None:
+    action = action_of(space, "it")
+    space.seed(0)
+    given = np.stack([np.asarray(space.sample()) for _ in range(200)])
+    if isinstance(space, spaces.Box):
+        given = np.concatenate([given, [space.low, space.high]])
+    if (
+        isinstance(space, spaces.Box)
+        and np.dtype(space.dtype).kind in "iu"
+        and space.high.max() < 300
+    ):
+        low, high = int(space.low.flat[0]), int(space.high.flat[0])
+        every = np.arange(low, high + 1).astype(space.dtype)
+        given = np.concatenate([given, np.broadcast_to(every[:, None], (len(every), *space.shape))])
+    unit = action.unit(given)
+    assert unit.dtype == getattr(torch, action.leaf.dtype) and unit.shape[1:] == action.leaf.shape
+    again = action.native(unit)
+    assert again.dtype == space.dtype and all(each in space for each in again)
+    reach = 1.0 if action.discrete else float(np.max(np.abs([*action.low, *action.high])))
+    assert np.abs(again.astype(F64) - given.astype(F64)).max() <= (
+        0 if np.dtype(action.dtype).kind in "iu" else 1e-6 * max(reach, 1.0)
+    )
+
+
+def test_integers_are_rounded_after_scaling() -> None:
+    grid = torch.linspace(-1, 1, 9)[:, None]
+    eleven = action_of(box(0, 10, (1,), I64), "it").native(grid).ravel().tolist()
+    assert eleven == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    bytes_ = action_of(box(0, 255, (1,), U8), "it").native(grid).ravel().tolist()
+    assert bytes_ == [0, 32, 64, 96, 128, 159, 191, 223, 255]
+
+
+@pytest.mark.parametrize(
+    "space", [box(-np.inf, np.inf), box(np.finfo(F32).min, np.finfo(F32).max), box(0, 1e7)]
+)
+def test_what_has_no_limits_says_how_to_give_them(space: spaces.Box) -> None:
+    class Unbounded(gymnasium.Env[Any, Any]):
+        observation_space, action_space = box(-1, 1), space
+
+    with pytest.raises(ValueError, match="infinite bounds") as told:
+        action_of(space, "it")
+    advice = str(told.value).partition("env = ")[2]
+    wrapped = eval(advice, {"gymnasium": gymnasium, "env": Unbounded()})
+    assert action_of(wrapped.action_space, "it").leaf.shape == (3,)
+
+
+PICTURES: list[tuple[tuple[int, ...], Any, Any, tuple[int, ...]]] = [
+    # shape, dtype, high, [H, W, C]
+    ((48, 32, 3), U8, 255, (48, 32, 3)),
+    ((3, 48, 32), U8, 255, (48, 32, 3)),
+    ((1, 84, 84), U8, 255, (84, 84, 1)),
+    ((4, 84, 84), U8, 255, (84, 84, 4)),
+    ((84, 84, 4), U8, 255, (84, 84, 4)),
+    ((12, 64, 64), U8, 255, (64, 64, 12)),
+    ((64, 64, 12), U8, 255, (64, 64, 12)),
+    ((2, 64, 64), U8, 255, (64, 64, 2)),
+    ((4, 64, 48, 3), U8, 255, (64, 48, 12)),
+    ((4, 3, 64, 48), U8, 255, (64, 48, 12)),
+    ((4, 64, 48, 1), U8, 255, (64, 48, 4)),
+    ((64, 48), U8, 255, (64, 48, 1)),
+    ((64, 48, 3), F32, 1, (64, 48, 3)),
+    ((3, 64, 48), F32, 1, (64, 48, 3)),
+    ((4, 64, 48, 3), F64, 1, (64, 48, 12)),
+    ((64, 48), F32, 1, (64, 48, 1)),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "high", "seen"), PICTURES)
+def test_a_pixel_is_found_again(
+    shape: tuple[int, ...], dtype: Any, high: Any, seen: tuple[int, ...]
+) -> None:
+    (entry,) = entries(box(0, high, shape, dtype), "state", "it")
+    assert entry.leaf.is_image and entry.leaf.shape == seen
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        given = np.zeros(shape, dtype)
+        place = tuple(random.integers(size) for size in shape)
+        given[place] = high
+        picture = entry.converted(given)
+        assert picture.dtype == U8 and np.count_nonzero(picture) == 1
+        assert np.array_equal(entry.converted(np.stack([given, 0 * given]))[0], picture)
+        row, column, channel = (int(index[0]) for index in np.nonzero(picture))
+        assert picture[row, column, channel] == 255
+        sides = [size for size in place]
+        assert row in sides and column in sides and channel < seen[2]
+
+
+NUMBERS: list[spaces.Space[Any]] = [
+    box(-1, 1, (7,)),
+    box(-np.inf, np.inf, (2, 3)),
+    box(0, 1, (8, 8, 3)),
+    box(0, 9, (9, 9), I64),
+    box(0, 65535, (32, 32, 1), np.uint16),
+    spaces.Discrete(4, start=2),
+    spaces.MultiBinary(5),
+    spaces.MultiDiscrete([3, 4, 2]),
+    spaces.MultiDiscrete([3, 4], start=[1, 1]),
+    spaces.Tuple([spaces.Discrete(32), box(-1, 1, (2,)), spaces.Discrete(2)]),
+    spaces.Dict({"arm": spaces.Dict({"q": box(-3, 3, (6,)), "grip": box(0, 1, (1,))})}),
+    spaces.Dict({"cam": box(0, 255, (3, 20, 30), U8), "state": box(-1, 1, (4,))}),
+    spaces.Dict({"state": box(-1, 1), "privileged_mass": box(0, 9, (1,))}),
+]
+
+
+@pytest.mark.parametrize("space", NUMBERS, ids=str)
+def test_one_observation_and_a_batch_are_the_same_numbers(space: spaces.Space[Any]) -> None:
+    native = Native(entries(space, "state", "it"), action_of(spaces.Discrete(2), "it"))
+    saved = Spec.from_json(json.loads(json.dumps(native.spec(0.1).to_json())))
+    read = Native.of(saved)
+    assert read == native
+    space.seed(0)
+    given, names = space.sample(), [entry.name for entry in native.obs]
+    single, alone = read.tensors(given, names)
+    assert alone and not any(entry.leaf.is_image for entry in native.obs if entry.name != "cam")
+    for entry in native.obs:
+        value = single[entry.name][0]
+        assert value.shape == entry.leaf.shape and value.dtype == getattr(torch, entry.leaf.dtype)
+        raw = np.asarray(entry.pick(given))
+        if entry.plain:
+            assert np.allclose(value.numpy(), raw)
+        if entry.leaf.is_symbol:
+            assert value.min() >= 0 and (value <= torch.tensor(entry.leaf.high)).all()
+    assert len(ACTIONS) + len(PICTURES) + len(NUMBERS) >= 40
+
+
+@pytest.mark.parametrize(
+    ("said", "won"),
+    [
+        (True, True),
+        (0.4, False),
+        (0.6, True),
+        ([False], False),
+        (np.array([1.0]), True),
+        (0, False),
+    ],
+)
+def test_a_success_is_a_flag_or_a_share_above_one_half(said: Any, won: bool) -> None:
+    assert achieved("it", said) is won
+
+
+@pytest.mark.parametrize("said", ["yes", None, [True, False], float("nan")])
+def test_what_is_neither_yes_nor_no_is_refused(said: Any) -> None:
+    with pytest.raises(ContractError, match=r'info\["success"\] is .*: write a bool'):
+        achieved("it", said)
