@@ -382,6 +382,16 @@ def test_resume_and_eval_and_a_run_is_not_overwritten(embodied: Shell, tmp_path:
     assert checkpoint.find(run).name == "00000300"
     steps = [row["step"] for row in read_metrics(run)]
     assert steps == sorted(steps) and steps[-1] == 300
+    before = {file: (run / file).read_text() for file in ("run.yaml", "metrics.jsonl")}
+    fewer, complete = embodied("resume", run, "steps=100"), embodied("resume", run)
+    assert fewer.code == 2 and "has 300 steps, and steps=100 asks for fewer" in fewer.err
+    assert complete.code == 0 and "300 steps; steps=N extends the run" in complete.out
+    assert before == {file: (run / file).read_text() for file in before}
+    shutil.copytree(run, tmp_path / "other")
+    settings = (run / "run.yaml").read_text().replace("Pendulum-v1", "CartPole-v1")
+    (tmp_path / "other" / "run.yaml").write_text(settings)
+    both = embodied("eval", run, tmp_path / "other")
+    assert both.code == 2 and f"{tmp_path / 'other'} in Gym CartPole-v1" in both.err
     wrong = embodied("resume", run, "policy=flow")
     assert wrong.code == 2 and "policy cannot be chosen here" in wrong.err
     outcome = embodied("eval", run, f"{run}/checkpoints/00000240", "episodes=3", "num_envs=3")

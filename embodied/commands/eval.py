@@ -28,7 +28,10 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("no run is given: embodied eval RUN [RUN ...] [episodes=200]")
     from embodied.policies.remote.address import allow_typed, is_address
 
-    require_folders(run for run in runs if not is_address(run))
+    folders = [run for run in runs if not is_address(run)]
+    require_folders(folders)
+    if not any(word.startswith("env=") for word in words):
+        require_one_environment([Path(folder) for folder in folders])
     rows: list[dict[str, Any]] = []
     for path in runs:
         if is_address(path):
@@ -37,6 +40,23 @@ def run(args: argparse.Namespace) -> None:
         else:
             rows.append(evaluate_run(Path(path), words, args.config_dir))
     print_table(rows)
+
+
+def require_one_environment(runs: list[Path]) -> None:
+    """ConfigError if the runs were trained in different environments."""
+    from embodied.core import checkpoint
+
+    found: dict[str, Path] = {}
+    for run in runs:
+        env = trained_with(checkpoint.find(run)).get("env") or {}
+        named = [env[key] for key in ("_target_", "id", "task") if env.get(key) is not None]
+        found.setdefault(" ".join(str(name).rpartition(".")[2] for name in named), run)
+    if len(found) > 1:
+        each = ", ".join(f"{run} in {env}" for env, run in found.items())
+        raise ConfigError(
+            f"results of different environments do not compare: {each}; evaluate them one by one, "
+            "or name an environment for all: env=NAME"
+        )
 
 
 def evaluate_served(address: str, words: list[str], folders: list[str]) -> dict[str, Any]:

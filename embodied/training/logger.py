@@ -73,6 +73,12 @@ class Log:
         if self._console is not None:
             self._console.print(f"{name:>8}  {value}", soft_wrap=True, markup=False)
 
+    def evaluated(self, step: int) -> bool:
+        """Whether an evaluation at `step` was logged, now or before the run was resumed."""
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        rows = (json.loads(line) for line in lines)
+        return any(row["step"] == step and any(k.startswith("eval/") for k in row) for row in rows)
+
     def write(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Append metrics of `step` (numbers, or 0-d tensors: only here are they waited for)."""
         values = {key: float(value) for key, value in metrics.items()}

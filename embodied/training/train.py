@@ -45,7 +45,7 @@ def train(node: dict[str, Any], log: Log) -> Path:
             except (RobotError, RemoteError):  # the run can be resumed once it works again
                 trainer.save_now()
                 raise
-            _finish(components, trainer, folder, first)
+            _finish(components, trainer, log, folder, first)
     distributed.stop()
     return folder
 
@@ -74,11 +74,17 @@ def _trainer(components: RunComponents, log: Log, folder: Path, first: bool) -> 
     return Trainer(log, config.total_steps, every, evaluate, save, step, components.loop.teacher)
 
 
-def _finish(components: RunComponents, trainer: Trainer, folder: Path, first: bool) -> None:
-    """The last evaluation, checkpoint and videos; KeyboardInterrupt after Ctrl-C."""
+def _finish(
+    components: RunComponents, trainer: Trainer, log: Log, folder: Path, first: bool
+) -> None:
+    """The last evaluation, checkpoint and videos, unless a complete run was resumed;
+    KeyboardInterrupt after Ctrl-C."""
     if trainer.interrupted:
         trainer.save_now()
         raise KeyboardInterrupt
+    if trainer.step == trainer.first_step and first and log.evaluated(trainer.step):
+        log.fact("complete", f"{trainer.step:,} steps; steps=N extends the run")
+        return
     evaluate = trainer.every.evaluate
     if not (evaluate and trainer.step % evaluate == 0 and trainer.step > trainer.first_step):
         trainer.evaluate(trainer.step)
