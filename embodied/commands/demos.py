@@ -76,10 +76,14 @@ def demonstrator_of(words: Sequence[str], folders: Sequence[str]) -> str:
 
 
 def convert_command(args: argparse.Namespace) -> None:
-    from embodied.datasets.importers import convert
+    from embodied.datasets.importers import Bounds, convert
 
-    count = convert(args.format, args.source, args.out, args.dt)
-    print(f"{args.out}: {count} episodes\nnext: embodied demos info {args.out}")
+    bounds = Bounds(tuple(args.low or ()), tuple(args.high or ()))
+    count, clipped = convert(args.format, args.source, args.out, args.dt, bounds=bounds)
+    print(f"{args.out}: {count} episodes")
+    if clipped:
+        print(f"  {clipped} actions beyond their bounds were clipped, as the environment does")
+    print(f"next: embodied demos info {args.out}")
 
 
 def info_command(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import torch
 from minari.data_collector import EpisodeBuffer
 
 from embodied.core.spec import Leaf
-from embodied.datasets.importers import convert, formats
+from embodied.datasets.importers import Bounds, convert, formats
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, read_episodes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -56,7 +56,10 @@ def robomimic_file(path: Path, next_obs: bool = True, scale: float = 1.0) -> lis
 
 def test_robomimic(tmp_path: Path) -> None:
     demos = robomimic_file(tmp_path / "low_dim.hdf5")
-    assert convert("robomimic", tmp_path / "low_dim.hdf5", tmp_path / "out", images="png") == 12
+    assert convert("robomimic", tmp_path / "low_dim.hdf5", tmp_path / "out", images="png") == (
+        12,
+        0,
+    )
     ours = read_episodes(tmp_path / "out")
     assert ours.spec.obs["robot0_eef_pos"] == Leaf((3,))
     assert ours.spec.obs["agentview_image"].is_image
@@ -88,18 +91,25 @@ def test_robomimic_without_successors_keeps_only_true_ones(tmp_path: Path) -> No
     assert bool(failed["truncated"][-1])
 
 
-def test_actions_beyond_one_are_scaled_by_the_element(tmp_path: Path) -> None:
+def test_actions_beyond_one_are_clipped_and_counted_and_others_unchanged(tmp_path: Path) -> None:
     demos = robomimic_file(tmp_path / "a.hdf5", scale=3.0)
-    convert("robomimic", tmp_path / "a.hdf5", tmp_path / "out", images="png")
-    ours = read_episodes(tmp_path / "out")
     action = np.concatenate([demo["action"] for demo in demos])
-    largest = np.abs(action[:, 1]).max()
-    assert 2.5 < largest < 3.0
-    same(ours.steps["action"], action / [1.0, largest])
-    assert ours.info[0]["action_scale"] == pytest.approx([1.0, largest])
+    beyond = np.abs(action[:, 1]) > 1
+    _, clipped = convert("robomimic", tmp_path / "a.hdf5", tmp_path / "out", images="png")
+    ours = read_episodes(tmp_path / "out")
+    same(ours.steps["action"], action.clip(-1, 1))
+    assert clipped == beyond.sum() > 10
+    assert sum(info.get("clipped_actions", 0) for info in ours.info) == clipped
+    wide = Bounds((-1.0, -3.0), (1.0, 3.0))
+    convert("robomimic", tmp_path / "a.hdf5", tmp_path / "wide", images="png", bounds=wide)
+    same(read_episodes(tmp_path / "wide").steps["action"], action / [1.0, 3.0])
+    with pytest.raises(DatasetError, match="actions have 2 elements, --low has 1 numbers"):
+        convert("robomimic", tmp_path / "a.hdf5", tmp_path / "x", bounds=Bounds((-1.0,), (1.0,)))
 
 
-def maniskill_file(path: Path, state: bool, observations: bool = True) -> list[dict[str, Any]]:
+def maniskill_file(
+    path: Path, state: bool, observations: bool = True, mode: str = "", reach: float = 1.0
+) -> list[dict[str, Any]]:
     done = []
     episodes = []
     with h5py.File(path, "w") as file:
@@ -111,7 +121,7 @@ def maniskill_file(path: Path, state: bool, observations: bool = True) -> list[d
                 "grasped": RNG.integers(0, 2, steps + 1).astype(bool),
                 "rgb": RNG.integers(0, 255, (steps + 1, 8, 8, 3), dtype=np.uint8),
                 "depth": RNG.integers(0, 9000, (steps + 1, 4, 4, 1)).astype(np.int16),
-                "action": RNG.uniform(-1, 1, (steps, 7)).astype(np.float32),
+                "action": (reach * RNG.uniform(-1, 1, (steps, 7))).astype(np.float32),
                 "reward": RNG.uniform(0, 1, steps).astype(np.float32),
                 "success": np.arange(steps) == (steps - 1 if i < 2 else steps),
             }
@@ -131,9 +141,31 @@ def maniskill_file(path: Path, state: bool, observations: bool = True) -> list[d
                 one["rewards"] = data["reward"]
             done.append(data)
             episodes.append({"episode_id": i, "elapsed_steps": steps, "episode_seed": i})
-    env = {"env_id": "PickCube-v1", "env_kwargs": {"obs_mode": "rgb"}, "max_episode_steps": 50}
+    settings = {"obs_mode": "rgb", **({"control_mode": mode} if mode else {})}
+    env = {"env_id": "PickCube-v1", "env_kwargs": settings, "max_episode_steps": 50}
     path.with_suffix(".json").write_text(json.dumps({"env_info": env, "episodes": episodes}))
     return done
+
+
+def test_maniskills_controllers_tell_what_an_action_means(tmp_path: Path) -> None:
+    """Actions of a delta controller are clipped as ManiSkill does; joint angles need their bounds,
+    and come out of the environment as they were recorded."""
+    file = tmp_path / "a.h5"
+    data = maniskill_file(file, state=True, mode="pd_ee_delta_pose", reach=2.3)
+    assert convert("maniskill", file, tmp_path / "delta")[1] > 0
+    actions = np.concatenate([one["action"] for one in data])
+    same(read_episodes(tmp_path / "delta").steps["action"], actions.clip(-1, 1))
+    actions = np.concatenate(
+        [one["action"] for one in maniskill_file(file, True, mode="pd_joint_pos", reach=2.3)]
+    )
+    with pytest.raises(
+        DatasetError, match=r"actions of pd_joint_pos have bounds.*--low and --high"
+    ):
+        convert("maniskill", file, tmp_path / "joints")
+    bounds = Bounds((-2.5,) * 7, (2.8,) * 7)
+    assert convert("maniskill", file, tmp_path / "joints", bounds=bounds)[1] == 0
+    kept = read_episodes(tmp_path / "joints").steps["action"]
+    assert np.abs(bounds.action(7, "it").native(kept) - actions).max() < 1e-6
 
 
 def test_maniskill_groups(tmp_path: Path) -> None:
@@ -202,7 +234,7 @@ def test_minari_written_by_minari(
         data_format=data_format,
     )
     theirs = list(minari.load_dataset("cartpole/random-v0").iterate_episodes())
-    assert convert("minari", tmp_path / "minari/cartpole/random-v0", tmp_path / "out") == 11
+    assert convert("minari", tmp_path / "minari/cartpole/random-v0", tmp_path / "out") == (11, 0)
     ours = read_episodes(tmp_path / "out")
     assert ours.spec.act == Leaf((), "int64", low=0.0, high=1.0)
     for i, one in enumerate(theirs):
@@ -244,13 +276,17 @@ def test_minari_bounds_pictures_and_words(tmp_path: Path, monkeypatch: pytest.Mo
         observation_space=seen,
         action_space=spaces.Box(low, high, dtype=np.float64),
     )
-    convert("minari", tmp_path / "minari/own/goal-v0", tmp_path / "out", dt=0.02, images="png")
+    here, there = tmp_path / "minari/own/goal-v0", tmp_path / "out"
+    with pytest.raises(DatasetError, match="no finite bounds: --low and --high"):
+        convert("minari", here, there)
+    bounds = Bounds((-2.0, 0.0, -8.0), (6.0, 10.0, 8.0))
+    convert("minari", here, there, dt=0.02, images="png", bounds=bounds)
     ours = read_episodes(tmp_path / "out")
     rows = ours.episode(0)
     same(rows["obs/goal_place"], place[:-1].astype(np.float32))
     same(rows["obs/picture"], picture[:-1])
     assert ours.texts == ("go",) and ours.spec.dt == pytest.approx(0.02)
-    # (a - 2) / 4, (a - 5) / 5, and a / 8 where there are no bounds
+    # (a - 2) / 4, (a - 5) / 5, and a / 8 where the bounds are the user's
     same(rows["action"], [[-1, -1, 0.5], [1, 1, -1], [0, 0, 0], [-0.5, 0, 0.25], [0.5, -1, 0.25]])
     assert rows["success"].tolist() == end.tolist() == rows["truncated"].tolist()
 

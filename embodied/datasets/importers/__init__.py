@@ -1,7 +1,7 @@
 """Importers: other projects' demonstration files become our datasets (LeRobot v3 layout).
 
-A format is one module here with `read(path, dt) -> (Spec, episodes)`; what those of HDF5 share
-stands here too: opening, flattening groups, types, and the range of actions.
+A format is one module here with `read(path, dt, bounds) -> (Spec, episodes)`; what those of HDF5
+share stands here too: opening, flattening groups, types, and the range of actions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError, nearest
+from embodied.core.native import NativeAction, native_action
 from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter
@@ -57,18 +58,59 @@ def opened(path: Path) -> Iterator[Any]:
         raise DatasetError(f"{path} lacks something: {str(error).strip(chr(34))}") from error
 
 
-def with_scaled_actions(
-    path: Path, names: list[str], text: str, note: str, root: str, rows_of: Callable[[Any], Tensors]
+@dataclass(frozen=True)
+class Bounds:
+    """The range of actions as the user gives it, one number per element (empty: not given)."""
+
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def given(self) -> bool:
+        return bool(self.low or self.high)
+
+    def action(self, size: int, name: str) -> NativeAction:
+        """The box of `size` numbers. DatasetError where the bounds are not as many."""
+        if (len(self.low), len(self.high)) != (size, size):
+            raise DatasetError(
+                f"{name}: actions have {size} elements, --low has {len(self.low)} numbers and "
+                f"--high {len(self.high)}"
+            )
+        return native_action((size,), "float32", self.low, self.high, name)
+
+
+def unit_box(size: int) -> NativeAction:
+    """Actions [size] that are in [-1, 1] already."""
+    return NativeAction((size,), "float32", (-1.0,) * size, (1.0,) * size)
+
+
+def with_actions(
+    path: Path,
+    names: list[str],
+    action: NativeAction,
+    text: str,
+    note: str,
+    root: str,
+    rows_of: Callable[[Any], Tensors],
 ) -> Iterator[Recorded]:
-    """The episodes `names` of the group `root`, their `actions` divided by what is `widest`."""
+    """The episodes `names` of the group `root`, their `actions` converted as `into_unit` does."""
     with opened(path) as file:
         group = file[root]
-        scale = widest(group[name]["actions"][()] for name in names)
-        notes = {"action_scale": scale.tolist()} if (scale > 1).any() else {}
         for name in names:
             rows = rows_of(group[name])
-            rows["action"] = rows["action"].float() / scale
+            rows["action"], notes = into_unit(action, rows["action"])
             yield Recorded(rows, text, {note: name, **notes})
+
+
+def into_unit(action: NativeAction, native: Tensor) -> tuple[Tensor, dict[str, int]]:
+    """Recorded actions [T, *shape] as policy actions in [-1, 1], and a note: what goes beyond the
+    bounds is clipped, as the environment did when it was recorded."""
+    unit = action.unit(native.numpy())
+    if action.discrete:
+        return unit, {}
+    beyond = (unit.abs() > 1 + 1e-6).any(1)
+    notes = {"clipped_actions": int(beyond.sum())} if beyond.any() else {}
+    return unit.clamp(-1, 1), notes
 
 
 def numbered(group: Any, prefix: str) -> list[str]:
@@ -120,12 +162,6 @@ def last_flags(steps: int, terminated: bool) -> Tensors:
     return {"terminated": last & terminated, "truncated": last & (not terminated)}
 
 
-def widest(actions: Iterator[Any]) -> Tensor:
-    """Per element, what to divide by so that all actions are in [-1, 1]: 1 where they are."""
-    largest = [np.abs(np.asarray(one)).max(0) for one in actions]
-    return torch.from_numpy(np.maximum(np.max(largest, 0), 1.0).astype(np.float32))
-
-
 def formats() -> list[str]:
     """The names `convert` takes: the modules of this package."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
@@ -137,13 +173,14 @@ def convert(
     out_path: Path | str,
     dt: float | None = None,
     images: Literal["mp4", "png"] = "mp4",
-) -> int:
+    bounds: Bounds = Bounds(),
+) -> tuple[int, int]:
     """Read `in_path`, written by robomimic, ManiSkill or Minari, and write the same episodes to the
-    new dataset `out_path`; returns how many.
+    new dataset `out_path`; returns how many, and how many of their actions were clipped.
 
     `dt` is the control period (s); None takes it from the file, or 0.05 where the file does not
-    say. Actions become [-1, 1]: see the format's module for how. DatasetError in one line where
-    something is missing, cut off, or already there.
+    say. Actions become [-1, 1], affine to the environment's bounds or to `bounds`: see the format's
+    module. DatasetError in one line where something is missing, cut off, or already there.
     """
     if source_format not in formats():
         hint = nearest(source_format, formats())
@@ -153,11 +190,13 @@ def convert(
         raise DatasetError(f"{path} does not exist")
     if (out / "meta").exists():
         raise DatasetError(f"{out} holds a dataset already; name a new folder")
-    spec, episodes = importlib.import_module(f"{__name__}.{source_format}").read(path, dt)
+    spec, episodes = importlib.import_module(f"{__name__}.{source_format}").read(path, dt, bounds)
+    clipped = 0
     partial = out.with_name(f".{out.name}.partial")  # so that `out` is whole or not there
     shutil.rmtree(partial, ignore_errors=True)
     with EpisodeWriter(partial, spec, robot=source_format, images=images) as writer:
         for episode in episodes:
             writer.add(episode.rows, episode.text, episode.info)
+            clipped += episode.info.get("clipped_actions", 0)
     partial.rename(out)
-    return len(writer)
+    return len(writer), clipped

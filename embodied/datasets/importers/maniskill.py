@@ -2,10 +2,10 @@
 rewards}` (Tao et al. 2024).
 
 Groups of observations are flattened with `_` (`agent/qpos` is `agent_qpos`), flat ones are called
-`state`; camera matrices (`sensor_param`) are left out. Its actions are in [-1, 1] already; an
-element that goes beyond (absolute joint control) is divided by its largest magnitude in the file,
-and the divisor is noted in `info`. Without recorded rewards, the reward is 1 where the task is
-achieved.
+`state`; camera matrices (`sensor_param`) are left out. Actions of its delta controllers are in
+[-1, 1]; what goes beyond is clipped, as ManiSkill does, and counted in `info`. Those of absolute
+controllers have bounds that the file does not hold: `--low` and `--high`. Without recorded rewards,
+the reward is 1 where the task is achieved.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.importers import (
     CONTROL_PERIOD,
+    Bounds,
     Recorded,
     flattened,
     last_flags,
@@ -29,12 +30,13 @@ from embodied.datasets.importers import (
     opened,
     split,
     tensor,
-    with_scaled_actions,
+    unit_box,
+    with_actions,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
 
-def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
+def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
     """The Spec of a file, and its trajectories in the order of their numbers."""
     about = _about(path)
     with opened(path) as file:
@@ -48,13 +50,19 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
                 f"{path} has no observations (obs_mode none); record them with python -m "
                 f"mani_skill.trajectory.replay_trajectory --traj-path {path} -o state --save-traj"
             )
-        act = Leaf((first["actions"].shape[1],), low=-1.0, high=1.0)
-        obs = leaves(observations)
+        size, obs = first["actions"].shape[1], leaves(observations)
     settings = about.get("env_kwargs", {})
+    mode = str(settings.get("control_mode") or "delta, by default")
+    if not bounds.given and "delta" not in mode:
+        raise DatasetError(
+            f"{path}: actions of {mode} have bounds of their own, which the file does not hold: "
+            "--low and --high (env.action_space.low and .high of the task in ManiSkill)"
+        )
+    action = bounds.action(size, str(path)) if bounds.given else unit_box(size)
     rate = settings.get("sim_config", {}).get("control_freq", 1.0 / CONTROL_PERIOD)
     text = str(about.get("env_id", ""))
-    episodes = with_scaled_actions(path, names, text, "trajectory", "/", _rows)
-    return Spec(obs, act, dt or 1.0 / rate, text=text), episodes
+    episodes = with_actions(path, names, action, text, "trajectory", "/", _rows)
+    return Spec(obs, action.leaf, dt or 1.0 / rate, text=text), episodes
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -2,43 +2,43 @@
 terminations, truncations, infos}` (Younis et al. 2024), or its Arrow files through the package.
 
 Continuous actions are mapped from the bounds of the action space, which `data/metadata.json`
-holds, to [-1, 1]; an element without bounds is divided by its largest magnitude where that is above
-1. Discrete actions count from 0. Dictionaries of observations are flattened with `_`, a single
-array is called `state`; a text observation becomes the episode's task.
+holds (or `--low` and `--high`), to [-1, 1]; what goes beyond is clipped and counted in `info`.
+Discrete actions count from 0. Dictionaries of observations are flattened with `_`, a single array
+is called `state`; a text observation becomes the episode's task.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.core.spec import Leaf, Spec
+from embodied.core.native import NativeAction, discrete_action, native_action
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.importers import (
     CONTROL_PERIOD,
+    Bounds,
     Recorded,
     flattened,
+    into_unit,
     leaves,
     numbered,
     opened,
     split,
     tensor,
-    widest,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
 Episode = Mapping[str, Any]
 
 
-def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
+def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
     """The Spec of a dataset folder (or its `main_data.hdf5`), and its episodes in order."""
     folder = path.parent if path.is_file() else path
     folder = folder / "data" if (folder / "data").is_dir() else folder
@@ -54,14 +54,26 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
             f"{folder / 'metadata.json'}: the action space is {space.get('type', 'not given')}; "
             "only Box and Discrete can be converted"
         )
-    discrete = space["type"] == "Discrete"
-    if discrete:
-        act = Leaf((), "int64", low=0.0, high=float(space["n"] - 1))
-    else:
-        act = Leaf(tuple(space["shape"]), low=-1.0, high=1.0)
     name = str(about.get("dataset_id", ""))
-    spec = Spec(leaves(observations), act, dt or CONTROL_PERIOD, text=text or name)
-    return spec, _recorded(folder, about, space, name)
+    action = _action(space, bounds, folder)
+    spec = Spec(leaves(observations), action.leaf, dt or CONTROL_PERIOD, text=text or name)
+    return spec, _recorded(folder, about, action, name)
+
+
+def _action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAction:
+    if space["type"] == "Discrete":
+        return discrete_action(int(space.get("start", 0)), int(space["n"]))
+    shape = tuple(space["shape"])
+    if bounds.given:
+        return bounds.action(int(np.prod(shape)), str(folder))
+    low, high = (np.broadcast_to(np.array(space[end], float), shape) for end in ("low", "high"))
+    try:
+        return native_action(shape, str(space.get("dtype", "float32")), low, high, str(folder))
+    except ValueError as error:
+        raise DatasetError(
+            f"{folder / 'metadata.json'}: the action space has no finite bounds: --low and "
+            "--high, one number per element"
+        ) from error
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -89,15 +101,13 @@ def _episodes(folder: Path, about: Mapping[str, Any]) -> Iterator[Iterator[Episo
 
 
 def _recorded(
-    folder: Path, about: Mapping[str, Any], space: Mapping[str, Any], name: str
+    folder: Path, about: Mapping[str, Any], action: NativeAction, name: str
 ) -> Iterator[Recorded]:
-    with _episodes(folder, about) as episodes:
-        decode = _decoder(space, (np.asarray(one["actions"]) for one in episodes))
     with _episodes(folder, about) as episodes:
         for number, one in enumerate(episodes):
             observations, text = _observations(one)
             rows = split(observations)
-            rows["action"] = decode(tensor(one["actions"]))
+            rows["action"], notes = into_unit(action, tensor(one["actions"]))
             rows["reward"] = tensor(one["rewards"]).float()
             # Terminated wins where both are set; an episode that merely stops was cut.
             ended = rows["terminated"] = tensor(one["terminations"]).bool()
@@ -105,21 +115,7 @@ def _recorded(
             infos = one.get("infos")
             if infos is not None and "success" in infos:
                 rows["success"] = (tensor(infos["success"]) > 0.5).flatten()[-len(ended) :]
-            yield Recorded(rows, text or name, {"episode": number})
-
-
-def _decoder(space: Mapping[str, Any], actions: Iterator[np.ndarray]) -> Callable[[Tensor], Tensor]:
-    """From the environment's actions to ours."""
-    if space["type"] == "Discrete":
-        return lambda action: action.long() - int(space.get("start", 0))
-    shape = tuple(space["shape"])
-    low = torch.tensor(space["low"], dtype=torch.float32).expand(shape)
-    high = torch.tensor(space["high"], dtype=torch.float32).expand(shape)
-    bounded = low.isfinite() & high.isfinite()
-    scale = torch.ones(shape) if bounded.all() else widest(actions)
-    half = torch.where(bounded, (high - low) / 2, scale)
-    middle = torch.where(bounded, (high + low) / 2, torch.zeros(shape))
-    return lambda action: (action.float() - middle) / half
+            yield Recorded(rows, text or name, {"episode": number, **notes})
 
 
 def _observations(episode: Episode) -> tuple[Tensors, str]:

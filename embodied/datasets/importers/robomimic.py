@@ -2,8 +2,8 @@
 
 Mandlekar et al., What Matters in Learning from Offline Human Demonstrations (2021).
 
-Its actions are in [-1, 1] already; an element that goes beyond, somewhere in the file, is divided
-by its largest magnitude, and the divisor is noted in the episode's `info`. Success is a positive
+Its actions are in [-1, 1] already, unless `--low` and `--high` are given; what goes beyond is
+clipped, as robosuite's controllers do, and counted in the episode's `info`. Success is a positive
 reward (with shaped rewards: `dones`). A demonstration that ends in success terminates, any other is
 cut by the clock. Where a file keeps no `next_obs`, the last step of a demonstration that did not
 succeed has no true successor, and is left out.
@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embodied.core.spec import Leaf, Spec
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.importers import (
     CONTROL_PERIOD,
+    Bounds,
     Recorded,
     flattened,
     last_flags,
@@ -27,12 +28,13 @@ from embodied.datasets.importers import (
     numbered,
     opened,
     tensor,
-    with_scaled_actions,
+    unit_box,
+    with_actions,
 )
 from embodied.datasets.lerobot.schema import DatasetError
 
 
-def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
+def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[Recorded]]:
     """The Spec of a file, and its demonstrations in the order of their numbers."""
     with opened(path) as file:
         data = file["data"]
@@ -49,15 +51,15 @@ def read(path: Path, dt: float | None) -> tuple[Spec, Iterator[Recorded]]:
         settings = about.get("env_kwargs", {})
         period = dt or 1.0 / settings.get("control_freq", 1.0 / CONTROL_PERIOD)
         obs = leaves({name: tensor(value[:1]) for name, value in flattened(first["obs"]).items()})
-        act = Leaf((first["actions"].shape[1],), low=-1.0, high=1.0)
+        size = first["actions"].shape[1]
+        action = bounds.action(size, str(path)) if bounds.given else unit_box(size)
         text = str(about.get("env_name", ""))
 
     def rows(demo: Any) -> Tensors:
         return _rows(demo, bool(settings.get("reward_shaping")))
 
-    return Spec(obs, act, period, text=text), with_scaled_actions(
-        path, demos, text, "demo", "data", rows
-    )
+    spec = Spec(obs, action.leaf, period, text=text)
+    return spec, with_actions(path, demos, action, text, "demo", "data", rows)
 
 
 def _rows(demo: Any, shaped: bool) -> Tensors:
