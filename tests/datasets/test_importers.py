@@ -158,7 +158,7 @@ def test_maniskills_controllers_tell_what_an_action_means(tmp_path: Path) -> Non
     actions = np.concatenate(
         [one["action"] for one in maniskill_file(file, True, mode="pd_joint_pos", reach=2.3)]
     )
-    with pytest.raises(DatasetError, match="actions of pd_joint_pos have bounds.*--low and"):
+    with pytest.raises(DatasetError, match=r"actions of pd_joint_pos have bounds.*--low and"):
         convert("maniskill", file, tmp_path / "joints")
     bounds = Bounds((-2.5,) * 7, (2.8,) * 7)
     assert convert("maniskill", file, tmp_path / "joints", bounds=bounds)[1] == 0

@@ -60,7 +60,7 @@ class Free(Counter):
 gymnasium.register("Free-v0", Free)
 
 
-class Words(Free):
+class Words(Counter):
     """Observations of any length."""
 
     observation_space = gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3))
