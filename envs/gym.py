@@ -245,7 +245,9 @@ def make(config: Config) -> gymnasium.Env:
         options["max_episode_steps"] = config.horizon
     try:
         env = gymnasium.make(config.id, **options)
-        if env.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
+        renders = "rgb_array" in env.metadata.get("render_modes", ())
+        # A Python program's object is as its user made it.
+        if env.render_mode is None and renders and not config.id.startswith(PREFIX):
             env.close()
             env = gymnasium.make(config.id, render_mode="rgb_array", **options)
     except (DependencyNotInstalled, ImportError) as error:

@@ -33,8 +33,15 @@ def register(given: gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, An
     return text
 
 
+class _Open(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that stays open: it belongs to the user."""
+
+    def close(self) -> None:
+        """Nothing: who made it closes it."""
+
+
 class _Copies:
-    """Makes the environment itself, then copies of it."""
+    """Makes the environment itself, which its user closes, then copies of it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env
@@ -43,7 +50,7 @@ class _Copies:
     def __call__(self) -> gymnasium.Env[Any, Any]:
         if not self.used:
             self.used = True
-            return self.env
+            return _Open(self.env)
         try:
             return copy.deepcopy(self.env)
         except Exception as error:  # any object inside may refuse

@@ -11,6 +11,7 @@ from torch import Tensor
 from embodied.core.actor import Actor
 from embodied.core.device import forked
 from embodied.core.env import VecEnv, require_finite
+from embodied.core.errors import ContractError
 from embodied.core.policy import Policy
 from embodied.evaluation.episode_stats import EpisodeStats
 from embodied.evaluation.statistics import rate
@@ -56,6 +57,9 @@ class Evaluation:
         return f"success {rate(int(self.success.sum()), len(self.success))}, {said}"
 
 
+LONGEST = 50_000  # steps in which an episode of one of the parallel envs should have ended
+
+
 @torch.no_grad()
 def evaluate(
     policy: Policy,
@@ -91,6 +95,7 @@ def _play(
     table = torch.zeros(quota, n, 5, device=device)
     continuous = env.spec.act.dtype == "float32"
     last, change = env.spec.act.zeros(n, device), torch.zeros(n, device=device)
+    quiet = 0  # steps since an episode ended
     while (played < quota).any():
         action = actor(obs, first)
         if continuous:
@@ -99,6 +104,12 @@ def _play(
         step = env.step(action)
         require_finite(step.reward, step.next_obs, type(env).__name__)
         obs, first = step.obs, step.ended
+        quiet = 0 if bool(first.any()) else quiet + 1
+        if quiet >= LONGEST:
+            raise ContractError(
+                f"{type(env).__name__}: no episode has ended in {LONGEST:,} steps: give a time "
+                "limit, env.horizon=N (in Python: gymnasium.wrappers.TimeLimit(env, N))"
+            )
         sums = stats.add(step)
         mean_change = change / (sums[1] - 1).clamp(min=1)
         ended = (first & (played < quota)).nonzero().flatten()

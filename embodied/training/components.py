@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -117,9 +118,10 @@ class RunComponents:
         return "; ".join(parts)
 
     def close(self) -> None:
-        """Close the environment, if there is one."""
-        if self.env is not None:
-            self.env.close()
+        """Close the environments of training and evaluation, if there are any."""
+        for env in (self.env, self.evaluation):
+            if env is not None:
+                env.close()
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Success rate and return on held-out initial states, or held-out tasks; without an
@@ -147,21 +149,21 @@ class RunComponents:
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
-        env = build(self.config.environment | {"num_envs": min(8, settings.episodes)}, VecEnv)
-        try:
-            env.reset(settings.seed)
-            env.render(0)
-        except NotImplementedError:
-            return
-        self.policy.eval()
-        result = evaluate(self.policy, env, env.num_envs, settings.seed, execute)
-        won = torch.zeros(env.num_envs) if result.success is None else result.success
-        names = ("episode", "episode") if result.success is None else ("failure", "success")
-        for wanted, name in enumerate(names):
-            for row in (won == wanted).nonzero().flatten().tolist()[:1]:
-                frames = film(self.policy, env, settings.seed, row, execute)
-                write_mp4(folder / f"{name}.mp4", frames, fps=1 / env.spec.dt)
-        env.close()
+        node = self.config.environment | {"num_envs": min(8, settings.episodes)}
+        with closing(build(node, VecEnv)) as env:
+            try:
+                env.reset(settings.seed)
+                env.render(0)
+            except NotImplementedError:
+                return
+            self.policy.eval()
+            result = evaluate(self.policy, env, env.num_envs, settings.seed, execute)
+            won = torch.zeros(env.num_envs) if result.success is None else result.success
+            names = ("episode", "episode") if result.success is None else ("failure", "success")
+            for wanted, name in enumerate(names):
+                for row in (won == wanted).nonzero().flatten().tolist()[:1]:
+                    frames = film(self.policy, env, settings.seed, row, execute)
+                    write_mp4(folder / f"{name}.mp4", frames, fps=1 / env.spec.dt)
 
     def write_reward_components(self, folder: Path) -> None:
         """Write the reward's components over one evaluation episode, if it has components."""

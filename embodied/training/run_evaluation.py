@@ -39,6 +39,11 @@ class RunEvaluation:
             self._env = env
         return env
 
+    def close(self) -> None:
+        """Close its environment, if it was used."""
+        if self._env is not None:
+            self._env.close()
+
     def __call__(self, policy: Policy, step: int) -> dict[str, float]:
         """Success rate and return of `policy`; `step` names the file of a grid's tasks."""
         policy.eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,8 @@ import embodied as em
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.core.checkpoint import load_policy
+from embodied.core.errors import ContractError
+from embodied.evaluation import evaluate
 from embodied.policies.gaussian import Config, Gaussian
 from tests.builders import python
 
@@ -112,11 +114,48 @@ def test_another_process_loads_what_acts_the_same_and_asks_for_the_object(
     assert "ConfigError: python/Slide-v0 was an object of the Python program" in done.stderr
 
 
-def test_one_object_is_copied_for_evaluation(tmp_path: Path) -> None:
-    env = Slide()
+class Counted(Slide):
+    """Knows how many of it were made and closed; it renders, and dies when it is closed."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    made = closed = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.open = True
+
+    def __deepcopy__(self, memo: Any) -> Counted:
+        return type(self)()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.open, "it is not connected any more"
+        return super().step(action)
+
+    def close(self) -> None:
+        type(self).closed += self.open
+        self.open = False
+
+
+def test_one_object_is_stepped_itself_and_stays_open_and_copies_are_closed(tmp_path: Path) -> None:
+    env = Counted()
     made = em.train(env=env, learner="ppo", out=str(tmp_path / "run"), **SMALL)
+    assert env.open and Counted.made - Counted.closed == 1 and Counted.made > 1
     result = em.evaluate(made, episodes=4, num_envs=2)
     assert len(result.returns) == 4 and str(result).startswith("return -")
+
+
+def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(Slide):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, False, False, info
+
+    monkeypatch.setattr(evaluate, "LONGEST", 300)
+    policy = em.make_policy("gaussian", Endless)
+    with pytest.raises(
+        ContractError, match=r"no episode has ended in 300 steps: give a time limit"
+    ):
+        em.evaluate(em.Agent(policy), Endless, episodes=1)
 
 
 def test_an_object_that_cannot_be_copied_asks_for_a_function() -> None:
