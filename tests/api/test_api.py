@@ -152,9 +152,7 @@ def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(evaluate, "LONGEST", 300)
     policy = em.make_policy("gaussian", Endless)
-    with pytest.raises(
-        ContractError, match=r"no episode has ended in 300 steps: give a time limit"
-    ):
+    with pytest.raises(ContractError, match="no episode has ended in 300 steps: give"):
         em.evaluate(em.Agent(policy), Endless, episodes=1)
 
 
