@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -60,7 +61,8 @@ class Connection:
         return self
 
     def __del__(self) -> None:
-        if getattr(self, "_client", None) is not None:
+        # At the end of the interpreter its threads are gone; `close_all` came before.
+        if getattr(self, "_client", None) is not None and not sys.is_finalizing():
             self._close()
 
     def _ask(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -122,3 +124,10 @@ class Connection:
 def _identity(offer: Offer) -> tuple[Any, ...]:
     """The facts that tell one served policy from another."""
     return offer.policy, offer.chunk, offer.noise, offer.features, sorted(offer.carry)
+
+
+@atexit.register
+def close_all() -> None:
+    """Close the connections that are left when a program ends, while their threads still run."""
+    for connection in list(Connection.known.values()):
+        connection._close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,22 @@ def test_features_are_those_of_the_encoder(flow: tuple[Policy, str]) -> None:
     there, obs = remote_policy(url, SPEC), observations(SPEC, 6)
     assert there.feature_size == here.feature_size == 3
     assert torch.equal(there.features(obs), here.features(obs))
+
+
+PROGRAM = """
+import sys
+from embodied.policies.remote.address import allow_typed, remote_policy
+allow_typed([f"init={sys.argv[1]}"])
+policy = remote_policy(sys.argv[1])
+print(policy.chunk)
+"""
+
+
+def test_a_program_with_a_remote_policy_ends(flow: tuple[Policy, str]) -> None:
+    """Also where the policy is a module's own, which is deleted when threads no longer run."""
+    command = [sys.executable, "-c", PROGRAM, flow[1]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0 and done.stdout == "4\n" and not done.stderr, done.stderr
 
 
 def test_copies_share_one_connection(flow: tuple[Policy, str]) -> None:
