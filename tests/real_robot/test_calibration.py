@@ -12,6 +12,7 @@ import yaml
 
 from embodied.cli import main
 from embodied.core.build import ConfigError
+from embodied.real_robot.drivers.driver import DriverError
 from embodied.real_robot.drivers.servos.calibration import (
     Calibration,
     Motor,
@@ -92,6 +93,22 @@ def test_an_interrupted_one_goes_on(bus: FakeBus, tmp_path: Path) -> None:
         Calibration(bus.path, {"hip": 1}, part, second.ask, second.wait)
 
 
+def test_a_motion_over_the_encoders_seam_is_refused(bus: FakeBus, tmp_path: Path) -> None:
+    """1,500 ticks that cross from 4095 to 0 are not a range of 4,076."""
+    person = Person(bus)
+
+    def lead(line: str, look: Callable[[], bool]) -> None:
+        for part in range(16):
+            way = (-1) ** part
+            far = MIDDLES[0] + 1350 + 100 * part  # 3397 to 4897 from its middle at 2047
+            person.put(far % 4096, MIDDLES[1] + way * ENDS[1], MIDDLES[2] + way * ENDS[2])
+            look()
+
+    said = r"shoulder_pan was moved over the seam of its encoder \(ticks \d+ to 4897, of 0 to 4095"
+    with pytest.raises(DriverError, match=said):
+        Calibration(bus.path, IDS, tmp_path / "part", person.ask, lead).run()
+
+
 def test_lerobots_file_both_ways(tmp_path: Path) -> None:
     motors = {"elbow_flex": Motor(3, 1, -12, 900, 3100), "gripper": Motor(6, 0, 5, 2000, 3400)}
     save_lerobot(motors, tmp_path / "arm.json")
@@ -104,6 +121,9 @@ def test_lerobots_file_both_ways(tmp_path: Path) -> None:
     bad = {"hip": {"id": 1, "range_min": 5, "range_max": 1}}
     (tmp_path / "bad.json").write_text(json.dumps(bad))
     with pytest.raises(ConfigError, match="range_min < range_max"):
+        load_lerobot(tmp_path / "bad.json")
+    save_lerobot({"hip": Motor(3), "knee": Motor(3)}, tmp_path / "bad.json")
+    with pytest.raises(ConfigError, match="hip and knee have the same id, 3"):
         load_lerobot(tmp_path / "bad.json")
 
 

@@ -49,9 +49,12 @@ def load_lerobot(path: Path) -> dict[str, Motor]:
         motors = {str(name): Motor(**about) for name, about in found.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is no calibration of LeRobot: {error}") from error
+    known: dict[int, str] = {}
     for name, each in motors.items():
         if not 0 <= each.range_min < each.range_max < TICKS:
             raise ConfigError(f"{path}: {name} needs 0 <= range_min < range_max < {TICKS}")
+        if (other := known.setdefault(each.id, name)) != name:
+            raise ConfigError(f"{path}: {other} and {name} have the same id, {each.id}")
     return motors
 
 
@@ -207,12 +210,15 @@ class Calibration:
             motor.homing_offset = offsets[motor.id]
 
     def _range(self) -> None:
-        """The ends of every joint, moved by hand."""
+        """The ends of every joint, moved by hand. DriverError where one moved over the seam of its
+        encoder, from tick 4095 to 0: no range of ticks holds such a motion."""
         ends = {id: [at, at] for id, at in self._positions().items()}
+        reached = {id: at for id, (at, _) in ends.items()}  # counted on over the seam
 
         def look() -> bool:
             for id, at in self._positions().items():
-                ends[id] = [min(ends[id][0], at), max(ends[id][1], at)]
+                reached[id] += (at - reached[id] + TICKS // 2) % TICKS - TICKS // 2
+                ends[id] = [min(ends[id][0], reached[id]), max(ends[id][1], reached[id])]
             return True
 
         self.wait("move every joint, and the hand, to both of its ends", look)
@@ -220,6 +226,12 @@ class Calibration:
             low, high = ends[motor.id]
             if high - low < LEAST_RANGE:
                 raise DriverError(f"{name} was moved by {high - low} ticks only: calibrate again")
+            if low < 0 or high >= TICKS:
+                raise DriverError(
+                    f"{name} was moved over the seam of its encoder (ticks {low} to {high}, of 0 "
+                    f"to {TICKS - 1}): delete {self.file} and begin from the middle of its motion; if "
+                    "that does not help, mount its horn anew"
+                )
             motor.range_min = low
             motor.range_max = high
         self._keep({LOW: {id: _word(low) for id, (low, _) in ends.items()}})
