@@ -229,8 +229,8 @@ class Calibration:
             if low < 0 or high >= TICKS:
                 raise DriverError(
                     f"{name} was moved over the seam of its encoder (ticks {low} to {high}, of 0 "
-                    f"to {TICKS - 1}): delete {self.file} and begin from the middle of its motion; if "
-                    "that does not help, mount its horn anew"
+                    f"to {TICKS - 1}): delete {self.file} and begin from the middle of its motion; "
+                    "if that does not help, mount its horn anew"
                 )
             motor.range_min = low
             motor.range_max = high
