@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ H, W = 32, 48
 CAMERA = Leaf((H, W, 3), "uint8", 0, 255)
 OBS = {"state": Leaf((2,)), "front": CAMERA, "wrist": CAMERA}
 SPEC = Spec(OBS, act=Leaf((2,), low=-1.0, high=1.0), dt=0.1)
+MS = Fraction(1, 1000)
 LAZY = 0.2  # MB: 43 of these pictures
 
 
@@ -135,16 +139,20 @@ def test_one_episode_can_be_written_again(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(copy.steps["obs/front"], whole.episode(1)["obs/front"])
 
 
-def film_with_rare_key_frames(file: Path, shown: Tensor) -> None:
-    """H.264 with a key frame every 25 pictures and pictures that look ahead (B-frames)."""
+def film_with_rare_key_frames(file: Path, shown: Tensor, gap: float = 0.0) -> None:
+    """H.264 with a key frame every 25 pictures and pictures that look ahead (B-frames), 10 a second
+    with a pause of `gap` s before the 13th."""
     import av
 
     sink = io.BytesIO()
     with av.open(sink, "w", format="mp4") as film:
         stream = film.add_stream("libx264", rate=10, options={"g": "25", "bf": "2", "crf": "10"})
         stream.height, stream.width, stream.pix_fmt = H, W, "yuv420p"
-        for picture in shown.numpy():
-            film.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        stream.time_base = stream.codec_context.time_base = MS
+        for number, picture in enumerate(shown.numpy()):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = 100 * number + round(1000 * gap) * (number > 11), MS
+            film.mux(stream.encode(frame))
         film.mux(stream.encode(None))
     file.write_bytes(sink.getvalue())
 
@@ -162,6 +170,25 @@ def test_random_access_where_key_frames_are_rare(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"no picture at 9\.000 s"):
             reader.picture(9.0)
         reader.close()
+
+
+def test_a_row_has_the_picture_of_its_time_not_of_its_number(tmp_path: Path) -> None:
+    """A recording that paused for half a second, in the film and in the table."""
+    with EpisodeWriter(tmp_path / "demos", SPEC, "sim") as writer:
+        writer.add(episode(30, 0))
+    file = tmp_path / "demos/videos/observation.images.front/chunk-000/file-000.mp4"
+    film_with_rare_key_frames(file, pictures(31, 1), gap=0.5)
+    FILMS.forget()
+    with pytest.raises(DatasetError, match="rows and pictures are not of the same time: a row is"):
+        read_episodes(tmp_path / "demos", memory_mb=LAZY).steps["obs/front"].load()
+    (data,) = (tmp_path / "demos" / "data").rglob("*.parquet")
+    table = pq.read_table(data)
+    clock = np.asarray(table["timestamp"]) + 0.5 * (np.arange(30) > 11)
+    place = table.column_names.index("timestamp")
+    pq.write_table(table.set_column(place, "timestamp", pa.array(clock.astype(np.float32))), data)
+    whole = torch.stack(list(decode_film(file)))[:30]
+    lazy = read_episodes(tmp_path / "demos", memory_mb=LAZY)
+    assert torch.equal(lazy.steps["obs/front"].load(), whole)
 
 
 def test_a_film_that_is_cut_short_is_named_when_it_is_read(tmp_path: Path) -> None:

@@ -88,11 +88,12 @@ class Stored:
 @dataclass(eq=False)
 class Filmed(Stored):
     """The rows of E episodes one after the other: episode e has `length[e]` of them, in film
-    `file[e]` from `begin[e]` s on, `fps` a second."""
+    `file[e]` from `begin[e]` s on, row r at `clock[r]` s of its episode, about `fps` a second."""
 
     files: Sequence[Path]
     begin: np.ndarray
     length: np.ndarray
+    clock: np.ndarray
     fps: float
     start: np.ndarray = field(init=False)
     film: np.ndarray = field(init=False)
@@ -107,7 +108,7 @@ class Filmed(Stored):
 
     def jobs(self, rows: np.ndarray, put: Put) -> Jobs:
         episode = np.searchsorted(self.start, rows, side="right") - 1
-        times = self.begin[episode] + (rows - self.start[episode]) / self.fps
+        times = self.begin[episode] + self.clock[rows]
         jobs: Jobs = []
         for film in np.unique(self.film[episode]):
             here = np.flatnonzero(self.film[episode] == film)

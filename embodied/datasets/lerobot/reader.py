@@ -158,6 +158,7 @@ def _assemble(
     start = length.cumsum(0) - length
     names = [column.name for column in columns if column.stored != "video"]
     memory = _Memory(columns, int(length.sum()) + len(length), memory_mb)
+    clock = _clock(tables, length, info["fps"])
     try:
         table = pa.concat_tables([table.select(names) for table in tables])
         steps = {c.key: c.to_tensor(table[c.name]) for c in columns if not c.stored}
@@ -166,7 +167,7 @@ def _assemble(
     for column in columns:
         if column.stored == "video":
             steps[column.key] = memory.read(
-                _filmed(path, column, info["fps"], index, length, waiting, memory.cache)
+                _filmed(path, column, info["fps"], index, length, clock, waiting, memory.cache)
             )
         elif column.stored:
             steps[column.key] = memory.read(_encoded(column, table[column.name], memory.cache))
@@ -234,6 +235,7 @@ def _filmed(
     fps: float,
     index: pa.Table | None,
     length: Tensor,
+    clock: np.ndarray,
     waiting: Sequence[Pending],
     cache: FrameCache,
 ) -> Filmed:
@@ -249,7 +251,14 @@ def _filmed(
             begin.append(second)
     files += [one.film(column) for one in waiting]
     begin += [0.0] * len(waiting)
-    return Filmed(column.shape, cache, files, np.array(begin), length.numpy(), fps)
+    return Filmed(column.shape, cache, files, np.array(begin), length.numpy(), clock, fps)
+
+
+def _clock(tables: Sequence[pa.Table], length: Tensor, fps: float) -> np.ndarray:
+    """When each row was recorded, in s of its episode: its `timestamp`, else its number."""
+    if all("timestamp" in table.column_names for table in tables):
+        return np.concatenate([np.asarray(t["timestamp"], np.float64) for t in tables])
+    return np.concatenate([np.arange(count) / fps for count in length.tolist()])
 
 
 def _encoded(column: Column, values: pa.ChunkedArray, cache: FrameCache) -> Encoded:

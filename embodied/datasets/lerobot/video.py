@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import ConfigError
-from embodied.datasets.lerobot.schema import DAMAGE, damaged
+from embodied.datasets.lerobot.schema import DAMAGE, DatasetError, damaged
 
 
 def rate(fps: float) -> Fraction:
@@ -153,7 +153,7 @@ class FilmReader:
     def picture(self, time: float) -> np.ndarray:
         """The picture [H, W, 3] uint8 that is shown `time` s after the film's beginning.
 
-        DatasetError where the film is damaged, or has none within half a period of it.
+        DatasetError where the film is damaged, or shows none within half a period of it.
         """
         try:
             if self.frame is None or not self._ahead(time):
@@ -165,8 +165,14 @@ class FilmReader:
                 if self.frame is None:
                     raise ValueError(f"it has no picture at {time:.3f} s, it ends before")
             if self.frame.time > time + self.half:
-                raise ValueError(f"it has no picture at {time:.3f} s")
+                raise DatasetError(
+                    f"{self.file}: rows and pictures are not of the same time: a row is of "
+                    f"{time:.3f} s, the next picture of {self.frame.time:.3f} s (timestamp of the "
+                    "rows, from_timestamp of the episode)"
+                )
             return self.frame.to_ndarray(format="rgb24")
+        except DatasetError:
+            raise
         except (*DAMAGE, RuntimeError) as error:
             self.frame = None
             raise damaged(self.file, error) from error
