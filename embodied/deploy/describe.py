@@ -58,7 +58,7 @@ def describe(path: Path, config: Config) -> ArmFile:
 
     mj = compile_spec(read_spec(path, config.meshes), path)
     route = find_route(mj, config.base, config.tip)
-    hand = read_hand(mj, config.hand, config.open) if config.hand else None
+    hand = read_hand(path, mj, config.hand, config.open) if config.hand else None
     speed = config.velocity
     velocity = [speed] if isinstance(speed, float | int) else speed
     table = read_arm(path, mj, route, config.home, velocity, hand)

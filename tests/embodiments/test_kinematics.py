@@ -125,9 +125,8 @@ def test_numpy_and_torch_are_one_and_link_frames_are_right() -> None:
 
 def test_a_saved_arm_is_the_same_arm(tmp_path: Path) -> None:
     mj, ends = model_of("tern")
-    made = read_arm(
-        TERN, mj, find_route(mj, **ends), hand=read_hand(mj, ["left_finger", "right_finger"], None)
-    )
+    hand = read_hand(TERN, mj, ["left_finger", "right_finger"], None)
+    made = read_arm(TERN, mj, find_route(mj, **ends), hand=hand)
     write_arm_file(made, tmp_path / "tern.yaml")
     again = read_arm_file(str(tmp_path / "tern.yaml"))
     assert again == made and again.limits.velocity == (2.0, 2.0, 2.5, 3.0, 3.0, 4.0)
@@ -156,6 +155,43 @@ def test_run_time_needs_neither_torch_nor_mujoco(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+LINK = (
+    '<link name="{}"><inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" '
+    'iyz="0"/></inertial></link>'
+)
+JOINT = (
+    '<joint name="{0}" type="{1}"><parent link="{2}"/><child link="{0}_link"/><axis xyz="0 1 0"/>'
+    '<limit lower="0" upper="{3}" effort="9" velocity="1"/>{4}</joint>'
+)
+
+
+def coupled(path: Path, arm: str = "", finger: str = "") -> Path:
+    """A URDF of two turning joints and two sliding fingers, with couplings."""
+    joints = [
+        ("shoulder", "revolute", "base", "1.5", ""),
+        ("elbow", "revolute", "shoulder_link", "1.5", arm),
+        ("left", "prismatic", "elbow_link", "0.04", ""),
+        ("right", "prismatic", "elbow_link", "0.04", finger),
+    ]
+    links = [LINK.format(name) for name in ("base", *(f"{each[0]}_link" for each in joints))]
+    body = "".join([*links, *(JOINT.format(*each) for each in joints)])
+    path.write_text(f'<robot name="r">{body}</robot>')
+    return path
+
+
+def test_coupled_joints_are_a_hand_and_no_arm(tmp_path: Path) -> None:
+    """MuJoCo drops `mimic` in silence."""
+    path = coupled(tmp_path / "a.urdf", finger='<mimic joint="left" multiplier="1"/>')
+    mj = compile_spec(read_spec(path), path)
+    one, both = (read_hand(path, mj, names, None) for names in (["left"], ["left", "right"]))
+    assert one == both and one.open == pytest.approx(0.08) and one.joints == ("left", "right")
+    assert len(read_arm(path, mj, find_route(mj, tip="elbow_link")).joints) == 2
+    path = coupled(tmp_path / "b.urdf", arm='<mimic joint="shoulder" multiplier="-1"/>')
+    mj = compile_spec(read_spec(path), path)
+    with pytest.raises(ConfigError, match=r"joint elbow is coupled to shoulder in b\.urdf, and"):
+        read_arm(path, mj, find_route(mj, tip="elbow_link"))
 
 
 def test_base_and_tip_are_a_choice() -> None:

@@ -108,6 +108,12 @@ def read_arm(
     """
     joints, tool = read_joints(mj, route)
     names = [joint.name for joint in joints]
+    known = couplings(path, mj)
+    if coupled := [name for name in names if name in known]:
+        raise ConfigError(
+            f"joint {coupled[0]} is coupled to {known[coupled[0]]} in {path.name}, and an arm's "
+            "joints move on their own: end the chain before it, tip=NAME, or take the coupling out"
+        )
     low, high = _ranges(mj, route, names)
     limits = JointLimits(
         _numbers(low),
@@ -139,9 +145,30 @@ def read_joints(mj: Any, route: Route) -> tuple[tuple[Joint, ...], Frame]:
     return tuple(joints), Frame(_point(place), _numbers(turn.ravel()))
 
 
-def read_hand(mj: Any, names: Sequence[str], opening: float | None, speed: float = 0.1) -> Hand:
-    """A gripper that the joints `names` move, closed where their ranges begin. `opening` (m) may be
-    left out where all of them slide. ConfigError."""
+def couplings(path: Path, mj: Any) -> dict[str, str]:
+    """The joint that each coupled joint follows: `mimic` of a URDF, which MuJoCo drops, and joint
+    equalities of an MJCF."""
+    robot = _urdf(path)
+    found: dict[str, str] = {}
+    for joint in () if robot is None else robot.findall("joint"):
+        mimic = joint.find("mimic")
+        if mimic is not None:
+            found[joint.attrib["name"]] = mimic.attrib["joint"]
+    for e in range(mj.neq):
+        if mj.eq_type[e] == mujoco.mjtEq.mjEQ_JOINT and mj.eq_obj2id[e] >= 0:
+            found[mj.joint(mj.eq_obj1id[e]).name] = mj.joint(mj.eq_obj2id[e]).name
+    return found
+
+
+def read_hand(
+    path: Path, mj: Any, names: Sequence[str], opening: float | None, speed: float = 0.1
+) -> Hand:
+    """A gripper that the joints `names` move, and those that are coupled to them; closed where
+    their ranges begin. `opening` (m) may be left out where all of them slide. ConfigError."""
+    known = couplings(path, mj)
+    leaders = {known.get(name, name) for name in names}
+    others = [follower for follower, leader in known.items() if leader in leaders]
+    names = list(dict.fromkeys([*names, *sorted(leaders), *others]))
     ids = [_named(mj, mujoco.mjtObj.mjOBJ_JOINT, name, "hand") for name in names]
     ranges = [tuple(float(x) for x in mj.jnt_range[j]) for j in ids]
     if not all(mj.jnt_limited[j] for j in ids):
@@ -249,19 +276,25 @@ def _velocity(path: Path, names: Sequence[str], given: Sequence[float] | None) -
 
 def _urdf_velocity(path: Path) -> dict[str, float]:
     """The velocity limits by joint; empty where the file is no URDF."""
+    robot = _urdf(path)
+    found: dict[str, float] = {}
+    for joint in () if robot is None else robot.findall("joint"):
+        limit = joint.find("limit")
+        if limit is not None and "velocity" in limit.attrib:
+            found[joint.attrib["name"]] = float(limit.attrib["velocity"])
+    return found
+
+
+def _urdf(path: Path) -> ElementTree.Element | None:
+    """The robot of a URDF; None where the file is no URDF."""
     text = path.read_text()
     if "<!ENTITY" in text:  # it can make a small file huge
         raise ConfigError(f"{path} declares XML entities; write them out")
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError:  # of an MJCF that MuJoCo's reader accepts
-        return {}
-    found: dict[str, float] = {}
-    for joint in root.findall("joint") if root.tag == "robot" else []:
-        limit = joint.find("limit")
-        if limit is not None and "velocity" in limit.attrib:
-            found[joint.attrib["name"]] = float(limit.attrib["velocity"])
-    return found
+        return None
+    return root if root.tag == "robot" else None
 
 
 def _matrix(quaternion: Array) -> Array:
