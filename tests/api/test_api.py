@@ -151,7 +151,7 @@ def test_an_environment_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPa
             return obs, reward, False, False, info
 
     monkeypatch.setattr(evaluate, "LONGEST", 300)
-    policy = em.make_policy("gaussian", Endless)
+    policy = em.make_policy("gaussian", em.make_env(Endless))
     with pytest.raises(ContractError, match="no episode has ended in 300 steps: give"):
         em.evaluate(em.Agent(policy), Endless, episodes=1)
 

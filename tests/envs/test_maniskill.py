@@ -18,6 +18,7 @@ pytest.importorskip("mani_skill", reason="ManiSkill is not installed (extra: man
 
 from embodied.core.env import NotFinite, VecEnv
 from embodied.core.spec import require_same
+from embodied.datasets.importers import Bounds
 from embodied.datasets.importers import maniskill as importer
 from embodied.envs.maniskill.env import Config, ManiSkill
 from embodied.envs.maniskill.factory import NoDriver, require_driver
@@ -224,7 +225,7 @@ def test_a_converted_dataset_has_the_spec_of_the_world(tmp_path: Path, made: Mak
     for action in pushes(env, 5)[:, 0]:
         own.step(action)
     own.close()
-    spec, episodes = importer.read(tmp_path / "t.h5", None)
+    spec, episodes = importer.read(tmp_path / "t.h5", None, Bounds())
     require_same(spec, env.spec, "the dataset", "the world")
     assert len(next(episodes).rows["action"]) == 5
 
