@@ -184,7 +184,7 @@ def run_folder(folder: Path, env: Node, policy: Node, steps: tuple[int, ...]) ->
 
 
 def wait_until(
-    holds: Callable[[], Any], what: str = "it", limit: float = 60.0, tick: float = 0.005
+    holds: Callable[[], Any], what: str = "it", limit: float = 600.0, tick: float = 0.005
 ) -> None:
     """Return as soon as `holds()` is true; fail after `limit` s. It is asked every `tick` s."""
     deadline = time.monotonic() + limit

@@ -426,9 +426,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until((run / "metrics.jsonl").exists, "metrics", 60.0, 0.05)
+    wait_until((run / "metrics.jsonl").exists, "metrics", tick=0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     saved = checkpoint.find(run)
     assert process.returncode == 130
     assert err == f"embodied: stopped; saved {saved}; resume with: embodied train resume={run}\n"

@@ -86,7 +86,8 @@ class Collector:
 
     def act(self) -> Step:
         """Step the environment with the actor's next action."""
-        return self.env.step(self.actor(self.obs, self.first).to(self.env.device))
+        action = self.actor(self.obs, self.first)
+        return self.env.step(action.to(self.env.device))
 
     def complete(self, step: Step) -> tuple[Tensors, Step]:
         """Transitions that `step` completed (or none), and `step` on the actor's device."""

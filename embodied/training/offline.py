@@ -51,7 +51,8 @@ class OfflineLoop:
 
     def run(self, trainer: Trainer) -> None:
         while trainer.running:
-            trainer.advance(1, self.learner.update(self.source.sample(self.learner.batch_size)))
+            metrics = self.learner.update(self.source.sample(self.learner.batch_size))
+            trainer.advance(1, metrics)
 
     def get_state(self) -> dict[str, Any]:
         """The labels of pairs. There is nothing else: the dataset is read again, and sampling

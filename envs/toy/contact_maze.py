@@ -219,7 +219,8 @@ class ContactMaze(VecEnv):
             (self.rows["place"][row], RADIUS, [200, 60, 50] if touches else [60, 100, 190]),
             (self.rows["setpoint"][row], 0.006, [150, 150, 150]),
         ):
-            picture[(grid - place).norm(dim=2) < radius] = torch.tensor(colour, dtype=torch.uint8)
+            disc = (grid - place).norm(dim=2) < radius
+            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
         return picture
 
     def describe(self, row: int = 0) -> str:

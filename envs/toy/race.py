@@ -257,7 +257,8 @@ class Race(VecEnv):
             (self.place[row], 0.22, [200, 60, 50]),
             (self.place[row] + nose, 0.12, [120, 30, 25]),
         ):
-            picture[(grid - place).norm(dim=2) < radius] = torch.tensor(colour, dtype=torch.uint8)
+            disc = (grid - place).norm(dim=2) < radius
+            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
         return picture
 
     def describe(self, row: int = 0) -> str:

@@ -111,7 +111,8 @@ class TwoGap(VecEnv):
             (torch.tensor(GOAL), NEAR, [80, 170, 100]),
             (self.place[row], 0.02, [200, 60, 50]),
         ):
-            picture[(grid - place).norm(dim=2) < radius] = torch.tensor(colour, dtype=torch.uint8)
+            disc = (grid - place).norm(dim=2) < radius
+            picture[disc] = torch.tensor(colour, dtype=torch.uint8)
         return picture
 
     def describe(self, row: int = 0) -> str:

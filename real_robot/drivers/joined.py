@@ -155,7 +155,8 @@ class JoinedDriver(Driver):
         return 0.0
 
     def sense(self) -> Floats:
-        return np.concatenate([*[part.driver.sense() for part in self.parts], [self._skew]])
+        known = [part.driver.sense() for part in self.parts]
+        return np.concatenate([*known, [self._skew]])
 
     def droop(self, q: Floats) -> Floats:
         """A hand that holds something is kept where it was sent: it is no arm that presses."""

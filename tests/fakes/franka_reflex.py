@@ -54,7 +54,7 @@ class ReflexArm:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(600)
         self._process.stdout.close()
 
     def _say(self, words: dict[str, Any]) -> dict[str, Any]:

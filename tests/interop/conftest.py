@@ -9,7 +9,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("HF_LEROBOT_HOME", os.path.join(tempfile.gettempdir(), "lerobot-home"))
 os.environ.setdefault("SVT_LOG", "1")  # errors only, from the AV1 encoder
-PATIENT = 180.0  # s
+PATIENT = 600.0  # s
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def test_lerobots_own_driver_behind_ours(calibrated: tuple[FakeBus, Path]) -> No
             driver.write(goal, 0.06)
             return np.abs(driver.read().q - goal).max() < np.radians(0.5) and driver.width > 0.05
 
-        wait_until(there, "the goal", 30.0, 0.02)
+        wait_until(there, "the goal", tick=0.02)
         np.testing.assert_allclose(
             [bus.servos[i].at for i in range(1, 6)],
             np.array(TICKS[:5]) + 10 / 360 * 4095, atol=8,
@@ -130,7 +130,7 @@ def test_an_arm_that_is_gone_is_a_fault(calibrated: tuple[FakeBus, Path]) -> Non
     driver.connect()
     bus.unplug()
     with pytest.raises(DriverError, match="so101_follower"):
-        wait_until(lambda: not driver.read(), "a fault", 30.0, 0.02)
+        wait_until(lambda: not driver.read(), "a fault", tick=0.02)
     driver.close()
 
 
@@ -148,7 +148,7 @@ def test_a_robot_without_hardware(tmp_path: Path) -> None:
                 driver.write(np.array([0.5]), 0.0)
                 return abs(driver.read().q[0] - 0.5) < 0.01
 
-            wait_until(there, "the goal", 30.0, 0.02)
+            wait_until(there, "the goal", tick=0.02)
 
 
 BENCH_ARM = """

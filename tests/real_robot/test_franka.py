@@ -40,7 +40,7 @@ from embodied.real_robot.safety.checks import Enabled, Finite, Fresh, FreshConfi
 from tests.builders import wait_until
 from tests.fakes.franka_reflex import CARTESIAN_REFLEX, ReflexArm, RobotMode
 
-PATIENT = 90.0  # s for something to become so, on a machine that does much else
+PATIENT = 600.0  # s for something to become so, on a machine that does much else
 ROBOTS = Path(__file__).resolve().parents[2] / "configs" / "robot"
 OWN = Own(fr3.LOWER, fr3.UPPER, fr3.VELOCITY, fr3.TORQUE)
 

@@ -209,7 +209,7 @@ class Together(Recital):
         self.barrier = Barrier(count)
 
     def ask(self, *given: Any, **words: Any) -> Answer:
-        self.barrier.wait(20)
+        self.barrier.wait(600)
         self.heat = words["temperature"]
         return super().ask(*given, **words)
 

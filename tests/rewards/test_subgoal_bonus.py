@@ -114,7 +114,7 @@ class Said:
 
     def ask(self, messages: Any, schema: Any = None, **_: Any) -> Answer:
         self.calls += 1
-        assert self.gate is None or self.gate.wait(10)
+        assert self.gate is None or self.gate.wait(600)
         if self.texts is None:
             raise ChatError("an answer in prose")
         data = {"subgoals": self.texts}

@@ -35,9 +35,9 @@ class Interrupted:
             text=True,
         )
         self.pid = process.pid
-        wait_until(lambda: any(folder.glob(f"{run}/checkpoints/0*")), run, 120.0, 0.05)
+        wait_until(lambda: any(folder.glob(f"{run}/checkpoints/0*")), run, tick=0.05)
         os.killpg(process.pid, signal.SIGINT)
-        _, self.err = process.communicate(timeout=120)
+        _, self.err = process.communicate(timeout=600)
         assert process.returncode == 130, self.err
 
     def again(self) -> str:

@@ -102,7 +102,7 @@ def test_a_killed_study_goes_on(folder: Path) -> None:
             words, env=environment, start_new_session=True, stdout=shown, stderr=shown
         )
     log = out / "log"
-    wait_until(lambda: log.exists() and "policy-1" in ran(out), "policy-1", 120.0, 0.05)
+    wait_until(lambda: log.exists() and "policy-1" in ran(out), "policy-1", tick=0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     before = ["data", "model.low", "model.high", "model-0", "policy-0", "model-1", "policy-1"]

@@ -101,7 +101,7 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
         assert first.startswith("viewing ") and " at http://127.0.0.1:" in first
         assert process.stdout.readline().startswith("ready after ")
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=600)
     finally:
         process.kill()
     assert rest.split() == ["viewer", "closed"] and process.returncode == 0

@@ -101,7 +101,7 @@ def ended(process: subprocess.Popen[bytes]) -> None:
     """As by Ctrl-C, in order."""
     try:
         process.send_signal(signal.SIGINT)
-        process.wait(120)
+        process.wait(600)
     finally:
         process.kill()
         process.wait()

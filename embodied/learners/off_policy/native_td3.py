@@ -95,9 +95,10 @@ class NativeTd3:
         self._find(learner)
         inputs = table(learner, batch)
         metrics = torch.empty(3)
+        places = (native.address(inputs[key]) for key in INPUTS)
         native.load(SOURCE).td3_update(
             ctypes.byref(settings(learner, inputs["action"], follows, acts)),
-            ctypes.byref(Table(*(native.address(inputs[key]) for key in INPUTS), *self.norms)),
+            ctypes.byref(Table(*places, *self.norms)),
             ctypes.byref(self.networks),
             ctypes.c_void_p(metrics.data_ptr()),
         )

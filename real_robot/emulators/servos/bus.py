@@ -285,7 +285,8 @@ class FakeBus:
             self._read(list(data[2 * two :]), _number(data[:two]), _number(data[two : 2 * two]))
         elif packet.code == codecs.WRITE and len(data) > two:
             if (servo := self._servo(packet.id)) is not None:
-                self._answer([packet.id], b"", servo.store(_number(data[:two]), data[two:]))
+                error = servo.store(_number(data[:two]), data[two:])
+                self._answer([packet.id], b"", error)
         elif packet.code == codecs.SYNC_WRITE and len(data) > 2 * two:
             size = _number(data[two : 2 * two]) + 1
             entries = data[2 * two :]
