@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.env import NotFinite
-from embodied.core.spec import Bound, Leaf, Spec
+from embodied.core.spec import MASK, Bound, Leaf, Spec, mixed_leaf
 from embodied.core.tensors import Tensors
 
 LARGEST_BOUND = 1e6  # a bound beyond it says "no limit"
@@ -32,7 +32,8 @@ class NativeLeaf:
     """One observation: where it lies in a nested observation, and how it becomes the leaf `name`.
 
     `shape` and numpy `dtype` are its own. Axes are put in the order `axes` (empty: as they are) and
-    joined to the leaf's shape; numbers lose `offset` and are multiplied by `scale`.
+    joined to the leaf's shape; numbers lose `offset` and are multiplied by `scale`. `in_info`: it
+    lies in a step's info, not in its observation.
     """
 
     name: str
@@ -43,6 +44,7 @@ class NativeLeaf:
     axes: tuple[int, ...] = ()
     scale: float = 1.0
     offset: int = 0
+    in_info: bool = False
 
     @property
     def plain(self) -> bool:
@@ -51,9 +53,7 @@ class NativeLeaf:
 
     def pick(self, obs: Any) -> Any:
         """This observation's array in a nested observation. KeyError, IndexError."""
-        for key in self.path:
-            obs = obs[key]
-        return obs
+        return picked(obs, self.path)
 
     def converted(self, values: Any) -> np.ndarray:
         """Arrays [*batch, *shape] as the leaf's [*batch, *leaf.shape]. ValueError where the shape
@@ -137,9 +137,10 @@ def bound(values: Any) -> Bound:
 @dataclass(frozen=True)
 class NativeAction:
     """An action of `shape` and numpy `dtype` between `low` and `high` (one number each per element,
-    in row-major order); `discrete`: one integer from `low[0]` to `high[0]`.
+    in row-major order); `discrete`: integers without an order, which are chosen.
 
-    Policies act in `leaf`: float32 [A] in [-1, 1], affine to the bounds, or int64 from 0.
+    Policies act in `leaf`: float32 [A] in [-1, 1], affine to the bounds; choices count from 0, and
+    a single one is int64 [].
     """
 
     shape: tuple[int, ...]
@@ -148,26 +149,32 @@ class NativeAction:
     high: tuple[float, ...]
     discrete: bool = False
 
-    @property
+    @cached_property
     def leaf(self) -> Leaf:
-        if self.discrete:
+        if self.discrete and not self.shape:
             return Leaf((), "int64", 0, int(self.high[0] - self.low[0]))
-        return Leaf((math.prod(self.shape),), "float32", -1.0, 1.0)
+        return mixed_leaf(self.classes)
 
-    def native(self, action: Tensor, name: str = "the environment") -> np.ndarray:
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Classes of each element, 0 for a number."""
+        ends = zip(self.low, self.high, strict=True)
+        return tuple(int(high - low) + 1 if self.discrete else 0 for low, high in ends)
+
+    def native(self, action: Tensor, name: str = "the environment") -> Any:
         """Policy actions [B, A] (or int64 [B]) as the own array [B, *shape] of `name`.
 
         Values outside [-1, 1] are clipped, so that the native bounds always hold, and integers are
         rounded. NotFinite where one is NaN, which simulators would take for zero.
         """
-        if self.discrete:
-            return (action.numpy() + int(self.low[0])).astype(self.dtype, copy=False)
         values = action.detach().numpy()
         if not math.isfinite(values.sum()):
             raise NotFinite(f"{name}: the action is not finite; the run stops here")
+        low, high, middle, half = self._bounds
+        if self.discrete:
+            return (np.rint(values).reshape(-1, *self.shape) + low).astype(self.dtype)
         # Twice as fast as np.clip on a few numbers.
         values = np.minimum(np.maximum(values, -1.0), 1.0).reshape(-1, *self.shape)
-        low, high, middle, half = self._bounds
         values = values.astype(middle.dtype, copy=False)
         if self._is_unit:
             return values
@@ -176,16 +183,31 @@ class NativeAction:
             return np.rint(values).astype(self.dtype)
         return values
 
+    def one(self, native: Any, row: int) -> Any:
+        """The action of env `row` out of those of `native`."""
+        return native[row] if self.discrete else native[row, ...]
+
     def unit(self, native: Any) -> Tensor:
         """The environment's own actions [B, *shape] as policy actions [B, A] (or int64 [B]);
         beyond the bounds they are beyond [-1, 1]."""
         values = np.asarray(native)
-        if self.discrete:
-            return torch.from_numpy(values.astype(np.int64).reshape(-1) - int(self.low[0]))
         low, high = (np.asarray(end, np.float64) for end in (self.low, self.high))
-        half = np.where(high > low, (high - low) / 2, 1.0)
         flat = values.reshape(len(values), -1).astype(np.float64)
+        if self.discrete:
+            chosen = torch.from_numpy(flat - low)
+            return chosen.float() if self.shape else chosen[:, 0].long()
+        half = np.where(high > low, (high - low) / 2, 1.0)
         return torch.from_numpy(((flat - (low + high) / 2) / half).astype(np.float32))
+
+    def mask(self, given: Any) -> np.ndarray:
+        """A mask of the classes, one array or one for each choice, as [*batch, classes].
+        ValueError for another size."""
+        if isinstance(given, tuple | list) and np.ndim(given[0]):
+            array = np.concatenate([np.asarray(part) for part in given], -1)
+        else:
+            array = np.asarray(given)
+        total = sum(self.classes)
+        return array if array.shape[-1] == total else array.reshape(*array.shape[:-2], total)
 
     @cached_property
     def _bounds(self) -> tuple[np.ndarray, ...]:
@@ -203,6 +225,72 @@ class NativeAction:
         return float_kind and set(self.low) == {-1.0} and set(self.high) == {1.0}
 
 
+@dataclass(frozen=True)
+class NestedAction:
+    """An action of several `parts`, each at a path of keys (of a dict) and places (of a tuple).
+
+    Policies act in one vector `leaf` of the elements of all parts, in their order. Native actions
+    of B envs are one nested structure of arrays [B, ...].
+    """
+
+    parts: tuple[tuple[tuple[str | int, ...], NativeAction], ...]
+
+    @cached_property
+    def leaf(self) -> Leaf:
+        classes = tuple(count for _, part in self.parts for count in part.classes)
+        named = [("/".join(map(str, path)), len(part.classes)) for path, part in self.parts]
+        names = (
+            name if size == 1 else f"{name}/{place}"
+            for name, size in named
+            for place in range(size)
+        )
+        return mixed_leaf(classes, tuple(names))
+
+    def native(self, action: Tensor, name: str = "the environment") -> Any:
+        """As `NativeAction.native`, nested."""
+        columns = action.split([len(part.classes) for _, part in self.parts], 1)
+        return self._nested(
+            [part.native(c, name) for (_, part), c in zip(self.parts, columns, strict=True)]
+        )
+
+    def one(self, native: Any, row: int) -> Any:
+        """The action of env `row` out of those of `native`."""
+        return self._nested([part.one(picked(native, path), row) for path, part in self.parts])
+
+    def unit(self, native: Any) -> Tensor:
+        """As `NativeAction.unit`, of nested arrays."""
+        parts = [part.unit(picked(native, path)) for path, part in self.parts]
+        return torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
+
+    def mask(self, given: Any) -> np.ndarray:
+        """As `NativeAction.mask`; masks of several parts are nested as the action is."""
+        if isinstance(given, np.ndarray):
+            return given
+        masks = [part.mask(picked(given, path)) for path, part in self.parts if part.discrete]
+        return np.concatenate(masks, -1)
+
+    def _nested(self, values: Sequence[Any]) -> Any:
+        return nested([(path, value) for (path, _), value in zip(self.parts, values, strict=True)])
+
+
+def picked(values: Any, path: Sequence[str | int]) -> Any:
+    """What lies at `path` of nested mappings and tuples. KeyError, IndexError."""
+    for key in path:
+        values = values[key]
+    return values
+
+
+def nested(parts: Sequence[tuple[tuple[str | int, ...], Any]]) -> Any:
+    """Values by their path as nested dicts (keys) and tuples (places)."""
+    if len(parts) == 1 and not parts[0][0]:
+        return parts[0][1]
+    inside: dict[str | int, list[tuple[tuple[str | int, ...], Any]]] = {}
+    for (key, *rest), value in parts:
+        inside.setdefault(key, []).append((tuple(rest), value))
+    found = {key: nested(below) for key, below in inside.items()}
+    return tuple(found.values()) if isinstance(next(iter(found)), int) else found
+
+
 def native_action(shape: Sequence[int], dtype: str, low: Any, high: Any, name: str) -> NativeAction:
     """The action of a box between `low` and `high`. ValueError where one is infinite: nothing says
     what 1.0 should mean."""
@@ -217,9 +305,13 @@ def native_action(shape: Sequence[int], dtype: str, low: Any, high: Any, name: s
     return NativeAction(tuple(shape), str(np.dtype(dtype)), low, high)
 
 
-def discrete_action(first: int, count: int, dtype: str = "int64") -> NativeAction:
-    """One of `count` integers from `first`."""
-    return NativeAction((), str(np.dtype(dtype)), (first,), (first + count - 1,), discrete=True)
+def discrete_action(
+    first: Any, count: Any, dtype: str = "int64", shape: Sequence[int] = ()
+) -> NativeAction:
+    """Choices [*shape], each of `count` integers from `first` (numbers, or arrays of them)."""
+    low, many = (np.broadcast_to(each, shape).flatten().tolist() for each in (first, count))
+    high = tuple(start + size - 1 for start, size in zip(low, many, strict=True))
+    return NativeAction(tuple(shape), str(np.dtype(dtype)), tuple(low), high, discrete=True)
 
 
 @dataclass(frozen=True)
@@ -227,7 +319,7 @@ class Native:
     """The foreign side of a Spec."""
 
     obs: tuple[NativeLeaf, ...]
-    act: NativeAction
+    act: NativeAction | NestedAction
 
     @classmethod
     def of(cls, spec: Spec) -> Native | None:
@@ -246,28 +338,30 @@ class Native:
             )
             for data in spec.native["obs"]
         )
-        data = spec.native["act"]
-        lists = {key: tuple(data[key]) for key in ("shape", "low", "high")}
-        act = NativeAction(**{**data, **lists})
+        act = _action(spec.native["act"])
         return cls(obs, act) if act.leaf == spec.act else None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for `Spec.native`."""
         obs = [{**vars(entry), "leaf": entry.leaf.to_json()} for entry in self.obs]
-        fields = ("shape", "dtype", "low", "high", "discrete")
-        return {"obs": obs, "act": {key: getattr(self.act, key) for key in fields}}
+        return {"obs": obs, "act": _described(self.act)}
 
     def spec(self, dt: float, text: str = "") -> Spec:
         """The Spec of this environment, with control period `dt` (s)."""
         obs = {entry.name: entry.leaf for entry in self.obs}
         return Spec(obs, self.act.leaf, dt, text=text, native=self.to_json())
 
-    def tensors(self, obs: Any, names: Sequence[str]) -> tuple[Tensors, bool]:
-        """The leaves `names` of one of the environment's own observations, or of a batch, as
-        tensors [n, ...]; and whether it was a single one. KeyError for one that is not there,
-        ValueError for a shape that does not fit."""
+    def tensors(self, obs: Any, names: Sequence[str], info: Any = None) -> tuple[Tensors, bool]:
+        """The leaves `names` of one of the environment's own observations and its `info`, or of a
+        batch, as tensors [n, ...]; and whether it was a single one. KeyError for one that is not
+        there, ValueError for a shape that does not fit."""
         entries = {entry.name: entry for entry in self.obs}
-        values = {name: np.asarray(entries[name].pick(obs)) for name in names}
+        values = {
+            name: np.asarray(
+                self.act.mask(info[MASK]) if entries[name].in_info else entries[name].pick(obs)
+            )
+            for name in names
+        }
         single = all(value.ndim == len(entries[name].shape) for name, value in values.items())
         return {
             name: torch.from_numpy(
@@ -275,3 +369,22 @@ class Native:
             )
             for name, value in values.items()
         }, single
+
+
+def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
+    if isinstance(action, NestedAction):
+        return {"parts": [[path, _described(part)] for path, part in action.parts]}
+    fields = ("shape", "dtype", "low", "high", "discrete")
+    return {key: getattr(action, key) for key in fields}
+
+
+def _action(data: dict[str, Any]) -> NativeAction | NestedAction:
+    """The inverse of `_described`."""
+    if "parts" in data:
+        parts = tuple((tuple(path), NativeAction(**_tuples(part))) for path, part in data["parts"])
+        return NestedAction(parts)
+    return NativeAction(**_tuples(data))
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, **{key: tuple(data[key]) for key in ("shape", "low", "high")}}

@@ -83,7 +83,8 @@ class Policy(nn.Module):
         return obs, carry
 
     def act(self, obs: Tensors, carry: Tensors, noise: Tensor) -> tuple[Tensor, Tensors]:
-        """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] if discrete), and the next carry."""
+        """Actions [n, chunk, A] in [-1, 1] (int64 [n, chunk] if discrete), and the next carry.
+        Elements that are choices (`Leaf.classes`) are the number of a class."""
         raise NotImplementedError(f"{type(self).__name__} does not implement act")
 
     def loss(self, batch: Tensors) -> Tensor:
@@ -177,6 +178,9 @@ def policies_in(policy: Policy) -> list[tuple[str, Policy]]:
 
 
 def require_continuous(spec: Spec) -> None:
-    """Raise ConfigError if actions are discrete."""
-    if spec.act.dtype != "float32":
-        raise ConfigError("this policy needs continuous actions, not discrete ones")
+    """Raise ConfigError if actions, or some of their elements, are choices."""
+    if not spec.act.is_continuous:
+        raise ConfigError(
+            "this policy needs continuous actions, not choices: policy=categorical, with "
+            "learner=ppo or learner=imitate"
+        )

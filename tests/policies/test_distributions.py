@@ -300,7 +300,7 @@ def test_probabilities_are_those_of_torch(discrete: Categorical) -> None:
 def test_gumbel_noise_draws_from_the_distribution(discrete: Categorical) -> None:
     one = {"cells": cells(1)["cells"].expand(40_000, 2, 2)}
     action, _ = discrete.act(one, {}, discrete.sample_noise(40_000, explore=True))
-    probability = discrete(one)[0].exp()
+    probability = discrete(one)[0][0, :, 0].exp()
     for step in range(2):
         share = torch.bincount(action[:, step], minlength=5) / 40_000
         assert (share - probability[step]).abs().max() < 0.012  # over four deviations
