@@ -78,11 +78,16 @@ def _leaf(space: spaces.Space, named: str, path: tuple[str | int, ...], name: st
 
 def action_of(space: spaces.Space, name: str) -> NativeAction | NestedAction:
     """The environment's own action. ValueError for an infinite bound or another kind of space."""
-    if isinstance(space, spaces.Tuple | spaces.Dict):
-        parts = tuple(_action_parts(space, (), name))
-        if not parts:
-            raise ValueError(f"{name}: the action space {space} is empty")
-        return NestedAction(parts)
+    if not isinstance(space, spaces.Tuple | spaces.Dict):
+        return array_action_of(space, name)
+    parts = tuple(_action_parts(space, (), name))
+    if not parts:
+        raise ValueError(f"{name}: the action space {space} is empty")
+    return NestedAction(parts)
+
+
+def array_action_of(space: spaces.Space, name: str) -> NativeAction:
+    """As `action_of`; ValueError for a Tuple and a Dict too."""
     dtype = str(space.dtype or "int64")
     if isinstance(space, spaces.Discrete):
         return discrete_action(int(space.start), int(space.n), dtype)
@@ -93,8 +98,8 @@ def action_of(space: spaces.Space, name: str) -> NativeAction | NestedAction:
     if not isinstance(space, spaces.Box):
         raise ValueError(
             f"{name}: actions of type {type(space).__name__} are not supported; wrap the "
-            "environment so that they are Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or "
-            "Dict of them"
+            "environment so that they are Box, Discrete, MultiDiscrete, MultiBinary, or (env=gym) "
+            "a Tuple or Dict of them"
         )
     return native_action(space.shape, str(space.dtype), space.low, space.high, name)
 
@@ -102,14 +107,12 @@ def action_of(space: spaces.Space, name: str) -> NativeAction | NestedAction:
 def _action_parts(
     space: spaces.Space, path: tuple[str | int, ...], name: str
 ) -> Iterator[tuple[tuple[str | int, ...], NativeAction]]:
-    if isinstance(space, spaces.Tuple | spaces.Dict):
-        below = space.spaces
-        for key, part in below.items() if isinstance(below, Mapping) else enumerate(below):
-            yield from _action_parts(part, (*path, key), name)
+    if not isinstance(space, spaces.Tuple | spaces.Dict):
+        yield path, array_action_of(space, name)
         return
-    part = action_of(space, name)
-    assert isinstance(part, NativeAction)
-    yield path, part
+    below = space.spaces
+    for key, part in below.items() if isinstance(below, Mapping) else enumerate(below):
+        yield from _action_parts(part, (*path, key), name)
 
 
 def space_of(leaf: Leaf) -> spaces.Space:

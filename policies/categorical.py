@@ -62,8 +62,9 @@ class Categorical(MlpPolicy):
     def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
         """Log-probabilities [n, chunk, m, K] of all classes, and means [n, chunk, c]."""
         logits, mean = self._parts(self.net(self.encoder(obs)).view(-1, self.chunk, self.width))
-        allowed = self.choices.allowed(obs)
-        return functional.log_softmax(logits.masked_fill(~allowed, FORBIDDEN), 3), mean
+        if self.choices.limited:
+            logits = logits.masked_fill(~self.choices.allowed(obs), FORBIDDEN)
+        return functional.log_softmax(logits, 3), mean
 
     def initial(self, n: int) -> Tensors:
         if self.log_std is None:

@@ -191,7 +191,10 @@ def export_command(args: argparse.Namespace) -> None:
     if args.crazyflie:
         made.append(write_crazyflie(decision, about, trained_on(Path(args.path)), folder))
     print(f"inputs    {', '.join(inputs_of(decision))}; noise: {about['noise']}")
-    print(f"output    actions [n, {about['chunk']}, {decision.policy.spec.act.size}] in [-1, 1]")
+    act = decision.policy.spec.act
+    kind = "in [-1, 1]" if act.is_continuous else f"of {list(act.choices)} classes (0: a number)"
+    shape = ", ".join(map(str, ("n", about["chunk"], *act.shape)))
+    print(f"output    actions [{shape}] {kind}")
     for export in made:
         size = f"{export.path.stat().st_size / 1000:,.0f} kB"
         found = "not compared" if export.difference is None else f"{export.difference:.1e}"

@@ -49,6 +49,7 @@ class Choices(nn.Module):
         start = (count.cumsum(0) - count)[:, None]
         places = torch.arange(self.most)
         real = places < count[:, None]
+        self.limited = self.masked or not bool(real.all())  # some classes cannot be chosen
         chosen = [i for i, many in enumerate(classes) if many]
         place = torch.tensor([*chosen, *(i for i, many in enumerate(classes) if not many)])
         parts = {"count": count, "real": real, "index": torch.where(real, start + places, 0)}

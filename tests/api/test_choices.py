@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from gymnasium import spaces
 
 import embodied as em
+from embodied.checks.env import CHECKS, EnvSubject
 from embodied.core.build import ConfigError
 from embodied.core.choices import Choices
-from embodied.core.errors import ContractError
+from embodied.core.env_contract import require_start
+from embodied.core.errors import ContractError, NotApplicable
 from embodied.core.spec import MASK, Leaf, Spec, mixed_leaf
 from embodied.datasets.lerobot.reader import EpisodeWriter
+from embodied.envs.gym_object import register
 from embodied.export.decision import Decision, facts
 from embodied.export.onnx import write_onnx
-from tests.builders import make_policy, python, recorded
+from tests.builders import make_policy, node_of, python, recorded
 from tests.toy_envs import Forbidden, Lock, batched
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -186,6 +190,16 @@ def test_what_cannot_choose_says_what_can(tmp_path: Path) -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
     numbers = em.make_env(lambda: Lock(spaces.Dict({"a": box, "b": box})))
     assert numbers.spec.act.is_continuous and make_policy("gaussian.Gaussian", numbers.spec)
+
+
+@pytest.mark.parametrize("kind", ["Discrete", "Dict"])
+def test_the_checks_of_environments_keep_to_the_mask(kind: str) -> None:
+    subject = EnvSubject(node_of("envs.gym.Gym", id=register(lambda: lock(kind, "info"))))
+    for check in CHECKS:
+        with suppress(NotApplicable):
+            check(subject)
+    require_start(subject.env, 0)
+    subject.close()
 
 
 @pytest.mark.parametrize(("wrong", "line"), [(np.zeros, "allows nothing"), (None, "has no action")])

@@ -59,6 +59,10 @@ def read(path: Path, dt: float | None, bounds: Bounds) -> tuple[Spec, Iterator[R
 def _action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAction | NestedAction:
     if space.get("type") in ("Tuple", "Dict"):
         return NestedAction(tuple(_parts(space, (), bounds, folder)))
+    return _array_action(space, bounds, folder)
+
+
+def _array_action(space: Mapping[str, Any], bounds: Bounds, folder: Path) -> NativeAction:
     if space.get("type") == "Discrete":
         return discrete_action(int(space.get("start", 0)), int(space["n"]))
     if space.get("type") == "MultiDiscrete":
@@ -91,9 +95,7 @@ def _parts(
 ) -> Iterator[tuple[tuple[str | int, ...], NativeAction]]:
     """The parts of a Tuple or Dict of actions, by their path."""
     if space.get("type") not in ("Tuple", "Dict"):
-        part = _action(space, bounds, folder)
-        assert isinstance(part, NativeAction)
-        yield path, part
+        yield path, _array_action(space, bounds, folder)
         return
     below = space["subspaces"]
     for key, part in below.items() if isinstance(below, Mapping) else enumerate(below):
