@@ -120,7 +120,7 @@ def space_of(leaf: Leaf) -> spaces.Space:
     if leaf.classes:
         if 0 in leaf.classes:
             raise ValueError("an action of choices and numbers is no single Gymnasium space")
-        return spaces.MultiDiscrete(leaf.classes)
+        return spaces.MultiDiscrete([*leaf.classes])
     if leaf.dtype == "int64" and not leaf.shape:
         low, high = leaf.low, leaf.high
         if not isinstance(low, int | float) or not isinstance(high, int | float):

@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodied.core.env import NotFinite
@@ -194,18 +195,18 @@ class NativeAction:
         low, high = (np.asarray(end, np.float64) for end in (self.low, self.high))
         flat = values.reshape(len(values), -1).astype(np.float64)
         if self.discrete:
-            chosen = torch.from_numpy(flat - low)
+            chosen = torch.from_numpy(flat - low)  # pyright: ignore[reportUnknownMemberType]
             return chosen.float() if self.shape else chosen[:, 0].long()
         half = np.where(high > low, (high - low) / 2, 1.0)
-        return torch.from_numpy(((flat - (low + high) / 2) / half).astype(np.float32))
+        unit = ((flat - (low + high) / 2) / half).astype(np.float32)
+        return torch.from_numpy(unit)  # pyright: ignore[reportUnknownMemberType]
 
-    def mask(self, given: Any) -> np.ndarray:
+    def mask(self, given: Any) -> NDArray[Any]:
         """A mask of the classes, one array or one for each choice, as [*batch, classes].
         ValueError for another size."""
-        if isinstance(given, tuple | list) and np.ndim(given[0]):
-            array = np.concatenate([np.asarray(part) for part in given], -1)
-        else:
-            array = np.asarray(given)
+        parts = cast(Sequence[Any], given)
+        several = isinstance(given, tuple | list) and np.ndim(parts[0])
+        array: NDArray[Any] = np.concatenate(parts, -1) if several else np.asarray(parts)
         total = sum(self.classes)
         return array if array.shape[-1] == total else array.reshape(*array.shape[:-2], total)
 
@@ -248,7 +249,8 @@ class NestedAction:
 
     def native(self, action: Tensor, name: str = "the environment") -> Any:
         """As `NativeAction.native`, nested."""
-        columns = action.split([len(part.classes) for _, part in self.parts], 1)
+        sizes = [len(part.classes) for _, part in self.parts]
+        columns = cast(tuple[Tensor, ...], action.split(sizes, 1))  # pyright: ignore
         return self._nested(
             [part.native(c, name) for (_, part), c in zip(self.parts, columns, strict=True)]
         )
@@ -262,10 +264,10 @@ class NestedAction:
         parts = [part.unit(picked(native, path)) for path, part in self.parts]
         return torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
 
-    def mask(self, given: Any) -> np.ndarray:
+    def mask(self, given: Any) -> NDArray[Any]:
         """As `NativeAction.mask`; masks of several parts are nested as the action is."""
         if isinstance(given, np.ndarray):
-            return given
+            return cast(NDArray[Any], given)
         masks = [part.mask(picked(given, path)) for path, part in self.parts if part.discrete]
         return np.concatenate(masks, -1)
 
@@ -326,18 +328,7 @@ class Native:
         """The foreign side of `spec`; None where it has none, or its actions are others by now."""
         if not spec.native:
             return None
-        obs = tuple(
-            NativeLeaf(
-                **{
-                    **data,
-                    "path": tuple(data["path"]),
-                    "shape": tuple(data["shape"]),
-                    "axes": tuple(data["axes"]),
-                    "leaf": Leaf.from_json(data["leaf"]),
-                }
-            )
-            for data in spec.native["obs"]
-        )
+        obs = tuple(map(_leaf, spec.native["obs"]))
         act = _action(spec.native["act"])
         return cls(obs, act) if act.leaf == spec.act else None
 
@@ -363,12 +354,11 @@ class Native:
             for name in names
         }
         single = all(value.ndim == len(entries[name].shape) for name, value in values.items())
-        return {
-            name: torch.from_numpy(
-                np.ascontiguousarray(entries[name].converted(value[None] if single else value))
-            )
-            for name, value in values.items()
-        }, single
+        batch: Tensors = {}
+        for name, value in values.items():
+            rows = np.ascontiguousarray(entries[name].converted(value[None] if single else value))
+            batch[name] = torch.from_numpy(rows)  # pyright: ignore[reportUnknownMemberType]
+        return batch, single
 
 
 def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
@@ -381,10 +371,20 @@ def _described(action: NativeAction | NestedAction) -> dict[str, Any]:
 def _action(data: dict[str, Any]) -> NativeAction | NestedAction:
     """The inverse of `_described`."""
     if "parts" in data:
-        parts = tuple((tuple(path), NativeAction(**_tuples(part))) for path, part in data["parts"])
-        return NestedAction(parts)
-    return NativeAction(**_tuples(data))
+        parts = [(tuple(path), _array_action(part)) for path, part in data["parts"]]
+        return NestedAction(tuple(parts))
+    return _array_action(data)
 
 
-def _tuples(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, **{key: tuple(data[key]) for key in ("shape", "low", "high")}}
+def _array_action(data: dict[str, Any]) -> NativeAction:
+    return NativeAction(**_tuples(data, "shape", "low", "high"))
+
+
+def _leaf(data: dict[str, Any]) -> NativeLeaf:
+    fields = _tuples(data, "path", "shape", "axes")
+    fields["leaf"] = Leaf.from_json(data["leaf"])
+    return NativeLeaf(**fields)
+
+
+def _tuples(data: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {**data, **{key: tuple(data[key]) for key in keys}}

@@ -45,6 +45,7 @@ from embodied.core.native import (
     Native,
     NativeAction,
     NativeLeaf,
+    NestedAction,
     discrete_action,
     native_action,
     native_leaf,
@@ -358,6 +359,7 @@ class ProcessEnv(VecEnv):
 
     def _layout(self) -> list[tuple[str, str, list[int]]]:
         n, act = self.num_envs, self.spec.act if self.native is None else self.native.act
+        assert not isinstance(act, NestedAction)  # a worker describes one array
         parts = {name: (leaf.dtype, leaf.shape) for name, leaf in self.spec.obs.items()}
         if self.native is not None:
             parts = {each.name: (each.dtype, each.shape) for each in self.native.obs}
