@@ -145,6 +145,14 @@ def test_each_allowed_class_is_as_likely_for_the_random_policy() -> None:
     assert drawn[:, 1].min() < -0.99 and drawn[:, 1].max() > 0.99
 
 
+def test_an_action_is_split_joined_and_one_hot() -> None:
+    choices = Choices(Spec({"state": Leaf((1,))}, mixed_leaf((0, 3, 2)), 0.1))
+    action = torch.tensor([[0.4, 2.0, 0.0]])
+    choice, numbers = choices.split(action)
+    assert choice.tolist() == [[2, 0]] and torch.equal(choices.join(choice, numbers), action)
+    assert torch.equal(choices.one_hot(action), torch.tensor([[0, 0, 1, 1, 0, 0.4]]))
+
+
 @pytest.mark.parametrize("kind", SPACES)
 def test_behaviour_cloning_of_recorded_choices(kind: str, tmp_path: Path) -> None:
     env = lock(kind)
