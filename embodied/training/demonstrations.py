@@ -15,10 +15,11 @@ from embodied.buffers.trajectory_columns import columns_of_episodes
 from embodied.buffers.weighted import Weighted, Weights
 from embodied.core import distributed
 from embodied.core.build import ConfigError, build
+from embodied.core.choices import Choices
 from embodied.core.env import VecEnv
 from embodied.core.policy import Policy
 from embodied.core.reward import extra_columns
-from embodied.core.spec import Spec, SpecMismatch, require_same
+from embodied.core.spec import MASK, Spec, SpecMismatch, require_same
 from embodied.core.tensors import Tensors, history_steps, length, nest, take, under
 from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.reader import Episodes, read_episodes
@@ -70,6 +71,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         own = torch.full((int(part.length.sum()),), number)
         parts.append(with_steps(part, {SOURCE: own}))
     episodes = joined(parts)
+    _require_allowed(episodes)
     if config.demo_policy_steps:
         if INTERVENED not in episodes.steps:
             raise ConfigError(
@@ -79,6 +81,22 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
         steps = {key: value for key, value in episodes.steps.items() if key != INTERVENED}
         episodes = replace(episodes, steps=steps)
     return episodes if env is not None else replace(episodes, spec=own_spec(episodes))
+
+
+def _require_allowed(episodes: Episodes) -> None:
+    """ConfigError where a recorded action is one that its mask forbids: no policy can take it."""
+    choices, steps = Choices(episodes.spec), episodes.steps
+    if not choices.masked:
+        return
+    chosen, _ = choices.split(steps["action"][:, None])
+    allowed = choices.allowed(under(steps, "obs")).gather(3, chosen[..., None])
+    wrong = (~allowed).flatten(1).any(1).nonzero().flatten()
+    if len(wrong):
+        episode = int((episodes.length.cumsum(0) <= wrong[0]).sum())
+        raise ConfigError(
+            f"{len(wrong)} recorded actions are ones that obs/{MASK} of their step forbids, the "
+            f"first in episode {episode}: record the mask that was there before the action"
+        )
 
 
 def own_spec(episodes: Episodes) -> Spec:

@@ -182,6 +182,19 @@ def test_an_exported_policy_chooses_the_same(kind: str, mask: str, tmp_path: Pat
         obs = env.step(found[:, 0]).obs  # raises Forbidden
 
 
+def test_a_recorded_action_that_its_mask_forbids_is_one_line(tmp_path: Path) -> None:
+    env, spec = lock("Discrete", "obs"), em.make_env(lambda: lock("Discrete", "obs")).spec
+    mask = torch.ones(11, 5)
+    right = env.act.unit(batched(env.action_space, [env.right] * 10))
+    with EpisodeWriter(tmp_path / "demos", spec) as writer:
+        writer.add(recorded({"state": torch.zeros(11, 1), MASK: mask}, right))
+        mask[3] -= torch.nn.functional.one_hot(right[3], 5)
+        writer.add(recorded({"state": torch.zeros(11, 1), MASK: mask}, right))
+    given = {"learner": "imitate", "demos": str(tmp_path / "demos")}
+    with pytest.raises(ConfigError, match=r"1 recorded actions are ones .* in episode 1: record"):
+        trained("Discrete", "obs", tmp_path / "run", steps=10, **given)
+
+
 def test_what_cannot_choose_says_what_can(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'Sac needs continuous actions.* learner="ppo"'):
         em.train(env=lambda: lock("Tuple"), learner="sac", out=str(tmp_path / "a"))
