@@ -175,12 +175,3 @@ def policies_in(policy: Policy) -> list[tuple[str, Policy]]:
     """The policy itself and those inside of it, by the name of their submodule."""
     modules = cast(list[tuple[str, nn.Module]], list(policy.named_modules()))  # pyright: ignore
     return [(name, part) for name, part in modules if isinstance(part, Policy)]
-
-
-def require_continuous(spec: Spec) -> None:
-    """Raise ConfigError if actions, or some of their elements, are choices."""
-    if not spec.act.is_continuous:
-        raise ConfigError(
-            "this policy needs continuous actions, not choices: policy=categorical, with "
-            "learner=ppo or learner=imitate"
-        )

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from embodied.core.bounds import CountOrZero, Positive
-from embodied.core.policy import require_continuous
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, where
+from embodied.policies.encoded import require_continuous
 from embodied.policies.steering import steered
 
 
