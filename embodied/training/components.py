@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +36,7 @@ BUILDERS = {
     "on_policy": "embodied.training.on_policy.build_on_policy",
 }
 """The function that builds the loop of a regime; a run imports its own only."""
+AFTER_EVALUATION = 7_000_003  # added to the seeds of the episodes after a shared evaluation
 
 
 class BestPolicy:
@@ -139,18 +139,20 @@ class RunComponents:
         if isinstance(self.config.data, OffPolicy) and self.config.data.actors:
             loop = cast("OffPolicyLoop", self.loop)
             return cast("ActorPool", loop.collector).evaluate(step)
-        return self.evaluation(self.policy, step)
+        result = self.evaluation(self.policy, step)
+        if self.config.eval.shared:
+            self.loop.restart(AFTER_EVALUATION + self.config.seed + step)
+        return result
 
     def record_videos(self, folder: Path) -> None:
         """Write one successful and one failed evaluation episode as MP4, if the env renders."""
-        if self.config.env is None:
+        if self.evaluation is None:
             return
         from embodied.evaluation.evaluate import evaluate, film
         from embodied.evaluation.video import write_mp4
 
         settings, execute = self.config.eval, self.config.execute
-        node = self.config.environment | {"num_envs": min(8, settings.episodes)}
-        with closing(build(node, VecEnv)) as env:
+        with self.evaluation.another(min(8, settings.episodes)) as env:
             try:
                 env.reset(settings.seed)
                 env.render(0)
@@ -168,16 +170,15 @@ class RunComponents:
     def write_reward_components(self, folder: Path) -> None:
         """Write the reward's components over one evaluation episode, if it has components."""
         reward = None if self.loop.rewards is None else self.loop.rewards.reward
-        if self.config.env is None or not isinstance(reward, HasComponents):
+        if self.evaluation is None or not isinstance(reward, HasComponents):
             return
         from embodied.training.reward_components import write_terms
 
         settings = self.config.eval
-        env = build(self.config.environment | {"num_envs": min(8, settings.episodes)}, VecEnv)
         self.policy.eval()
         gamma, execute = self.learner.gamma, self.config.execute
-        write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
-        env.close()
+        with self.evaluation.another(min(8, settings.episodes)) as env:
+            write_terms(folder, reward, self.policy, env, gamma, settings.seed, execute)
 
     def save(self, folder: Path, step: int, metrics: dict[str, float]) -> None:
         """Save a checkpoint; older ones lose the loop state, which only resuming needs.
@@ -255,7 +256,7 @@ def make_env(config: RunConfig, kernels: Kernels) -> VecEnv:
     data, node = config.data, config.environment
     if not isinstance(data, OffPolicy) or not data.actors:
         env = build(node, VecEnv)
-        require_start(env, config.seed)
+        require_start(env, config.seed, teaches=config.teacher is not None)
         return env
     if distributed.world() > 1:
         raise ConfigError("actor processes collect for one learner; with torchrun: data.actors=0")

@@ -63,10 +63,23 @@ class Unseeded(Sound):
         return self.observe(), {}
 
 
+class Random(Sound):
+    """Draws from a generator that no seed reaches in each step."""
+
+    def step(self, action: Any) -> Any:
+        self.place = self.place + np.random.uniform(-0.1, 0.1, 2)
+        return super().step(action)
+
+
+class NoSpaces(gym.Env[Any, Any]):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+
 class NoSeed(Sound):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
 
 
-for _kind in (Sound, *Sound.__subclasses__()):
+for _kind in (Sound, NoSpaces, *Sound.__subclasses__()):
     gym.register(f"{_kind.__name__}-v0", entry_point=f"{__name__}:{_kind.__name__}")
