@@ -158,7 +158,7 @@ class Gym(VecEnv):
             result: Any = env.step(native[row])
             try:
                 obs, gain, over, late, info = result
-                reward[row] = gain
+                reward[row] = float(gain) if gain is None else gain  # numpy takes None for NaN
                 terminated[row] = over
                 truncated[row] = late and not over
             except (TypeError, ValueError) as error:

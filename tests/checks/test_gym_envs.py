@@ -14,6 +14,7 @@ from tests.checks import wrong_gym_envs as wrong
 WRONG = [
     (wrong.RewardArray, "reward is of shape [1], should be a number: write reward.item()"),
     (wrong.RewardColumn, "reward is of shape [1, 1], should be a number"),
+    (wrong.RewardNone, "reward is None, should be a number"),
     (wrong.RewardNan, "reward is not finite"),
     (wrong.RewardText, "reward is str, should be a number"),
     (wrong.ObsNan, "state is not finite"),

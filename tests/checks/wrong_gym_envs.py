@@ -39,6 +39,7 @@ def wrong(name: str, **parts: Any) -> type[Sound]:
 RewardArray = wrong("RewardArray", reward=lambda self: np.array([-1.0]))
 RewardColumn = wrong("RewardColumn", reward=lambda self: np.array([[-1.0]]))
 RewardNan = wrong("RewardNan", reward=lambda self: float("nan"))
+RewardNone = wrong("RewardNone", reward=lambda self: None)
 RewardText = wrong("RewardText", reward=lambda self: "much")
 ObsNan = wrong("ObsNan", observe=lambda self: np.array([np.nan, 0], np.float32))
 ObsShape = wrong("ObsShape", observe=lambda self: np.zeros(3, np.float32))
