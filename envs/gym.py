@@ -158,7 +158,9 @@ class Gym(VecEnv):
             result: Any = env.step(native[row])
             try:
                 obs, gain, over, late, info = result
-                reward[row] = float(gain) if gain is None else gain  # numpy takes None for NaN
+                if gain is None:  # numpy takes it for NaN
+                    raise TypeError("no reward")
+                reward[row] = gain
                 terminated[row] = over
                 truncated[row] = late and not over
             except (TypeError, ValueError) as error:

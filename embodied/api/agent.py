@@ -24,10 +24,9 @@ from embodied.core.tensors import Tensors
 if TYPE_CHECKING:
     import gymnasium
 
-EnvLike: TypeAlias = (
-    "str | Mapping[str, Any] | VecEnv | gymnasium.Env[Any, Any] "
-    "| Callable[[], gymnasium.Env[Any, Any]]"
-)
+    GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+
+EnvLike: TypeAlias = "str | Mapping[str, Any] | VecEnv | GymEnv | Callable[[], GymEnv]"
 """The name of an environment (`em.list("env")`) or a Gymnasium id, or a mapping with its `name` and
 settings; a Gymnasium environment, or a function that makes one; an environment that `make_env`
 made."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -268,7 +268,7 @@ def _settings_words(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
         chosen = key in GROUPS and value is not None
-        words += choice_words(key, value) if chosen else as_words("", {key: value})
+        words += choice_words(key, cast(Choice, value)) if chosen else as_words("", {key: value})
     return words
 
 
