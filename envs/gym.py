@@ -88,8 +88,20 @@ class Gym(VecEnv):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.num_envs = config.num_envs
-        self.envs = [self.make_one() for _ in range(config.num_envs)]
-        first = self.envs[0]
+        self.envs: list[gymnasium.Env] = []
+        try:
+            for _ in range(config.num_envs):
+                self.envs.append(self.make_one())
+            self._read_spaces(self.envs[0])
+        except Exception:
+            self.close()
+            raise
+        self._now: Tensors = {}
+        self._dtypes_checked = False
+        self._knows_success = False
+
+    def _read_spaces(self, first: gymnasium.Env) -> None:
+        config = self.config
         self._action = action_of(first.action_space, config.id)
         self._entries = self.named_entries(first.observation_space)
         self._plans = [(e.name, e, e.leaf.shape, np.dtype(e.leaf.dtype)) for e in self._entries]
@@ -98,9 +110,6 @@ class Gym(VecEnv):
         self._tasks = task_space(first, config.id)
         task = None if self._tasks is None else Leaf(self._tasks.shape, low=0.0, high=1.0)
         self.spec = replace(spec, task=task)
-        self._now: Tensors = {}
-        self._dtypes_checked = False
-        self._knows_success = False
 
     def make_one(self) -> gymnasium.Env:
         """One of the environments."""

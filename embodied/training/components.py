@@ -14,7 +14,7 @@ from embodied.core import checkpoint, distributed
 from embodied.core.build import ConfigError, build
 from embodied.core.device import pick_device, rng_state, set_rng_state
 from embodied.core.env import HasNativeCode, VecEnv
-from embodied.core.env_contract import require_start
+from embodied.core.env_contract import innermost, require_start
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.reward import HasComponents
 from embodied.core.wrapper import find_protocol
@@ -77,6 +77,16 @@ class RunComponents:
             saved = checkpoint.read_about(config.resume).get("kernels") or Kernels().saved()
         self.kernels = choose(self.device, config.deterministic, saved)
         self.env = None if config.env is None else make_env(config, self.kernels)
+        try:
+            self._build()
+        except BaseException:
+            if self.env is not None:
+                self.env.close()
+            raise
+
+    def _build(self) -> None:
+        """Policy, learner, loop and evaluation."""
+        config = self.config
         self.episodes: Episodes | None = None
         if config.demos is not None:
             from embodied.training.demonstrations import read_demonstrations
@@ -118,10 +128,15 @@ class RunComponents:
         return "; ".join(parts)
 
     def close(self) -> None:
-        """Close the environments of training and evaluation, if there are any."""
-        for env in (self.env, self.evaluation):
-            if env is not None:
-                env.close()
+        """Close the environments of training, evaluation and teacher, if there are any."""
+        second = getattr(self.loop, "second_agent", None)
+        estimator = getattr(self.loop.teacher, "student", None)
+        parts = [estimator, self.evaluation, self.env]
+        if second is not None and innermost(second.loop.collector.env) is not self.env:
+            parts.append(second.loop.collector.env)
+        for part in parts:
+            if part is not None:
+                part.close()
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Success rate and return on held-out initial states, or held-out tasks; without an

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -151,6 +152,8 @@ def test_one_object_is_stepped_itself_and_stays_open_and_copies_are_closed(tmp_p
 def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
     """Trained, evaluated in between and filmed, all in the one object."""
     env, before = Counted(), Counted.made
+    with pytest.raises(ConfigError, match="log-probabilities"):  # a refused run gives it back, too
+        em.train(env=env, num_envs=1, learner="ppo", policy="gaussian", **SMALL)
     for learner in ("ppo", "sac"):
         steps = {"steps": 120, "eval_every": 50, "eval": {"episodes": 2}}
         out = str(tmp_path / learner)
@@ -164,6 +167,26 @@ def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval.shared .* has 2 parallel .*: eval.num_envs=2"):
         shared = {"eval.shared": True, "eval.num_envs": 1, "env.num_envs": 2}
         em.train(env=env, learner="ppo", out=str(tmp_path / "two"), **shared, **SMALL)
+
+
+class Tasked(Counted):
+    task_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x = self.x if options is None else float(options["task"][0])
+        return self._obs(), {}
+
+
+def test_a_teacher_chooses_tasks_of_a_gymnasium_environment_and_all_are_closed(
+    tmp_path: Path,
+) -> None:
+    teacher = {"name": "selfpaced", "value": "critic", "returns": [-20, 0]}
+    out = tmp_path / "run"
+    em.train(env=Tasked, num_envs=2, learner="ppo", teacher=teacher, out=str(out), **SMALL)
+    rows = [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
+    assert rows and all(0 <= row["task"][0] <= 1 and row["length"] == 20 for row in rows)
+    assert Tasked.made == Tasked.closed > 2
 
 
 def test_what_is_no_single_environment_is_said_in_one_line() -> None:
