@@ -62,7 +62,7 @@ def free_bytes(device: torch.device) -> int:
         folder = Path("/sys/fs/cgroup") / group.lstrip("/")
         most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
         facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return min(free, most - used + int(facts["inactive_file"]))
+        return max(0, min(free, most - used + int(facts["inactive_file"])))
     except (OSError, ValueError, KeyError):  # no limit, or none that can be read
         return free
 

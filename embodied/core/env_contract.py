@@ -320,7 +320,8 @@ def require_ends(env: VecEnv, seed: int, steps: int, seconds: float) -> None:
     """An episode ends in `steps` steps of random actions; at most `seconds` are spent on it."""
     env.reset(seed)
     since = time.monotonic()
-    for action in random_actions(env, steps, seed=1):
+    for at in range(steps):
+        (action,) = random_actions(env, 1, seed=at)
         if env.step(action).ended.any() or time.monotonic() - since > seconds:
             return
     wrong(env, endless(steps))

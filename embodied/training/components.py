@@ -131,10 +131,10 @@ class RunComponents:
         """Close the environments of training, evaluation and teacher, if there are any."""
         second = getattr(self.loop, "second_agent", None)
         estimator = getattr(self.loop.teacher, "student", None)
-        parts = [estimator, self.evaluation, self.env]
-        if second is not None and innermost(second.loop.collector.env) is not self.env:
-            parts.append(second.loop.collector.env)
-        for part in parts:
+        theirs = None if second is None else second.loop.collector.env
+        if theirs is not None and self.env is not None and innermost(theirs) is innermost(self.env):
+            theirs = None
+        for part in (theirs, estimator, self.evaluation, self.env):
             if part is not None:
                 part.close()
 

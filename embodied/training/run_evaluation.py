@@ -51,9 +51,11 @@ class RunEvaluation:
     def another(self, rows: int) -> Generator[VecEnv]:
         """`rows` parallel envs to play in, closed afterwards; all of the training's if shared."""
         env = self._make(rows)
-        yield env
-        if not self.config.eval.shared:
-            env.close()
+        try:
+            yield env
+        finally:
+            if not self.config.eval.shared:
+                env.close()
 
     def _make(self, rows: int) -> VecEnv:
         if self.config.eval.shared:
