@@ -171,6 +171,7 @@ def test_a_simulator_of_one_instance_is_enough(tmp_path: Path) -> None:
 
 class Tasked(Counted):
     task_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made = closed = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -181,7 +182,7 @@ class Tasked(Counted):
 def test_a_teacher_chooses_tasks_of_a_gymnasium_environment_and_all_are_closed(
     tmp_path: Path,
 ) -> None:
-    teacher = {"name": "selfpaced", "value": "critic", "returns": [-20, 0]}
+    teacher = {"name": "selfpaced", "value": "critic", "every": 2, "returns": [-20, 0]}
     out = tmp_path / "run"
     em.train(env=Tasked, num_envs=2, learner="ppo", teacher=teacher, out=str(out), **SMALL)
     rows = [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
