@@ -130,6 +130,7 @@ def test_a_second_deploy_of_the_same_robot_is_refused(
 ) -> None:
     monkeypatch.chdir(memory)
     one = RpcServer(make_private(default_folder("sim")))
+    one.server.close()  # nobody answers there, but its lock is held
     words = ["deploy", "robot=sim", "demonstrator=reach", "yes=true", "out=out"]
     with pytest.raises(SystemExit) as left:
         main(words)
