@@ -17,7 +17,7 @@ from tests import tiers
 if TYPE_CHECKING:
     from tests.docs.shared import Shared
 
-GROWTH = 150 * 2**20  # bytes since the last time, from which on it is worth 0.3 s
+GROWTH = 80 * 2**20  # bytes since the last time, from which on it is worth 0.3 s
 STATM = Path("/proc/self/statm")
 PAGE = 4096  # bytes
 
