@@ -229,8 +229,8 @@ def next_lines(folder: Path) -> str:
         eval_line = f"embodied eval {folder} episodes=500{more}"
         return f"next: embodied view {folder}{more}\n      {eval_line}"
     return (
-        f"next: embodied eval {folder} env=NAME mapping=FILE.yaml\n"
-        f"      embodied deploy robot=NAME policy={folder} mapping=FILE.yaml"
+        f"next: embodied deploy robot=NAME policy={folder}\n"
+        f"      embodied eval {folder} env=NAME mapping=FILE.yaml"
     )
 
 
