@@ -53,7 +53,8 @@ class Feature:
 @dataclass(frozen=True)
 class LeRobotConfig:
     """`inputs` by name, in the order of the file; `action`: its size; `norm`: the normalisation of
-    each type of feature; `settings`: the other fields."""
+    each type of feature; `settings`: the other fields; `unread`: features that the file lists and
+    LeRobot's policy does not read."""
 
     type: str
     inputs: Mapping[str, Feature]
@@ -61,6 +62,7 @@ class LeRobotConfig:
     obs_steps: int
     norm: Mapping[str, str]
     settings: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
 
 
 def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
@@ -96,10 +98,13 @@ def read_config(folder: Path, ignore: tuple[str, ...] = ()) -> LeRobotConfig:
             f"{folder}/config.json names no features (input_features, output_features.action): it "
             "is of a LeRobot before 0.2, or damaged"
         ) from error
+    # LeRobot's policies read one feature of this type, by its name.
+    unread = tuple(name for name, each in inputs.items() if each.kind == "state" and name != STATE)
+    inputs = {name: each for name, each in inputs.items() if name not in unread}
     _require_features(inputs, kind)
     steps = int(node.get("n_obs_steps", 1))
     norm = {str(k): str(v) for k, v in dict(node.get("normalization_mapping") or {}).items()}
-    return LeRobotConfig(kind, inputs, action, steps, norm, node)
+    return LeRobotConfig(kind, inputs, action, steps, norm, node, unread)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -131,11 +136,10 @@ def _require_features(inputs: Mapping[str, Feature], kind: str) -> None:
             raise ConfigError(f"{name} should be 3 x height x width, not {list(each.shape)}")
         if each.kind != "image" and len(each.shape) != 1:
             raise ConfigError(f"{name} should be a vector, not {list(each.shape)}")
-    kinds = [each.kind for each in inputs.values()]
-    for one in ("state", "env"):
-        if kinds.count(one) > 1:
-            raise ConfigError(f"the policy takes {kinds.count(one)} inputs of type {one}, not one")
-    if "state" not in kinds:  # LeRobot itself cannot run one without
+    envs = [name for name, each in inputs.items() if each.kind == "env"]
+    if envs not in ([], [ENV]):
+        raise ConfigError(f"the policy takes {', '.join(envs)} of type env, not {ENV} alone")
+    if STATE not in inputs:  # LeRobot itself cannot run one without
         raise ConfigError(f"the policy does not take {STATE}, which LeRobot's {kind} needs")
 
 

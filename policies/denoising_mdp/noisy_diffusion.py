@@ -12,6 +12,7 @@ With z = 0 it is the base policy's own sampler (eta = 0) with the copy in the la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.policies.denoising_mdp import chain
 from embodied.policies.denoising_mdp.partial_finetune import PartialFinetune
-from embodied.policies.generative.diffusion import steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,17 @@ class Config(chain.Config):
     steps: Count | None = None  # all denoising steps (null: the base's; fewer are noisier)
     floor: Positive = 0.1  # smallest std of exploration
     density_floor: Positive | None = None  # smallest std in densities (null: the same as `floor`)
+
+
+class Steps(NamedTuple):
+    """The numbers of a `Step`, another one for each sample, [n, 1]."""
+
+    t: Tensor
+    keep: Tensor
+    remain: Tensor
+    next_keep: Tensor
+    next_remain: Tensor
+    sigma: Tensor
 
 
 class NoisyDiffusion(chain.DenoisingMDP):
@@ -49,7 +60,7 @@ class NoisyDiffusion(chain.DenoisingMDP):
         least = config.floor if config.density_floor is None else config.density_floor
         self.links = config.last
         self.calm = self.inner.grid[-self.links :]
-        self.noisy = steps(self.inner.base.sampler, eta=1.0)[-self.links :]
+        self.noisy = self.inner.base.ddim_steps(eta=1.0)[-self.links :]
         sigma = torch.tensor([step.sigma for step in self.noisy])
         for name, value in {
             "numbers": torch.tensor(self.noisy),
@@ -93,8 +104,6 @@ class NoisyDiffusion(chain.DenoisingMDP):
         self, x: Tensor, k: Tensor, time: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `link`, with a different step `k` [n] per sample, and the std of densities."""
-        _, keep, remain, next_keep, next_remain, _ = self.numbers[k][..., None].unbind(1)
-        x0 = (x - remain * self.inner.tuned.net.at(x, time, seen)) / keep
-        x0 = x0.clamp(-1, 1)  # bounded: `DenoisingMDP` refuses actions that a wrapper normalises
-        e = (x - keep * x0) / remain
-        return next_keep * x0 + next_remain * e, self.density[k][:, None]
+        each = Steps(*self.numbers[k][..., None].unbind(1))
+        x0, e = self.inner.tuned.split(x, each, time, seen)
+        return each.next_keep * x0 + each.next_remain * e, self.density[k][:, None]

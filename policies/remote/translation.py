@@ -10,8 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from embodied.core.affine import Affine
+from embodied.core.build import ConfigError
 from embodied.core.spec import Spec, hidden
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import HISTORY, Tensors
 from embodied.datasets.mapping import Mapping
 
 
@@ -47,6 +48,30 @@ class Translation:
                 value = (value - offset) / scale
             sent[there] = np.ascontiguousarray(value.detach().cpu().numpy())
         return sent
+
+    def carry_there(self, carry: Tensors) -> Tensors:
+        """A carry as it is sent: past observations by their names and in the units there."""
+        found: Tensors = {}
+        for key, value in carry.items():
+            start, history, name = key.rpartition(HISTORY)
+            there, scale, offset = self.sources[name] if history else (name, 1.0, 0.0)
+            same = (scale, offset) == (1.0, 0.0)
+            found[f"{start}{history}{there}"] = value if same else (value - offset) / scale
+        return found
+
+    def carry_here(self, carry: Tensors) -> Tensors:
+        """The inverse of `carry_there`; an observation that is not used here is refused."""
+        names = {there: name for name, (there, _, _) in self.sources.items()}
+        found: Tensors = {}
+        for key, value in carry.items():
+            start, history, there = key.rpartition(HISTORY)
+            if history and there not in names:
+                raise ConfigError(f"the policy needs {there}, and nothing here is mapped to it")
+            name = names[there] if history else there
+            _, scale, offset = self.sources[name] if history else ("", 1.0, 0.0)
+            same = (scale, offset) == (1.0, 0.0)
+            found[f"{start}{history}{name}"] = value if same else value * scale + offset
+        return found
 
     def text(self) -> dict[str, str]:
         """The task in words, as openpi's policies take it."""

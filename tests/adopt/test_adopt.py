@@ -27,6 +27,7 @@ from embodied.core.saved_file import file_hash
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping, Source, short
+from embodied.export.decision import Decision
 from embodied.policies.wrappers.mapped import Mapped
 from tests.adopt.checkpoints import (
     DATA,
@@ -38,6 +39,7 @@ from tests.adopt.checkpoints import (
     two_gap_mapping,
 )
 from tests.adopt.formula_weights import weights
+from tests.tiers import only_all
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +232,23 @@ def test_units_that_do_not_match(base: Path, tmp_path: Path) -> None:
     assert "observation.state is in [0, 90]" in line
 
 
+def test_states_that_the_policy_does_not_read_are_left_out(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a dataset with velocities, which LeRobot lists as an input and its policy does not read;
+    with our own privileged state."""
+    config = json.loads((base / "config.json").read_text())
+    more = {f"observation.{n}": {"type": "STATE", "shape": [7]} for n in ("velocity", "effort")}
+    inputs = {**more, **config["input_features"]}
+    folder = changed(base, tmp_path / "more", input_features=inputs)
+    run = adopted(folder, tmp_path / "run", "two_gap", "steps=2")
+    assert "observation.velocity, observation.effort: LeRobot's" in capsys.readouterr().out
+    plain = checkpoint.load_policy(adopted(base, tmp_path / "plain", "two_gap", "steps=2"))
+    obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
+    found = checkpoint.load_policy(run).act(obs, {}, noise)[0]
+    assert torch.equal(found, plain.act(obs, {}, noise)[0])
+
+
 def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     settings = {"temporal_ensemble_coeff": 0.01, "n_action_steps": 1}
     folder = changed(
@@ -242,6 +261,7 @@ def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
     assert checkpoint.load_policy(tmp_path / "run").chunk == 4
 
 
+TWICE = ("act_numbers", "diffusion_ddpm")  # whose lines other cases run
 CASES = sorted(folder.name for folder in DATA.iterdir())
 TOLERANCE = 1e-6  # of the largest action; an unclipped sampler with random weights reaches 1,000
 
@@ -290,6 +310,26 @@ def test_same_actions_as_lerobot(case: str, tmp_path: Path) -> None:
     assert actions.std() > 0.05
     size = played["actions"].abs().max().clamp(min=1)
     assert (actions - played["actions"]).abs().max() <= TOLERANCE * size
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=only_all if c in TWICE else ()) for c in CASES]
+)
+def test_every_case_is_exported(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One and two cameras, crops, resizing, past observations, actions of degrees."""
+    monkeypatch.setattr("embodied.export.decision.SIZES", (1, 2, 5))
+    folder = with_weights(case, tmp_path)
+    file = next(folder.glob("policy_postprocessor*.safetensors"))
+    save_file({name: 60 * value for name, value in load_file(file).items()}, file)
+    embodied("adopt", str(folder), "fps=10", f"out={tmp_path / 'run'}")
+    embodied("export", str(tmp_path / "run"), "--to", str(tmp_path), "--onnx", "--torchscript")
+    policy = checkpoint.load_policy(tmp_path / "run")
+    traced = torch.jit.load(str(tmp_path / "policy.pt"))
+    *seen, noise = given = Decision(policy).example(3)
+    obs = dict(zip(Decision(policy).leaves, seen, strict=True))
+    expected = policy.act(obs, {}, noise)[0]
+    assert expected.abs().max() > 30
+    torch.testing.assert_close(traced(*given), expected, rtol=1e-5, atol=1e-3)
 
 
 def test_the_run_loads_as_it_was_adopted(tmp_path: Path) -> None:
