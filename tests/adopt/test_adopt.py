@@ -16,7 +16,13 @@ from torch import Tensor
 
 from embodied import cli
 from embodied.adopt.adopt import UNUSED, Names, Options, adopt, own_spec, policy_node, scaled_inputs
-from embodied.adopt.lerobot_config import Feature, LeRobotConfig, Map, read_config
+from embodied.adopt.lerobot_config import (
+    Feature,
+    LeRobotConfig,
+    Map,
+    read_config,
+    read_normalization,
+)
 from embodied.commands import function
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
@@ -35,6 +41,8 @@ from tests.adopt.checkpoints import (
     STATE,
     adopted,
     embodied,
+    random_weights,
+    resized,
     two_gap_checkpoint,
     two_gap_mapping,
 )
@@ -247,6 +255,35 @@ def test_states_that_the_policy_does_not_read_are_left_out(
     obs, noise = {"state": torch.rand(4, 2)}, torch.randn(4, 8, 2)
     found = checkpoint.load_policy(run).act(obs, {}, noise)[0]
     assert torch.equal(found, plain.act(obs, {}, noise)[0])
+
+
+def test_given_back_in_the_units_of_the_checkpoint(tmp_path: Path) -> None:
+    """Observations of here are 0.5 there + 0.25, and actions of 1 here 0.5 there."""
+    folder = resized("act_numbers", tmp_path / "lerobot", {STATE: 2, "action": 2})
+    config = json.loads((folder / "config.json").read_text())
+    del config["input_features"][ENV]
+    (folder / "config.json").write_text(json.dumps(config))
+    random_weights(folder)
+    state = f"{{name: {STATE}, scale: 0.5, offset: 0.25}}"
+    names = tmp_path / "names.yaml"
+    names.write_text(f"obs: {{state: {state}}}\naction: {{low: [-0.5, -0.5], high: [0.5, 0.5]}}\n")
+    words = ("env=two_gap", f"mapping={names}")
+    embodied("adopt", str(folder), *words, f"out={tmp_path / 'run'}")
+    embodied("export", str(tmp_path / "run"), "--lerobot", str(tmp_path / "back"))
+    embodied("adopt", str(tmp_path / "back"), *words, f"out={tmp_path / 'again'}")
+    found = [
+        read_normalization(each, read_config(each), {}) for each in (folder, tmp_path / "back")
+    ]
+    for one, other in zip(*[[*each.inputs.values(), each.action] for each in found], strict=True):
+        assert torch.allclose(
+            one.low + one.offset * one.scale, other.low + other.offset * other.scale
+        )
+        assert torch.allclose(one.scale, other.scale)
+    obs = {"state": torch.rand(4, 2)}
+    first, second = (checkpoint.load_policy(tmp_path / name) for name in ("run", "again"))
+    assert torch.allclose(
+        *(each.act(obs, {}, torch.zeros(4, 1))[0] for each in (first, second)), atol=1e-6
+    )
 
 
 def test_temporal_ensembling_is_said(tmp_path: Path) -> None:
