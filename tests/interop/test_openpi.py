@@ -101,9 +101,9 @@ def test_openpis_client_asks_a_policy_that_sees_two_steps(tmp_path: Path) -> Non
     and a new one, or the key `reset`, begins an episode."""
     base = two_gap_checkpoint(tmp_path / "lerobot")
     policy = checkpoint.load_policy(adopted(base, tmp_path / "base", "two_gap", "steps=2"))
-    noise = np.ones((8, 2), np.float32)
+    noise = np.full((8, 2), 0.1, np.float32)
     steps = [np.full(2, 0.2 * i, np.float32) for i in range(3)]
-    policy.sample_noise = lambda n, explore=False: torch.ones(n, 8, 2)  # pyright: ignore
+    policy.sample_noise = lambda n, explore=False: torch.full((n, 8, 2), 0.1)  # pyright: ignore
     actor, wanted = Actor(policy, 1, execute=1), list[Any]()
     for i, seen in enumerate(steps):
         actor({"state": torch.from_numpy(seen)[None]}, torch.tensor([i == 0]))

@@ -177,7 +177,7 @@ def test_one_observation_and_a_batch_of_them() -> None:
     np.testing.assert_allclose(one["actions"], many["actions"][2], atol=1e-6)
 
 
-PAST = node_of("policies.generative.diffusion.Diffusion", chunk=4, width=16, obs_steps=3)
+PAST = FLOW | {"obs_steps": 3}
 CHUNKS = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=FLOW, delay=1)
 
 
@@ -185,10 +185,10 @@ CHUNKS = node_of("policies.wrappers.real_time_chunking.RealTimeChunking", base=F
 def test_a_connection_remembers_what_a_client_does_not_send(node: dict[str, Any]) -> None:
     """The answers of an episode are those to a client that sends its carry; a new connection, or
     the key `reset`, begins an episode."""
-    served, noise = service(node), np.ones(8 if node is PAST else 2)
+    served, noise = service(node), np.full(8 if node is PAST else 2, 0.1)
     steps = [state() + 0.1 * i for i in range(5)]
     actor = Actor(served.policy, 1, execute=1)
-    served.policy.sample_noise = lambda n, explore=False: torch.ones(n, len(noise))  # pyright: ignore
+    served.policy.sample_noise = lambda n, explore=False: torch.full((n, len(noise)), 0.1)  # pyright: ignore
     wanted: list[Any] = []
     for i, seen in enumerate(steps):
         actor({"state": torch.tensor(seen).float()[None]}, torch.tensor([i == 0]))
