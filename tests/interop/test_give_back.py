@@ -25,6 +25,7 @@ from tests.builders import make_learner  # noqa: E402
 CASES = ("act_pictures", "diffusion_numbers", "diffusion_shared", "act_dilated")
 LOAD = """
 import sys
+from pathlib import Path
 import torch
 from lerobot.configs.policies import PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
